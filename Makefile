@@ -1,0 +1,53 @@
+# Every target works as the first command after `git clone`; the environment is made when it is missing or out of date.
+#
+#   PYTHON       the interpreter that makes .venv, 3.11 or newer
+#   CONSTRAINTS  the file of pinned versions; another file, or nothing (`CONSTRAINTS=`), lets you bring another torch
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint soak bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## start the service on this host and show what it saves
+	$(BIN)/mmcached demo
+
+test: lint ## lint, then the tests
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## style, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: $(INSTALLED) ## the tests that run long under load
+	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0
+
+bench: $(INSTALLED) ## every scripts/bench_*.py, one after the other
+	@set -e; for script in $(sort $(wildcard scripts/bench_*.py)); do \
+	  echo "== $$script"; $(BIN)/python "$$script"; \
+	done
+
+clean: ## remove the environment, builds and caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "mmcached needs Python 3.11 or newer, and '$(PYTHON)' is not: try 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
+	$(BIN)/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group dev --editable '.[demo]'
+	touch $@

@@ -1,0 +1,31 @@
+"""P1, the process that books: which requests run, with which blocks and encoder outputs, and what is not computed anew.
+
+The books (scheduler, KV cache manager, encoder cache managers) are sans I/O; the server puts sockets around them.
+"""
+
+from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
+from mmcached.engine.encoder_cache_book import EncoderCacheBook
+from mmcached.engine.encoder_cache_manager import EncoderCacheManager
+from mmcached.engine.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, KVCacheConfig
+from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.request import Request, RequestStatus
+from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
+from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
+
+__all__ = [
+    "EncoderCacheBook",
+    "EncoderCacheManager",
+    "KVCacheBlock",
+    "KVCacheBlocks",
+    "KVCacheConfig",
+    "KVCacheManager",
+    "Request",
+    "RequestStatus",
+    "ScheduledChunk",
+    "ScheduledItem",
+    "ScheduledStep",
+    "Scheduler",
+    "SharedEncoderCacheManager",
+    "compute_encoder_budget",
+    "make_encoder_cache_manager",
+]

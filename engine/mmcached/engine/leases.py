@@ -1,0 +1,96 @@
+"""The leases that requests of this engine hold on chunks of the ring, and when each may be given back.
+
+A lease belongs to one request. Workers read under it: every plan that names its chunk adds an outstanding read `(worker
+epoch, step)`, every `read_done` removes one. It is given back when its request has ended *and* no read is outstanding:
+not before, since a worker may still read the bytes; and exactly once, since the entry is gone then. Knows nothing of
+sockets or memory: giving back is a callable.
+
+    hold --> (reading <--> idle) --> end --> given back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from mmcached.wire.errors import InvariantError, LocalProtocolError
+from mmcached.wire.handle import Handle, LeaseId
+
+
+@dataclass(slots=True)
+class _Held:
+    handle: Handle
+    request_id: int
+    reads: set[tuple[int, int]] = field(default_factory=set)
+    has_ended: bool = False
+
+
+class LeaseBook:
+    """All leases of one engine incarnation, by seq.
+
+    Args:
+        give_back: writes the return into the ring; called once per lease.
+    """
+
+    def __init__(self, give_back: Callable[[Handle], None]) -> None:
+        self._give_back = give_back
+        self._held: dict[int, _Held] = {}
+        self._of_request: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, request_id: int, handle: Handle, lease: LeaseId) -> None:
+        """Take note of a lease that came with a request.
+
+        Raises:
+            LocalProtocolError: this seq is held already.
+        """
+        if lease.seq in self._held:
+            raise LocalProtocolError(f"lease {lease.seq} is held already")
+        self._held[lease.seq] = _Held(handle, request_id)
+        self._of_request.setdefault(request_id, []).append(lease.seq)
+
+    def reading(self, seqs: Iterable[int], worker_epochs: Iterable[int], step: int) -> None:
+        """A plan is about to make these workers read under these leases."""
+        epochs = list(worker_epochs)
+        for seq in seqs:
+            self._held[seq].reads.update((epoch, step) for epoch in epochs)
+
+    def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
+        """A worker reads no more under a lease. Unknown or repeated reports change nothing."""
+        held = self._held.get(seq)
+        if held is not None:
+            held.reads.discard((worker_epoch, step))
+            self._settle(seq)
+
+    def worker_died(self, worker_epoch: int) -> None:
+        """The worker is certified dead: it reads nothing any more."""
+        for seq, held in list(self._held.items()):
+            held.reads = {read for read in held.reads if read[0] != worker_epoch}
+            self._settle(seq)
+
+    def end_request(self, request_id: int) -> None:
+        """The request needs its items no more. An unknown request, or a second call, changes nothing."""
+        for seq in self._of_request.pop(request_id, ()):
+            self._held[seq].has_ended = True
+            self._settle(seq)
+
+    def forget_all(self) -> None:
+        """The ring incarnation is over: nothing is given back to it any more."""
+        self._held.clear()
+        self._of_request.clear()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if a lease that could be given back has not been, or the two maps disagree."""
+        for seq, held in self._held.items():
+            if held.has_ended and not held.reads:
+                raise InvariantError(f"lease {seq} has ended and is not read, but is still held")
+            if not held.has_ended and seq not in self._of_request.get(held.request_id, ()):
+                raise InvariantError(f"lease {seq} belongs to request {held.request_id}, which does not know it")
+
+    def _settle(self, seq: int) -> None:
+        held = self._held[seq]
+        if held.has_ended and not held.reads:
+            del self._held[seq]
+            self._give_back(held.handle)

@@ -1,0 +1,115 @@
+"""One request as the engine's books know it: its tokens, its multimodal items, how far it has been computed.
+
+Knows nothing of blocks, budgets or sockets; who schedules it moves it along. The token axis:
+
+    | prompt_token_ids                    | output_token_ids |
+    |---- computed ----|---------- to be computed ----------|
+    0                  num_computed_tokens                  num_tokens
+
+Invariant: `0 <= num_computed_tokens <= num_tokens`, and less than `num_tokens` while the request is not finished: the
+last known token has not been computed, its successor is what comes next. Output tokens survive preemption; they are
+recomputed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from mmcached.wire.messages.parts import Feature
+from mmcached.wire.vocabulary import END_TOKEN_ID
+
+Kind = Literal["generate", "encode"]
+FinishReason = Literal["stop", "length"]
+
+
+class RequestStatus(enum.Enum):
+    """WAITING -> RUNNING -> FINISHED; back to WAITING by preemption, withdrawal or reset; ABORTED from anywhere."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class Request:
+    """A generation, or (kind "encode") a list of items of which only the embeddings are wanted.
+
+    Attributes:
+        token_ids: prompt and output, in one list.
+        num_computed_tokens: tokens from position 0 on whose KV is in the request's blocks.
+        num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
+        num_emitted: items of an "encode" request whose embeddings have been returned, in order.
+        num_preemptions: how often it was set back for lack of KV blocks.
+        was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
+        block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up.
+        skip_reading_prefix_cache: compute everything; what it computes is published all the same.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        kind: Kind,
+        prompt_token_ids: Sequence[int],
+        features: Sequence[Feature],
+        *,
+        max_tokens: int,
+        want_hidden_states: bool,
+        tenant: str = "",
+        skip_reading_prefix_cache: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.kind = kind
+        self.features = list(features)
+        self.max_tokens = max_tokens
+        self.want_hidden_states = want_hidden_states
+        self.tenant = tenant
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_emitted = 0
+        self.num_preemptions = 0
+        self.was_admitted = False
+        self.block_hashes: list[bytes] = []
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+
+    def __repr__(self) -> str:
+        progress = f"{self.num_computed_tokens}/{self.num_tokens} tokens, {len(self.features)} item(s)"
+        return f"Request({self.request_id}, {self.kind}, {self.status.value}, {progress})"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it ended, with an answer or without."""
+        return self.status in (RequestStatus.FINISHED, RequestStatus.ABORTED)
+
+    def append_output_token(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+
+    def reason_to_finish(self) -> FinishReason | None:
+        """Return why a generation is complete now, or None. Changes nothing."""
+        if self.num_tokens > self.num_prompt_tokens and self.token_ids[-1] == END_TOKEN_ID:
+            return "stop"
+        if self.num_tokens - self.num_prompt_tokens >= self.max_tokens:
+            return "length"
+        return None
+
+    def features_in(self, start: int, end: int) -> Iterator[tuple[int, Feature]]:
+        """Yield index and item for each item that covers a position of `[start, end)`, in prompt order."""
+        for index, feature in enumerate(self.features):
+            if feature.offset >= end:
+                return
+            if feature.offset + feature.length > start:
+                yield index, feature

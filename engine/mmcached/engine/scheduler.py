@@ -1,0 +1,299 @@
+"""The scheduler: which requests take part in the next step, and what becomes of them when it is done.
+
+    waiting --admit--> running --finish--> (gone)
+       ^                  |
+       +--- preempt (no KV blocks), withdraw (the step failed), reset (the workers forgot) --- all from token 0
+
+One step is in flight at a time; it ends by `commit` or `withdraw`. Both books follow: what a step would compute is
+reserved until then. Running requests are served in order of admission, then waiting ones first come, first served.
+Sans I/O: knows nothing of sockets, leases or tensors.
+
+Nobody starves, and there is always something to run. The first running request gets a full token budget, a full
+encoder budget and, by preempting from the end, all blocks. It can only wait for encoder space, which closes the
+encoder for those behind it (`encoder_inputs`): they go on with what they hold, an item at most, which they free at its
+end or when preempted. A waiting request that waits for the encoder is passed only by requests without items: these
+never take what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from mmcached.engine.admission import check_request
+from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
+from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.request import Request, RequestStatus
+from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
+from mmcached.engine.step_builder import Outcome, StepBuilder
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+
+__all__ = ["ScheduledChunk", "ScheduledItem", "ScheduledStep", "Scheduler"]
+
+
+class Scheduler:
+    """All unfinished requests of one engine, and its books.
+
+    Attributes:
+        kv_cache_manager, encoder_cache_manager: the books; only the scheduler changes them.
+        num_preemptions: how often a request was set back for lack of KV blocks.
+
+    Raises:
+        ConfigError: budgets under which an item could never be computed.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._encoder_compute_budget, cache_size = compute_encoder_budget(config)
+        self.kv_cache_manager = KVCacheManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
+        self.encoder_cache_manager = make_encoder_cache_manager(config.encoder_cache_scope, cache_size)
+        self.num_preemptions = 0
+        self._requests: dict[int, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._in_flight: ScheduledStep | None = None
+        self._next_step_id = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def has_work(self) -> bool:
+        """Whether a request is unfinished; then, unless a step is in flight, `schedule` returns one."""
+        return bool(self._requests)
+
+    # ---- requests
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it could never be served.
+            LocalProtocolError: its id is in use.
+        """
+        if request.request_id in self._requests:
+            raise LocalProtocolError(f"request {request.request_id} is here already")
+        max_embeds_per_item = min(self._encoder_compute_budget, self.encoder_cache_manager.cache_size)
+        if self._config.disable_chunked_mm_input and request.kind == "generate":
+            max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
+        check_request(request, self._config, max_embeds_per_item)
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    def abort(self, request_id: int) -> None:
+        """End a request without an answer. An unknown or ended one changes nothing.
+
+        If the step in flight computes it, the workers still write its blocks: these are freed when that step ends.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        request.status = RequestStatus.ABORTED
+        if self._in_flight is None or request_id not in self._in_flight.request_ids():
+            self._remove(request)
+
+    # ---- steps
+
+    def schedule(self) -> ScheduledStep | None:
+        """Decide the next step, which is then in flight. None: there is nothing to do.
+
+        Raises:
+            LocalProtocolError: a step is in flight.
+        """
+        if self._in_flight is not None:
+            raise LocalProtocolError(f"step {self._in_flight.step_id} is in flight: commit or withdraw it first")
+        if not self._requests:
+            return None
+        # A try in which nobody could take part has set back at least one running request; so there is room next time.
+        for _ in range(len(self._running) + 1):
+            self._in_flight = self._try_step()
+            if self._in_flight is not None:
+                return self._in_flight
+        raise InvariantError(f"{len(self._requests)} unfinished request(s), and none of them can run")
+
+    def commit(self, step: ScheduledStep, sampled: Mapping[int, int]) -> list[Request]:
+        """The workers have computed the step in flight: publish it, move its requests along.
+
+        Args:
+            sampled: the next token by request id, for each chunk that asks for one.
+
+        Returns:
+            The requests that are complete now; the books know them no more.
+
+        Raises:
+            LocalProtocolError: this step is not in flight.
+            RemoteProtocolError: not exactly the tokens that were asked for. Nothing has changed.
+        """
+        self._check_in_flight(step)
+        expected = {chunk.request.request_id for chunk in step.chunks if chunk.sample}
+        if sampled.keys() != expected:
+            wrong = sorted(sampled.keys() ^ expected)
+            raise RemoteProtocolError(f"requests {wrong}: sampled without being asked, or not sampled", "sampled")
+        self._in_flight = None
+        self.kv_cache_manager.commit(step.step_id)
+        self.encoder_cache_manager.commit(step.step_id)
+        for chunk in step.chunks:
+            self._move_along(chunk, sampled)
+        for request, input_id, _ in step.emit:
+            request.num_emitted = input_id + 1
+            self.encoder_cache_manager.free_encoder_input(request, input_id)
+            if request.num_emitted == len(request.features) and not request.is_finished:
+                request.status = RequestStatus.FINISHED
+        taken_part = step.requests()
+        for request in taken_part:
+            if request.is_finished:
+                self._remove(request)
+        return [request for request in taken_part if request.status is RequestStatus.FINISHED]
+
+    def withdraw(self, step: ScheduledStep) -> None:
+        """The step in flight has failed: publish nothing of it; its requests wait again, at the front, from token 0.
+
+        What an "encode" request emitted in earlier steps stays emitted.
+
+        Raises:
+            LocalProtocolError: this step is not in flight.
+        """
+        self._check_in_flight(step)
+        self._in_flight = None
+        self.kv_cache_manager.withdraw(step.step_id)
+        self.encoder_cache_manager.withdraw(step.step_id)
+        taken_part = set(step.request_ids())
+        self._requeue([request for request in self._running if request.request_id in taken_part])
+
+    def reset(self) -> None:
+        """The workers have forgotten everything: clear the books; running requests wait again, from token 0.
+
+        A step in flight is over; it can be neither committed nor withdrawn any more.
+        """
+        if self._in_flight is not None:
+            self.kv_cache_manager.withdraw(self._in_flight.step_id)
+            self._in_flight = None
+        self.encoder_cache_manager.reset()
+        self._requeue(list(self._running))
+        if not self.kv_cache_manager.reset_prefix_cache():
+            raise InvariantError("blocks are held although nothing is running")
+
+    # ---- looking in
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if the books contradict each other."""
+        self.kv_cache_manager.check_integrity()
+        self.encoder_cache_manager.check_integrity()
+        queued = [*self._running, *self._waiting]
+        if len(queued) != len(self._requests) or {request.request_id for request in queued} != self._requests.keys():
+            raise InvariantError("a request is queued twice, or not at all")
+        for request in self._waiting:
+            if request.num_computed_tokens or request.status is not RequestStatus.WAITING:
+                raise InvariantError(f"{request} waits, but has been computed or has ended")
+        for request in self._running:
+            (table,) = self.kv_cache_manager.get_block_ids(request.request_id)
+            if len(table) * self._config.block_size < request.num_computed_tokens:
+                raise InvariantError(f"{request} has {len(table)} block(s) only")
+        running_ids = {request.request_id for request in self._running}
+        if not self.kv_cache_manager.holders() | self.encoder_cache_manager.holders() <= running_ids:
+            raise InvariantError("somebody who does not run holds blocks or encoder outputs")
+
+    # ---- the making of a step
+
+    def _try_step(self) -> ScheduledStep | None:
+        """Open a step, fill it, and return it; or None with no step open, if nobody could take part."""
+        step_id = self._next_step_id
+        self.kv_cache_manager.begin_step(step_id)
+        self.encoder_cache_manager.begin_step(step_id)
+        builder = StepBuilder(
+            self._config, self.kv_cache_manager, self.encoder_cache_manager, self._encoder_compute_budget
+        )
+        num_preemptions = self.num_preemptions
+        self._serve_running(builder)
+        if self.num_preemptions == num_preemptions:
+            self._admit_waiting(builder)
+        if builder.is_empty:
+            self.kv_cache_manager.withdraw(step_id)
+            self.encoder_cache_manager.withdraw(step_id)
+            return None
+        self._next_step_id += 1
+        return builder.build(step_id, self._requests)
+
+    def _serve_running(self, builder: StepBuilder) -> None:
+        index = 0
+        while index < len(self._running):
+            if builder.add_running(self._running[index]) is Outcome.KV_REFUSED:
+                self._preempt_last()  # perhaps this very request; never one before it, which takes part already
+            else:
+                index += 1
+
+    def _admit_waiting(self, builder: StepBuilder) -> None:
+        index = 0
+        is_stalled = False
+        while index < len(self._waiting) and len(self._running) < self._config.max_num_seqs:
+            request = self._waiting[index]
+            if is_stalled and request.features:
+                index += 1
+                continue
+            match builder.add_waiting(request):
+                case Outcome.SCHEDULED:
+                    del self._waiting[index]
+                    request.status = RequestStatus.RUNNING
+                    request.was_admitted = True
+                    self._running.append(request)
+                case Outcome.ENCODER_REFUSED:
+                    is_stalled = True
+                    index += 1
+                case Outcome.NO_TOKENS | Outcome.KV_REFUSED:
+                    return
+
+    def _preempt_last(self) -> None:
+        """Set back the last running request that holds blocks. Those that only encode hold none."""
+        victim = next(request for request in reversed(self._running) if request.kind == "generate")
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._requeue([victim])
+
+    # ---- the end of a step
+
+    def _check_in_flight(self, step: ScheduledStep) -> None:
+        if step is not self._in_flight:
+            raise LocalProtocolError(f"step {step.step_id} is not in flight")
+
+    def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> None:
+        """Book a computed chunk: its tokens, the items that lie behind it now, the token it has given."""
+        request = chunk.request
+        request.num_computed_tokens = chunk.end
+        for input_id, feature in request.features_in(chunk.start, chunk.end):
+            if feature.offset + feature.length <= chunk.end:
+                self.encoder_cache_manager.free_encoder_input(request, input_id)
+        if chunk.sample:
+            request.append_output_token(sampled[request.request_id])
+            request.finish_reason = request.reason_to_finish()
+            if request.finish_reason is not None and not request.is_finished:
+                request.status = RequestStatus.FINISHED
+
+    def _free(self, request: Request) -> None:
+        self.kv_cache_manager.free(request)
+        self.encoder_cache_manager.free(request)
+
+    def _remove(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        self._free(request)
+        del self._requests[request.request_id]
+        if request in self._running:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+
+    def _requeue(self, requests: list[Request]) -> None:
+        """Send running requests back to the front of the queue, in their order; those that were aborted end here."""
+        for request in reversed(requests):
+            if request.is_finished:
+                self._remove(request)
+                continue
+            self._free(request)
+            request.num_computed_tokens = 0
+            request.status = RequestStatus.WAITING
+            self._running.remove(request)
+            self._waiting.appendleft(request)

@@ -1,0 +1,69 @@
+"""One scheduled step: what the workers shall compute, in the books' words. A value; the server makes plans of it.
+
+Order of work: drop `freed_keys`, encode, emit, run the chunks in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mmcached.engine.request import Request
+from mmcached.wire.messages.worker import EmbedSpan
+
+
+class ScheduledItem(NamedTuple):
+    """One multimodal item of a request, and the key of its encoder output."""
+
+    request: Request
+    input_id: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Tokens `[start, start + num_tokens)` of one request.
+
+    Attributes:
+        block_ids: the request's block table from position 0 on, long enough for the chunk.
+        spans: where encoder outputs replace token embeddings; positions count from the chunk's start.
+        sample: the chunk ends at the last known token, so the next one is wanted.
+        is_new_hit: first chunk of an admission or resumption, after a prefix hit of `start` tokens.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    block_ids: list[int]
+    spans: list[EmbedSpan]
+    sample: bool
+    is_new_hit: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """Everything that one step computes.
+
+    Attributes:
+        encode: the items whose output must be made, one per key.
+        emit: items of "encode" requests whose output is returned.
+        freed_keys: encoder outputs that workers drop first.
+    """
+
+    step_id: int
+    chunks: list[ScheduledChunk]
+    encode: list[ScheduledItem]
+    emit: list[ScheduledItem]
+    freed_keys: list[str]
+
+    def requests(self) -> list[Request]:
+        """Return each request that takes part, once."""
+        taking_part = [*(chunk.request for chunk in self.chunks), *(item.request for item in self.emit)]
+        return list({request.request_id: request for request in taking_part}.values())
+
+    def request_ids(self) -> list[int]:
+        return [request.request_id for request in self.requests()]

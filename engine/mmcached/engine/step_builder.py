@@ -1,0 +1,139 @@
+"""Building one step: what is left of its budgets, and what each request that is asked gets of them.
+
+Knows the budgets of a step, and the two books it draws from; the order in which requests are asked, and what follows
+from a refusal, is the scheduler's. For each request all or nothing: a refusal has changed nothing in the books.
+
+The encoder's window rule. Of the items that overlap the chunk, each must be held, cached, or reserved for encoding in
+this step; else the chunk ends just before the first that is not:
+
+    start                     end
+    |--text--[item 0]--text--[item 1]       item 1 cannot be had
+    |--text--[item 0]--text--|              the chunk is shorter; empty if it starts inside or at item 1
+"""
+
+from __future__ import annotations
+
+import enum
+
+from mmcached.engine.encoder_cache_book import EncoderCacheBook
+from mmcached.engine.encoder_inputs import EncoderStepBudget
+from mmcached.engine.kv_cache_blocks import KVCacheBlocks
+from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.request import Request
+from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages.worker import EmbedSpan
+
+
+class Outcome(enum.Enum):
+    SCHEDULED = "takes part in the step"
+    NO_TOKENS = "the token budget is used up"
+    ENCODER_REFUSED = "the next item can neither be had nor encoded in this step"
+    KV_REFUSED = "not enough free blocks"
+
+
+class StepBuilder:
+    """One step in the making.
+
+    Args:
+        kv: with this step open.
+        encoder: with this step open.
+        encoder_compute_budget: embeddings that the step may compute.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, kv: KVCacheManager, encoder: EncoderCacheBook, encoder_compute_budget: int
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._encoder = encoder
+        self._encoder_budget = EncoderStepBudget(encoder, encoder_compute_budget)
+        self._token_budget = config.max_num_batched_tokens
+        self._chunks: list[ScheduledChunk] = []
+        self._emit: list[ScheduledItem] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._chunks and not self._emit
+
+    def add_running(self, request: Request) -> Outcome:
+        """Give a running request its next chunk, or its next items."""
+        if request.kind == "encode":
+            return self._add_items(request)
+        return self._add_chunk(request, request.num_computed_tokens, None)
+
+    def add_waiting(self, request: Request) -> Outcome:
+        """Give a request that holds nothing its first chunk, after what the prefix cache has, or its first items."""
+        if request.kind == "encode":
+            return self._add_items(request)
+        hit, num_hit_tokens = self._kv.get_computed_blocks(request)
+        outcome = self._add_chunk(request, num_hit_tokens, hit)
+        if outcome is Outcome.SCHEDULED:
+            self._kv.record_admission(request, num_hit_tokens)
+            if not request.was_admitted:
+                request.num_cached_tokens = num_hit_tokens
+        return outcome
+
+    def build(self, step_id: int, requests: dict[int, Request]) -> ScheduledStep:
+        """Return the step; `requests` finds those that reserved something by id."""
+        encode = [
+            ScheduledItem(requests[reserved.request_id], reserved.input_id, reserved.key)
+            for reserved in self._encoder.reserved_inputs()
+        ]
+        return ScheduledStep(step_id, self._chunks, encode, self._emit, self._encoder.take_freed())
+
+    def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> Outcome:
+        end = min(request.num_tokens, start + self._token_budget)
+        if self._config.disable_chunked_mm_input:
+            end = _end_without_split(request, start, end)
+        if end == start:
+            return Outcome.NO_TOKENS
+        plan = self._encoder_budget.plan(request, [index for index, _ in request.features_in(start, end)])
+        if plan.refused is not None:
+            end = max(start, request.features[plan.refused].offset)
+            if end == start:
+                self._encoder_budget.take(plan)
+                return Outcome.ENCODER_REFUSED
+        num_hit_tokens = 0 if hit is None else start
+        if self._kv.allocate_slots(request, end - start, num_hit_tokens, hit) is None:
+            return Outcome.KV_REFUSED
+        self._encoder_budget.take(plan)
+        request.num_computed_tokens = start
+        self._token_budget -= end - start
+        self._chunks.append(
+            ScheduledChunk(
+                request,
+                start,
+                end - start,
+                block_ids=self._kv.get_block_ids(request.request_id)[0],
+                spans=self._spans(request, start, end),
+                sample=end == request.num_tokens,
+                is_new_hit=num_hit_tokens > 0,
+            )
+        )
+        return Outcome.SCHEDULED
+
+    def _add_items(self, request: Request) -> Outcome:
+        """Let an "encode" request have as many of its next items, in order, as the encoder's budget allows."""
+        wanted = range(request.num_emitted, len(request.features))
+        plan = self._encoder_budget.plan(request, wanted)
+        self._encoder_budget.take(plan)
+        had = range(wanted.start, wanted.stop if plan.refused is None else plan.refused)
+        self._emit.extend(ScheduledItem(request, index, self._encoder.entry_key(request, index)) for index in had)
+        return Outcome.SCHEDULED if had else Outcome.ENCODER_REFUSED
+
+    def _spans(self, request: Request, start: int, end: int) -> list[EmbedSpan]:
+        spans = []
+        for index, feature in request.features_in(start, end):
+            first, last = max(start, feature.offset), min(end, feature.offset + feature.length)
+            key = self._encoder.entry_key(request, index)
+            spans.append(EmbedSpan(key, first - start, first - feature.offset, last - first))
+        return spans
+
+
+def _end_without_split(request: Request, start: int, end: int) -> int:
+    """Return where the chunk must end so that no item goes on behind it. An item that began before `start` may."""
+    for _, feature in request.features_in(start, end):
+        if feature.offset >= start and feature.offset + feature.length > end:
+            return feature.offset
+    return end

@@ -1,0 +1,1 @@
+"""The demonstration behind `mmcached demo`: real photographs, several users, all caches on and then off, one proof."""

@@ -1,0 +1,68 @@
+"""The demo's photographs: the user's directory, or those in the scikit-image wheel, with crops and sizes of each."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from PIL import Image
+
+from mmcached.wire.errors import InvalidRequest
+
+PHOTO_NAMES = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "hubble_deep_field.jpg", "retina.jpg")
+"""Colour photographs of the scikit-image wheel whose licence (public domain or CC0) its loaders state."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+@dataclass(frozen=True, slots=True)
+class Photo:
+    """An encoded image file in memory."""
+
+    name: str
+    data: bytes
+
+
+def load_photos(directory: Path | None) -> list[Photo]:
+    """Return the photographs with a centre crop and a smaller size of each.
+
+    Args:
+        directory: the user's images; None takes those of scikit-image.
+    Raises:
+        InvalidRequest: there are none, or scikit-image is not installed.
+    """
+    paths = _bundled() if directory is None else _in_directory(directory)
+    photos = [Photo(path.name, path.read_bytes()) for path in paths]
+    return [variant for photo in photos for variant in (photo, *_variants(photo))]
+
+
+def _in_directory(directory: Path) -> list[Path]:
+    paths = sorted(path for path in directory.glob("*") if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise InvalidRequest("--images", str(directory), f"holds no file that ends in one of {', '.join(SUFFIXES)}")
+    return paths
+
+
+def _bundled() -> list[Path]:
+    try:
+        data = Path(str(metadata.distribution("scikit-image").locate_file("skimage/data")))
+    except metadata.PackageNotFoundError:
+        fix = "is not installed: pip install 'mmcached[demo]', or give --images DIR"
+        raise InvalidRequest("photographs", "scikit-image", fix) from None
+    return [data / name for name in PHOTO_NAMES]
+
+
+def _variants(photo: Photo) -> list[Photo]:
+    with Image.open(io.BytesIO(photo.data)) as opened:
+        image = opened.convert("RGB")
+    width, height = image.size
+    crop = image.crop((width // 4, height // 4, width - width // 4, height - height // 4))
+    small = image.resize((max(1, width // 3), max(1, height // 3)))
+    return [Photo(f"{photo.name} (crop)", _png(crop)), Photo(f"{photo.name} (small)", _png(small))]
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,117 @@
+"""The demo's last words: one table of what each cache saved, and the line that proves that it changed nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from rich.table import Table
+
+from mmcached.cli.demo.workload import Outcome
+from mmcached.wire.stats import ServiceStats
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One play of the workload.
+
+    Attributes:
+        before, after: statistics around it; only differences are shown.
+        seconds: wall time of the play, service already warm.
+    """
+
+    outcome: Outcome
+    before: ServiceStats
+    after: ServiceStats
+    seconds: float
+
+
+def make_table(on: Measured, off: Measured) -> Table:
+    """Return the table: a row for each cache, then time, copies and puts that travelled inline."""
+    table = Table(title="what the caches saved", title_justify="left")
+    for column in ("cache", "queries", "hits", "hit rate", "work saved"):
+        table.add_column(column, justify="left" if column in ("cache", "work saved") else "right", no_wrap=True)
+    for name, queries, hits, saved in _cache_rows(on.before, on.after):
+        rate = f"{hits / queries:.0%}" if queries else "-"
+        table.add_row(name, f"{queries:,}", f"{hits:,}", rate, f"{hits:,} {saved}")
+    table.add_section()
+    for name, value in _other_rows(on, off):
+        table.add_row(name, "", "", "", value)
+    return table
+
+
+def _cache_rows(before: ServiceStats, after: ServiceStats) -> list[tuple[str, int, int, str]]:
+    """Return name, queries, hits and what a hit saves, for each of the four caches."""
+    old, new = before.engines[0], after.engines[0]
+    old_worker, new_worker = old.workers[0], new.workers[0]
+    return [
+        (
+            "processor (images)",
+            after.processor.queries - before.processor.queries,
+            after.processor.hits - before.processor.hits,
+            "not preprocessed",
+        ),
+        (
+            "encoder (images)",
+            new.encoder.queries - old.encoder.queries,
+            new.encoder.hits - old.encoder.hits,
+            "not encoded",
+        ),
+        (
+            "KV prefix (tokens)",
+            new.kv.queries - old.kv.queries,
+            new.kv.hits - old.kv.hits,
+            "not recomputed",
+        ),
+        (
+            "tensor prefix (rows)",
+            new_worker.prefix_row_queries - old_worker.prefix_row_queries,
+            new_worker.prefix_row_hits - old_worker.prefix_row_hits,
+            "not recomputed",
+        ),
+    ]
+
+
+def _other_rows(on: Measured, off: Measured) -> list[tuple[str, str]]:
+    """Return time with and without caches, bytes copied per item by the writer and by each reader, and inline puts."""
+    puts = on.after.ring.puts - on.before.ring.puts
+    written = on.after.ring.put_bytes - on.before.ring.put_bytes
+    readers = on.after.engines[0].workers
+    copied = sum(worker.bytes_copied for worker in readers)
+    copied -= sum(worker.bytes_copied for worker in on.before.engines[0].workers)
+    inline = on.after.processor.inline_items - on.before.processor.inline_items
+    return [
+        ("time, caches on", f"{on.seconds:.2f} s"),
+        ("time, caches off", f"{off.seconds:.2f} s ({off.seconds / on.seconds:.1f}x)"),
+        ("copied per item: writer", f"{written / max(1, puts):,.0f} B"),
+        ("copied per item: reader", f"{copied / max(1, puts * len(readers)):,.0f} B ({len(readers)} readers)"),
+        ("puts inline", f"{inline:,} of {inline + puts:,}"),
+    ]
+
+
+def differences(on: Outcome, off: Outcome) -> list[str]:
+    """Return what differs between two plays, in words; empty if every bit is the same."""
+    found = []
+    if len(on.generations) != len(off.generations) or len(on.embeddings) != len(off.embeddings):
+        found.append("the number of answers")
+    for index, (a, b) in enumerate(zip(on.generations, off.generations, strict=False)):
+        if a.tokens != b.tokens:
+            found.append(f"tokens of answer {index}")
+        if a.hidden_states is None or b.hidden_states is None or not torch.equal(a.hidden_states, b.hidden_states):
+            found.append(f"hidden states of answer {index}")
+    for index, (x, y) in enumerate(zip(on.embeddings, off.embeddings, strict=False)):
+        if not torch.equal(x, y):
+            found.append(f"embedding {index}")
+    return found
+
+
+def proof_line(on: Outcome, different: list[str]) -> str:
+    """Return the sentence that says whether caching changed anything."""
+    if different:
+        return f"DIFFERENT with all four caches off: {', '.join(different[:5])} ({len(different)} in all)"
+    tokens = sum(len(generation.tokens) for generation in on.generations)
+    rows = sum(len(g.hidden_states) for g in on.generations if g.hidden_states is not None)
+    return (
+        f"proof: {tokens} tokens of {len(on.generations)} answers, {len(on.embeddings)} embeddings and {rows:,} rows "
+        "of hidden states are bit-identical with all four caches off"
+    )

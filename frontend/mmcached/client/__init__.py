@@ -1,0 +1,10 @@
+"""What a host program imports to use the service: `Client` for threads, `AsyncClient` for asyncio.
+
+Importing it does not import torch; a call that returns tensors does.
+"""
+
+from mmcached.client.asynchronous import AsyncClient
+from mmcached.client.results import Generation, ImageLike
+from mmcached.client.synchronous import Client
+
+__all__ = ["AsyncClient", "Client", "Generation", "ImageLike"]

@@ -1,0 +1,94 @@
+"""What a client hands out, and how answers and images are turned into it. No sockets here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
+from mmcached.wire.messages.client import Encoded, Generated
+from mmcached.wire.messages.parts import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+ImageLike = bytes | str | os.PathLike[str]
+"""An encoded image file: its bytes, or its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        tokens: generated token ids; bytes are 0 … 255.
+        finish_reason: "stop" (the end token came) or "length".
+        num_prompt_tokens: prompt tokens after each image was replaced by its placeholders.
+        num_cached_tokens: how many of them came from the prefix cache.
+        hidden_states: `(num_prompt_tokens + len(tokens) - 1, hidden_size)`, int32, cpu, owned; None unless asked for.
+    """
+
+    tokens: list[int]
+    finish_reason: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    hidden_states: torch.Tensor | None
+
+    @property
+    def text(self) -> str:
+        """The byte tokens as text; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(token for token in self.tokens if token < 256).decode("utf-8", errors="replace")
+
+
+def read_images(images: Sequence[ImageLike]) -> list[bytes]:
+    """Return the encoded bytes of each image; nothing is decoded here.
+
+    Raises:
+        InvalidRequest: a path that cannot be read; names its index.
+    """
+    data = []
+    for index, image in enumerate(images):
+        try:
+            data.append(image if isinstance(image, bytes) else Path(image).read_bytes())
+        except OSError as error:
+            raise InvalidRequest(f"images[{index}]", str(image), f"cannot be read: {error.strerror}") from error
+    return data
+
+
+def generation_from(message: Generated, payload: Sequence[Frame]) -> Generation:
+    hidden = message.hidden_states
+    return Generation(
+        tokens=message.token_ids,
+        finish_reason=message.finish_reason,
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_cached_tokens=message.num_cached_tokens,
+        hidden_states=None if hidden is None else _owned_tensor(hidden, payload),
+    )
+
+
+def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[torch.Tensor]:
+    """One int32 tensor `(num_embeds, hidden_size)` per image, cpu, owned."""
+    return [_owned_tensor(tensor, payload) for tensor in message.embeddings]
+
+
+def _owned_tensor(tensor: Tensor, payload: Sequence[Frame]) -> torch.Tensor:
+    import torch
+
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise RemoteProtocolError(f"{tensor.dtype!r} is no dtype", "tensor.dtype")
+    if tensor.frame >= len(payload):
+        raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    data = bytearray(payload[tensor.frame])
+    if len(data) != count * dtype.itemsize:
+        raise RemoteProtocolError(f"{len(data)} bytes for shape {list(tensor.shape)} of {tensor.dtype}", "tensor.shape")
+    if not data:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)

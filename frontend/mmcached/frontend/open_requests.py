@@ -1,0 +1,77 @@
+"""The requests that the frontend has accepted and not yet answered. Knows nothing of sockets, caches or the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from mmcached.wire.messages.frontend import Encode, Generate
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One accepted request.
+
+    Attributes:
+        number: what the engine knows it by; unique for the life of this frontend.
+        peer: the connection that the answer goes to.
+        message: what the client asked.
+        images: the encoded image files, kept so that the items can be sent again after a miss.
+        deadline: on the frontend's clock, seconds.
+        engine: connection of the engine that has it.
+        num_prompt_tokens: with all placeholders.
+        num_resends: how often an engine has missed items of it.
+    """
+
+    number: int
+    peer: bytes
+    message: Generate | Encode
+    images: list[bytes]
+    deadline: float
+    engine: bytes = b""
+    num_prompt_tokens: int = 0
+    num_resends: int = 0
+
+
+@dataclass(slots=True)
+class OpenRequests:
+    """All open requests, by number; also found by client, by engine and by deadline."""
+
+    _by_number: dict[int, OpenRequest] = field(default_factory=dict)
+    _last_number: int = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(list(self._by_number.values()))
+
+    def next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def add(self, request: OpenRequest) -> None:
+        self._by_number[request.number] = request
+
+    def get(self, number: int) -> OpenRequest | None:
+        return self._by_number.get(number)
+
+    def take(self, number: int) -> OpenRequest | None:
+        """Remove and return a request; None if it is not open (any more)."""
+        return self._by_number.pop(number, None)
+
+    def find(self, client_id: str, request_id: int) -> OpenRequest | None:
+        wanted = (client_id, request_id)
+        return next((r for r in self if (r.message.client_id, r.message.request_id) == wanted), None)
+
+    def clients(self) -> set[str]:
+        return {request.message.client_id for request in self}
+
+    def of_client(self, client_id: str) -> Iterable[OpenRequest]:
+        return [request for request in self if request.message.client_id == client_id]
+
+    def on_engine(self, engine: bytes) -> Iterable[OpenRequest]:
+        return [request for request in self if request.engine == engine]
+
+    def expired(self, now: float) -> Iterable[OpenRequest]:
+        return [request for request in self if request.deadline <= now]

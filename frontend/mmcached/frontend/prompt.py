@@ -1,0 +1,96 @@
+"""Prompts in tokens: text or ids with one marker per image, then with every placeholder.
+
+    "see <image>!"   -> tokenise ->   BEGIN s e e _ IMG !   -> expand ->   BEGIN s e e _ IMG IMG IMG !
+
+The tokens of text are its UTF-8 bytes; see `mmcached.wire.vocabulary`. Knows nothing of images but their number, and of
+what replaces their markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.cache import PlaceholderRange, ResolvedPromptUpdate
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_MARKER, IMAGE_TOKEN_ID, VOCABULARY_SIZE
+
+FIELD = "prompt"
+
+
+def tokenise(prompt: str | Sequence[int], num_images: int, *, max_model_len: int, max_tokens: int) -> list[int]:
+    """Return the token ids of a prompt, with one `IMAGE_TOKEN_ID` per image.
+
+    Args:
+        prompt: text, in which `<image>` marks an image (a BEGIN is put in front); or token ids, taken as they are.
+        num_images: how many images came with it.
+        max_model_len: limit of tokens, of the prompt and those to be generated.
+        max_tokens: how many are to be generated.
+
+    Raises:
+        InvalidRequest: empty, no valid text, an id outside the vocabulary, another number of markers than of images, or
+            hopelessly long: images still count one token each.
+    """
+    if len(prompt) == 0:
+        raise InvalidRequest(FIELD, "", "must not be empty")
+    token_ids = _from_text(prompt) if isinstance(prompt, str) else _from_ids(prompt)
+    num_markers = token_ids.count(IMAGE_TOKEN_ID)
+    if num_markers != num_images:
+        raise InvalidRequest(FIELD, f"{num_markers} image marker(s)", f"{num_images} image(s) came with it")
+    check_length(len(token_ids), max_model_len=max_model_len, max_tokens=max_tokens)
+    return token_ids
+
+
+def expand(
+    token_ids: Sequence[int], updates: Sequence[Sequence[ResolvedPromptUpdate]]
+) -> tuple[list[int], list[PlaceholderRange]]:
+    """Replace each image marker by its placeholders.
+
+    Args:
+        token_ids: from `tokenise`.
+        updates: those of each item, in the order of the prompt; an image has one.
+
+    Returns:
+        the token ids, and where each item's placeholders lie in them; whether all that fits is for `check_length`.
+    Raises:
+        InvalidRequest: another number of markers than of updates.
+    """
+    flat = [update for of_item in updates for update in of_item]
+    num_markers = token_ids.count(IMAGE_TOKEN_ID)
+    if num_markers != len(flat):
+        raise InvalidRequest(FIELD, f"{num_markers} image marker(s)", f"{len(flat)} image(s) came with it")
+    expanded: list[int] = []
+    ranges: list[PlaceholderRange] = []
+    remaining = iter(flat)
+    for token_id in token_ids:
+        if token_id == IMAGE_TOKEN_ID:
+            update = next(remaining)
+            ranges.append(PlaceholderRange(len(expanded), update.length))
+            expanded += update.content
+        else:
+            expanded.append(token_id)
+    return expanded, ranges
+
+
+def check_length(num_tokens: int, *, max_model_len: int, max_tokens: int) -> None:
+    """Raise InvalidRequest when the model cannot take a prompt of `num_tokens` and `max_tokens` more."""
+    if num_tokens + max_tokens > max_model_len:
+        wanted = f"{num_tokens} tokens and {max_tokens} to generate"
+        raise InvalidRequest(FIELD, wanted, f"at most {max_model_len} together (max_model_len)")
+
+
+def _from_text(text: str) -> list[int]:
+    try:
+        pieces = [piece.encode() for piece in text.split(IMAGE_MARKER)]
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(FIELD, f"character {error.start}", "half of a surrogate pair is no text") from None
+    token_ids = [BEGIN_TOKEN_ID, *pieces[0]]
+    for piece in pieces[1:]:
+        token_ids += (IMAGE_TOKEN_ID, *piece)
+    return token_ids
+
+
+def _from_ids(token_ids: Sequence[int]) -> list[int]:
+    for index, token_id in enumerate(token_ids):
+        if type(token_id) is not int or not 0 <= token_id < VOCABULARY_SIZE:
+            raise InvalidRequest(f"{FIELD}[{index}]", repr(token_id), f"must be a token id below {VOCABULARY_SIZE}")
+    return list(token_ids)

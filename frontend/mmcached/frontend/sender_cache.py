@@ -1,0 +1,197 @@
+"""P0's processor cache in `shm` mode: processed items lie in the ring, what stays here is their prompt updates.
+
+    get_and_update_item(item or None, key)
+      hit               -> ShmItem(handle, leases)       nothing is written
+      miss, item        -> put into the ring, ShmItem    written once, for any number of readers
+      miss, does not fit-> the item itself               travels inline, nothing is stored; counted
+      miss, None        -> CacheMiss
+
+The ring says what is cached; the prompt updates go with the chunk that they belong to, so the ring's slots bound them.
+
+Invariant: for each key of the store that was put here there are prompt updates, and for no other chunk. Not
+thread-safe: it belongs to the thread that owns the ring.
+
+Source: vLLM's `ShmObjectStoreSenderCache`, without its counted references: a lease is granted here in the library face,
+and by the server, as it sends, in the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mmcached.cache import (
+    BaseMultiModalProcessorCache,
+    CacheInfo,
+    MultiModalKwargsItem,
+    ResolvedPromptUpdate,
+    SenderInput,
+    SenderOutput,
+    ShmItem,
+)
+from mmcached.cache.sizes import is_within
+from mmcached.shm import ObjectStoreWriter
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, PeerGone
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.stats import ProcessorCacheStats
+
+__all__ = ["Grant", "ShmItem", "ShmObjectStoreSenderCache"]
+
+Grant = Callable[[Handle], Mapping[int, LeaseId]]
+"""Grants leases on a handle: row -> lease."""
+
+
+class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
+    """Key -> item in the ring.
+
+    Args:
+        config: its `max_object_bytes` limits what is put; larger items are not even encoded.
+        store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
+            put and forgotten through this cache.
+        grant: what to grant for an item that is handed out. None is the library face: one lease to each attached row,
+            for handing out counts as sending. The service passes one that grants nothing, and grants when it sends.
+    """
+
+    def __init__(self, config: ServiceConfig, store: ObjectStoreWriter, *, grant: Grant | None = None) -> None:
+        self._max_object_bytes = config.max_object_bytes
+        self._store = store
+        self._grant = grant or self._grant_to_attached_rows
+        self._prompt_updates: dict[Handle, tuple[ResolvedPromptUpdate, ...]] = {}
+        self._stats = ProcessorCacheStats()
+        self._at_clear = self._at_delta = CacheInfo(0, 0)
+        self._next_on_evict = store.ring.on_evict
+        self._is_closed = False
+        store.ring.on_evict = self._forget
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return self._find(mm_hash) is not None
+
+    def get_and_update_item(
+        self, mm_item: SenderInput, mm_hash: str
+    ) -> tuple[MultiModalKwargsItem | ShmItem, Sequence[ResolvedPromptUpdate]]:
+        """Return where the item lies, or, if it does not fit into the ring, the item itself; and its prompt updates.
+
+        A hit ignores a given item: the key says its content.
+
+        Raises:
+            CacheMiss: neither cached nor given; nothing has changed.
+            InvalidRequest: the item holds something that cannot travel; nothing has changed.
+        """
+        handle = self._find(mm_hash)
+        if handle is not None:
+            self._count(hits=1)
+            return ShmItem(handle, self._grant(handle)), self._prompt_updates[handle]
+        if mm_item is None:
+            raise CacheMiss([mm_hash])
+        item, prompt_updates = mm_item
+        handle = self._put(mm_hash, item)
+        if handle is None:
+            self._count(items_processed=1, inline_items=1, inline_fallbacks=1)
+            return item, prompt_updates
+        self._prompt_updates[handle] = tuple(prompt_updates)
+        self._count(items_processed=1)
+        return ShmItem(handle, self._grant(handle)), prompt_updates
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        """Keep a present key from being evicted until `release_sender_touches`; an absent one changes nothing."""
+        self._store.touch(mm_hash)
+
+    def release_sender_touches(self) -> None:
+        self._store.release_touches()
+
+    def invalidate(self, mm_hash: str) -> None:
+        """Forget a key; who holds a lease reads on. An absent key changes nothing."""
+        handle = self._store.find(mm_hash)
+        if handle is not None:
+            self._store.discard(mm_hash)
+            self._prompt_updates.pop(handle, None)
+
+    def clear_cache(self) -> None:
+        """Forget every key, and start `make_stats` anew. What is leased stays readable; `stats` goes on counting."""
+        self._store.clear()
+        self._prompt_updates.clear()
+        self._at_clear = self._at_delta = self._info()
+
+    def make_stats(self, *, delta: bool = False) -> CacheInfo:
+        info = self._info()
+        if not delta:
+            return info - self._at_clear
+        difference = info - self._at_delta
+        self._at_delta = info
+        return difference
+
+    def stats(self) -> ProcessorCacheStats:
+        """Return what was counted since the start; `clear_cache` does not touch it."""
+        return self._stats
+
+    def check_integrity(self) -> None:
+        self._store.check_integrity()
+        lost = [handle for handle in self._prompt_updates if not self._store.ring.is_current(handle)]
+        if lost:
+            raise InvariantError(
+                f"sender cache: prompt updates of {len(lost)} chunks that the ring does not have: {lost[:3]}"
+            )
+        if not 0 <= self._stats.hits <= self._stats.queries:
+            raise InvariantError(f"sender cache: {self._stats.hits} hits of {self._stats.queries} queries")
+
+    def close(self) -> None:
+        """End the touches and let go of the store, which stays open and keeps its records."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._store.release_touches()
+        self._store.ring.on_evict = self._next_on_evict
+        self._prompt_updates.clear()
+
+    def _find(self, mm_hash: str) -> Handle | None:
+        handle = self._store.find(mm_hash)
+        return handle if handle in self._prompt_updates else None
+
+    def _put(self, mm_hash: str, item: MultiModalKwargsItem) -> Handle | None:
+        """Write the item into the ring; return None if there is no room for it now, or never."""
+        record = item.to_record()
+        if not is_within(record, self._max_object_bytes):
+            return None
+        # A record without prompt updates was put by somebody else, such as a cache that was closed; it is of no use.
+        self._store.discard(mm_hash)
+        try:
+            return self._store.put(mm_hash, record)
+        except (ItemTooLarge, CacheFull):
+            return None
+
+    def _grant_to_attached_rows(self, handle: Handle) -> dict[int, LeaseId]:
+        leases = {}
+        for row in self._store.ring.attached_rows():
+            try:
+                leases[row] = self._store.ring.grant(row, handle)
+            except PeerGone:
+                continue  # it has just turned out to be unusable; the others shall be served
+        return leases
+
+    def _take_back(self, outputs: Sequence[SenderOutput]) -> None:
+        """Undo the grants of items that are not handed out; the last first, for only the last grant can be undone."""
+        for item, _ in reversed(outputs):
+            if isinstance(item, ShmItem):
+                for row, lease in item.leases.items():
+                    self._store.ring.undo_grant(row, item.handle, lease)
+
+    def _forget(self, handle: Handle) -> None:
+        """The ring has evicted a chunk."""
+        self._prompt_updates.pop(handle, None)
+        if self._next_on_evict is not None:
+            self._next_on_evict(handle)
+
+    def _info(self) -> CacheInfo:
+        return CacheInfo(self._stats.hits, self._stats.queries)
+
+    def _count(
+        self, *, hits: int = 0, items_processed: int = 0, inline_items: int = 0, inline_fallbacks: int = 0
+    ) -> None:
+        before = self._stats
+        self._stats = ProcessorCacheStats(
+            queries=before.queries + 1,
+            hits=before.hits + hits,
+            items_processed=before.items_processed + items_processed,
+            inline_items=before.inline_items + inline_items,
+            inline_fallbacks=before.inline_fallbacks + inline_fallbacks,
+        )

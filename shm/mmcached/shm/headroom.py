@@ -1,0 +1,63 @@
+"""How much memory this process may still take before the kernel kills it.
+
+A shared-memory object that is too large for its memory cgroup is no error that anybody can catch: the process is
+killed while the pages are allocated. So the limits are read first. Only an estimate: others allocate too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def memory_headroom(root: Path = Path("/")) -> int | None:
+    """Return the bytes that are still free under the tightest limit of this process; None if nothing is known.
+
+    Looks at its memory cgroup and all parents of it (version 2 and 1) and at the host's available memory.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    free = [*_cgroup_headrooms(root), *_host_headroom(root)]
+    return max(0, min(free)) if free else None
+
+
+def _host_headroom(root: Path) -> Iterator[int]:
+    for line in _lines(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            yield int(value.split()[0]) * 1024
+
+
+def _cgroup_headrooms(root: Path) -> Iterator[int]:
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            for folder in _upwards(root / "sys/fs/cgroup", path):
+                yield from _headroom(folder, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            for folder in _upwards(root / "sys/fs/cgroup/memory", path):
+                yield from _headroom(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """The cgroup and its parents. Inside a container the path may not exist below the mount; then its root does."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for length in range(len(parts), -1, -1):
+        yield mount.joinpath(*parts[:length])
+
+
+def _headroom(folder: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> Iterator[int]:
+    limit = "".join(_lines(folder / limit_name))
+    usage = "".join(_lines(folder / usage_name))
+    if limit.isdigit() and usage.isdigit():  # "max" is no limit
+        cache = [line.split()[1] for line in _lines(folder / "memory.stat") if line.split()[0] == reclaimable_name]
+        # The file cache counts as used, but the kernel drops it before it kills anybody.
+        yield int(limit) - int(usage) + sum(map(int, cache))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,219 @@
+"""The layout of a ring: two POSIX shared-memory objects, what each word means, and who writes it.
+
+Pure arithmetic and byte packing; knows nothing of files, locks or processes. Invariant: every word has one writing
+process.
+
+**Format.** All words are little-endian and 8-byte aligned.
+
+    ….ctl     mapped read-write by all            ….data   mapped read-only by all but the writer
+    ┌──────────────────────────┐ 0               ┌──────────────────────────┐ 0
+    │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes
+    ├──────────────────────────┤ 4096            │ payload, nbytes          │
+    │ row 0    (its reader):   │                 │ padding to 64            │
+    │   +0   nonce             │                 ├──────────────────────────┤
+    │   +8   pid, for people   │                 │ chunk header             │
+    │   +64  cell of slot 0    │                 │ …                        │
+    │   +72  cell of slot 1 …  │                 ├──────────────────────────┤
+    ├──────────────────────────┤ + row_bytes     │ free                     │
+    │ row 1 …                  │                 └──────────────────────────┘ data_bytes
+    └──────────────────────────┘ ctl_bytes
+
+The header, the writer's alone, written once before the ring is announced:
+
+       0  magic, written last      56  boot id (16 bytes)        104  alignment, chunk header bytes (u32 each)
+       8  layout version, header   72  data_bytes                112  crc32 of bytes 8…111 (u32)
+          bytes (u32 each)         80  num_slots, max_rows
+      16  ring id (16 bytes)           (u32 each)
+      32  epoch                    88  offset of row 0
+      40  writer's pid, start      96  row_bytes
+          time in ticks
+
+A cell counts how many leases of its slot the row has ever given back: it only rises, and nobody ever resets it. A row
+takes whole pages, so that two readers never write one cache line:
+
+>>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_rows=8)
+>>> layout.row_offset(0), layout.row_bytes, layout.row_offset(1), layout.ctl_bytes
+(4096, 36864, 40960, 299008)
+>>> [8 * layout.nonce_word(1), 8 * layout.cell_word(1, 0), 8 * layout.cell_word(1, 1)]
+[40960, 41024, 41032]
+>>> chunk_bytes(1), chunk_bytes(64), chunk_bytes(65)
+(128, 128, 192)
+>>> HEADER_BYTES, _CRC_OFFSET
+(116, 112)
+
+**Validity.** A control object counts only with the magic, this layout version, a right crc, and sizes that agree with
+both the files and the announcement; otherwise `LayoutMismatch`. A chunk header counts only if magic, generation, slot
+and size are those of the handle; otherwise `StaleHandle`.
+
+**Writer's algorithm.** Claim: find a window in which nothing is leased, pinned or claimed; zero the magic of every
+chunk that is evicted from it; hand out the buffer. Commit: write generation, slot and size, then the magic. Grant:
+count the lease in private memory, then send the descriptor. Only when the row's cell has reached the private count may
+the bytes be used again.
+
+**Reader's algorithm.** Take a row (see `row`). A descriptor that carries this incarnation's nonce: check the chunk
+header, read in place, and when the last view is gone add 1 to the cell of the slot, with a release store (see
+`words`). The writer reads that cell before it overwrites: this pair orders the last read before the first write.
+
+**After a crash** nothing is rebuilt or repaired. A dead reader's byte locks are free: its row's leases are void. A
+dead writer's byte is free: the next writer makes a new epoch with new objects, `sweep` unlinks the old ones, and
+readers that still map them keep reading what they hold.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from mmcached.wire.errors import InvalidRequest, LayoutMismatch
+from mmcached.wire.handle import RingAnnouncement
+
+LAYOUT_VERSION = 1
+MAGIC = int.from_bytes(b"MMCRING\0", "little")
+PAGE_BYTES = 4096
+ALIGNMENT = 64
+CHUNK_HEADER_BYTES = 64
+CHUNK_MAGIC = int.from_bytes(b"MMCHUNK\0", "little")
+CHUNK_HEADER = struct.Struct("<QQQQ")
+"""Magic, generation, slot, nbytes; the rest of the 64 bytes is not used."""
+
+_CELLS_OFFSET = 64
+_VERSION = struct.Struct("<II")
+_BODY = struct.Struct("<II16sQQQ16sQIIQQII")
+_CRC = struct.Struct("<I")
+_CRC_OFFSET = 8 + _BODY.size
+HEADER_BYTES = _CRC_OFFSET + _CRC.size
+
+_MIN_DATA_BYTES = ALIGNMENT + CHUNK_HEADER_BYTES
+_LIMITS = (("data_bytes", _MIN_DATA_BYTES, 1 << 46), ("num_slots", 1, 1 << 20), ("max_rows", 1, 64))
+
+
+def round_up(num_bytes: int, multiple: int) -> int:
+    return -(-num_bytes // multiple) * multiple
+
+
+def chunk_bytes(nbytes: int) -> int:
+    """Return what a payload of `nbytes` takes in the data object: header, payload, padding."""
+    return CHUNK_HEADER_BYTES + round_up(nbytes, ALIGNMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The three numbers from which every offset follows; construction checks them.
+
+    Raises:
+        InvalidRequest: one of them is outside what is possible.
+    """
+
+    data_bytes: int
+    num_slots: int
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        for field, low, high in _LIMITS:
+            if not low <= getattr(self, field) <= high:
+                raise InvalidRequest(field, getattr(self, field), f"must be between {low} and {high}")
+        if self.data_bytes % ALIGNMENT:
+            raise InvalidRequest("data_bytes", self.data_bytes, f"must be a multiple of {ALIGNMENT}")
+
+    @property
+    def row_bytes(self) -> int:
+        return round_up(_CELLS_OFFSET + 8 * self.num_slots, PAGE_BYTES)
+
+    @property
+    def ctl_bytes(self) -> int:
+        return self.row_offset(self.max_rows)
+
+    def row_offset(self, row: int) -> int:
+        return PAGE_BYTES + row * self.row_bytes
+
+    def nonce_word(self, row: int) -> int:
+        """Index, in words of 8 bytes, of the row's incarnation; 0 = never taken."""
+        return self.row_offset(row) // 8
+
+    def pid_word(self, row: int) -> int:
+        """Index of the pid of the row's last holder: a help for people, no process decides anything by it."""
+        return self.nonce_word(row) + 1
+
+    def cell_word(self, row: int, slot: int) -> int:
+        """Index of the count of leases of `slot` that the row has given back."""
+        return (self.row_offset(row) + _CELLS_OFFSET) // 8 + slot
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The control object's first bytes, as values. The writer's pid, start time and boot id name it for people."""
+
+    ring_id: str
+    epoch: int
+    writer_pid: int
+    writer_start_ticks: int
+    boot_id: bytes
+    layout: Layout
+
+    def pack(self) -> bytes:
+        """Return bytes 8…115; the writer stores the magic separately, last."""
+        body = _BODY.pack(
+            LAYOUT_VERSION,
+            HEADER_BYTES,
+            bytes.fromhex(self.ring_id),
+            self.epoch,
+            self.writer_pid,
+            self.writer_start_ticks,
+            self.boot_id,
+            self.layout.data_bytes,
+            self.layout.num_slots,
+            self.layout.max_rows,
+            self.layout.row_offset(0),
+            self.layout.row_bytes,
+            ALIGNMENT,
+            CHUNK_HEADER_BYTES,
+        )
+        return body + _CRC.pack(zlib.crc32(body))
+
+    @classmethod
+    def parse(cls, page: bytes) -> SegmentHeader:
+        """Read the header; the version is judged before anything whose place a later version may have changed.
+
+        Raises:
+            LayoutMismatch: not a header, not this version, damaged, or with impossible sizes.
+        """
+        if len(page) < HEADER_BYTES:
+            raise LayoutMismatch("size", len(page), f"at least {HEADER_BYTES}")
+        _expect("magic", int.from_bytes(page[:8], "little"), MAGIC)
+        version, header_bytes = _VERSION.unpack_from(page, 8)
+        _expect("layout_version", version, LAYOUT_VERSION)
+        _expect("header_bytes", header_bytes, HEADER_BYTES)
+        _expect("crc32", zlib.crc32(page[8:_CRC_OFFSET]), _CRC.unpack_from(page, _CRC_OFFSET)[0])
+        _, _, ring_id, epoch, pid, ticks, boot_id, data_bytes, num_slots, max_rows, *derived = _BODY.unpack_from(
+            page, 8
+        )
+        try:
+            layout = Layout(data_bytes, num_slots, max_rows)
+        except InvalidRequest as error:
+            raise LayoutMismatch(str(error.details["field"]), error.details["value"], error.details["limit"]) from error
+        for field, value, expected in zip(
+            ("rows_offset", "row_bytes", "alignment", "chunk_header_bytes"),
+            derived,
+            (layout.row_offset(0), layout.row_bytes, ALIGNMENT, CHUNK_HEADER_BYTES),
+            strict=True,
+        ):
+            _expect(field, value, expected)
+        return cls(ring_id.hex(), epoch, pid, ticks, boot_id, layout)
+
+    def check_announced(self, announcement: RingAnnouncement) -> None:
+        """Compare with what the writer has announced.
+
+        Raises:
+            LayoutMismatch: they differ.
+        """
+        _expect("ring_id", self.ring_id, announcement.ring_id)
+        _expect("epoch", self.epoch, announcement.epoch)
+        _expect("data_bytes", self.layout.data_bytes, announcement.data_bytes)
+        _expect("num_slots", self.layout.num_slots, announcement.num_slots)
+        _expect("max_rows", self.layout.max_rows, announcement.max_rows)
+
+
+def _expect(field: str, value: int | str, expected: int | str) -> None:
+    if value != expected:
+        raise LayoutMismatch(field, value, expected)

@@ -1,0 +1,124 @@
+"""One reader's row: the incarnation that leases are granted to, and the only hand that writes the row's words.
+
+In the service the row belongs to an engine; its workers read under its leases and write nothing. Taking a row, in this
+order:
+
+    1. lock the row's byte exclusively   that alone proves: nobody of a former life can read any more. Busy: next row
+    2. write a fresh random nonce        from here on descriptors of the former life are nobody's
+    3. downgrade the byte to shared      in one step of the kernel; now workers can join
+    4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
+    5. tell the writer (row, nonce)      the caller's part; the writer checks it against the row
+
+Nobody zeroes a row: the cells go on from where they are, and the writer takes their values at attach as granted. An
+incarnation ends only with its process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not
+call it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from mmcached.shm import locks
+from mmcached.shm.segment import Control, open_control
+from mmcached.shm.words import require_word_store
+from mmcached.wire.errors import LocalProtocolError, SegmentError
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+
+
+def random_nonce() -> int:
+    """Return 63 random bits, never 0: 0 is what a row holds that was never taken."""
+    return secrets.randbelow(2**63 - 1) + 1
+
+
+class ReaderRow:
+    """A row that this process has taken; made by `attach`."""
+
+    def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
+        self.announcement = announcement
+        self.row = row
+        self.nonce = nonce
+        self._control: Control | None = control
+        self._words = require_word_store()
+
+    @classmethod
+    def attach(cls, announcement: RingAnnouncement, new_nonce: Callable[[], int] = random_nonce) -> ReaderRow:
+        """Take the first row that nobody uses.
+
+        Raises:
+            SegmentError: the ring is gone, all rows are in use, or this machine has no release store.
+            LayoutMismatch: the ring's header contradicts the announcement or this version.
+        """
+        words = require_word_store()
+        control = open_control(announcement)
+        layout = control.layout
+        try:
+            for row in range(layout.max_rows):
+                if locks.try_exclusive(control.fd, locks.row_byte(row)):
+                    nonce = new_nonce()
+                    control.words[layout.pid_word(row)] = os.getpid()
+                    words.store_release(control.words, layout.nonce_word(row), nonce)
+                    locks.downgrade(control.fd, locks.row_byte(row))
+                    _lock_engine_byte(control, row)
+                    return cls(announcement, control, row, nonce)
+            raise SegmentError(
+                f"all {layout.max_rows} rows of the ring are in use; raise ring_max_rows or stop a reader",
+                max_rows=layout.max_rows,
+            )
+        except BaseException:
+            control.close()
+            raise
+
+    def owns(self, handle: Handle, lease: LeaseId) -> bool:
+        """Return whether a descriptor was meant for this incarnation; any other is dropped and *not* given back."""
+        is_this_ring = handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
+        return is_this_ring and lease.nonce == self.nonce
+
+    def give_back(self, handle: Handle) -> None:
+        """Return one lease of the handle's slot: once per owned lease, when nothing reads under it any more.
+
+        Raises:
+            LocalProtocolError: the handle is of another ring, or the row is closed; nothing was written.
+        """
+        control = self._open_control()
+        names = self.announcement
+        is_this_ring = handle.ring_id == names.ring_id and handle.epoch == names.epoch
+        if not is_this_ring or not 0 <= handle.slot < names.num_slots:
+            raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
+        index = control.layout.cell_word(self.row, handle.slot)
+        # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all
+        # reads of the bytes are done. Load and store need not be one step: no other process writes this word.
+        self._words.store_release(control.words, index, control.words[index] + 1)
+
+    def is_worker_alive(self, rank: int) -> bool:
+        """Return whether some process holds the byte of a rank. A free byte: its former holder reads no more."""
+        control = self._open_control()
+        return not locks.is_free(control.fd, locks.worker_byte(self.row, rank, control.layout.max_rows))
+
+    def close(self) -> None:
+        """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_control(self) -> Control:
+        if self._control is None:
+            raise LocalProtocolError(f"row {self.row} is closed")
+        return self._control
+
+
+def _lock_engine_byte(control: Control, row: int) -> None:
+    # Its former holder had the row's byte in the same file description, and that byte was free.
+    if not locks.try_exclusive(control.fd, locks.engine_byte(row, control.layout.max_rows)):
+        raise SegmentError(f"the engine byte of row {row} is taken although the row was free; restart the service")

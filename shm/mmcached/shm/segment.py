@@ -1,0 +1,267 @@
+"""The two shared-memory objects of a ring, created and opened; what is in them is the business of others.
+
+Creation, in this order, because a sweep may run at any instant and takes away what nobody has locked:
+
+    1. ctl    O_CREX, mode 0600
+    2. lock   byte 0 of ctl, and look whether the name still is this inode   else 1 again, under another name
+    3. ctl    posix_fallocate          from here on a sweep keeps off
+    4. data   O_CREX, posix_fallocate
+    5. header, then its magic
+Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
+
+`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import posix_ipc
+
+from mmcached.shm import locks
+from mmcached.shm.headroom import memory_headroom
+from mmcached.shm.layout import MAGIC, PAGE_BYTES, Layout, SegmentHeader
+from mmcached.shm.words import require_word_store
+from mmcached.wire.errors import LayoutMismatch, SegmentError
+from mmcached.wire.handle import RingAnnouncement
+
+SHM_DIR = Path("/dev/shm")
+_MIB = 1 << 20
+_CREATE_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What creation asks of the operating system; tests put a small or full machine here."""
+
+    fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+    shm_free_bytes: Callable[[], int] = lambda: shutil.disk_usage(SHM_DIR).free
+    headroom_bytes: Callable[[], int | None] = memory_headroom
+
+
+class Control:
+    """The control object, mapped, and the file description that carries this process's byte locks on it.
+
+    `words` is the object as aligned 64-bit words; who may write which: see `layout`.
+    """
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        self.fd = fd
+        self.layout = layout
+        self._mapping = mmap.mmap(fd, layout.ctl_bytes)
+        self.words = memoryview(self._mapping).cast("Q")
+
+    def cells(self) -> npt.NDArray[np.uint64]:
+        """Return all cells as `(max_rows, num_slots)`, a live view. It keeps the mapping, but not the locks, alive."""
+        layout = self.layout
+        first = (layout.cell_word(0, 0) - layout.nonce_word(0)) % (layout.row_bytes // 8)
+        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) :]
+        return words.reshape(layout.max_rows, -1)[:, first : first + layout.num_slots]
+
+    def close(self) -> None:
+        """Drop all locks, then the descriptor and the mapping. A second call changes nothing."""
+        if self.fd < 0:
+            return
+        locks.unlock_all(self.fd)  # first: the mapping holds a duplicate of the descriptor, which would keep them
+        os.close(self.fd)
+        self.fd = -1
+        self.words.release()
+        del self._mapping
+
+
+class WriterSegment:
+    """Both objects as their creator has them: mapped read-write, byte 0 locked."""
+
+    def __init__(self, announcement: RingAnnouncement, control: Control, data: mmap.mmap) -> None:
+        self.announcement = announcement
+        self.control = control
+        self.data = data
+
+    def close(self) -> None:
+        """Unlink both names, data first, and let go. Readers keep what they have mapped."""
+        unlink(self.announcement.data_name)
+        unlink(self.announcement.ctl_name)
+        self.control.close()
+        del self.data  # unmapped with the last buffer of a claim, should one be left
+
+    @classmethod
+    def create(
+        cls, layout: Layout, *, epoch: int, host: Host, new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16)
+    ) -> WriterSegment:
+        """Make, lock, allocate and fill both objects.
+
+        Raises:
+            SegmentError: no room in /dev/shm or under the memory limit; nothing is left behind.
+        """
+        require_word_store()
+        _check_room(layout, host)
+        uid = os.getuid()
+        with contextlib.ExitStack() as undo:
+            ring_id, ctl_fd = _create_locked(uid, new_ring_id)
+            announcement = RingAnnouncement(uid, ring_id, epoch, layout.data_bytes, layout.num_slots, layout.max_rows)
+            undo.callback(unlink, announcement.ctl_name)
+            control = _allocate_control(ctl_fd, layout, host)
+            undo.callback(control.close)
+            data_fd = posix_ipc.SharedMemory(announcement.data_name, posix_ipc.O_CREX, mode=0o600).fd
+            undo.callback(unlink, announcement.data_name)
+            try:
+                _allocate(data_fd, layout.data_bytes, layout, host)
+                data = mmap.mmap(data_fd, layout.data_bytes)
+            finally:
+                os.close(data_fd)
+            _write_header(control, ring_id, epoch)
+            undo.pop_all()
+            return cls(announcement, control, data)
+
+
+def open_control(announcement: RingAnnouncement) -> Control:
+    """Open and map the control object of an announced ring; take no lock.
+
+    Raises:
+        SegmentError: it is gone.
+        LayoutMismatch: its header contradicts this version, itself or the announcement.
+    """
+    fd = _open(announcement.ctl_name, read_only=False)
+    try:
+        header = SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0))
+        header.check_announced(announcement)
+        _check_size("ctl_bytes", fd, header.layout.ctl_bytes)
+        return Control(fd, header.layout)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def open_data(announcement: RingAnnouncement) -> mmap.mmap:
+    """Open the data object read-only and map it without write permission; the kernel enforces both.
+
+    Raises:
+        SegmentError: it is gone.
+        LayoutMismatch: its size is not the announced one.
+    """
+    fd = _open(announcement.data_name, read_only=True)
+    try:
+        _check_size("data_bytes", fd, announcement.data_bytes)
+        return mmap.mmap(fd, announcement.data_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def unlink(name: str) -> bool:
+    """Remove a name; False if it was gone, or is another user's: anybody may make names in /dev/shm."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+        return False
+    return True
+
+
+def is_name_of(name: str, fd: int) -> bool:
+    """Return whether `name` still leads to the object that `fd` has open."""
+    try:
+        found = os.stat(SHM_DIR / name.lstrip("/"), follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(fd))
+
+
+def _create_locked(uid: int, new_ring_id: Callable[[], str]) -> tuple[str, int]:
+    """Steps 1 and 2; a sweep that comes between them makes us start again under another name."""
+    for _ in range(_CREATE_ATTEMPTS):
+        ring_id = new_ring_id()
+        name = f"/mmc.{uid}.{ring_id}.ctl"
+        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+        # Two ways to lose against a sweep: it has the byte now and will unlink, or it has unlinked and let go already.
+        if locks.try_exclusive(fd, locks.WRITER_BYTE) and is_name_of(name, fd):
+            return ring_id, fd
+        os.close(fd)
+    raise SegmentError(f"{_CREATE_ATTEMPTS} new segments were swept away before they were locked; try again later")
+
+
+def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
+    """Step 3. Owns `fd`: closes it on failure."""
+    try:
+        _allocate(fd, layout.ctl_bytes, layout, host)
+        return Control(fd, layout)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _check_room(layout: Layout, host: Host) -> None:
+    needed = layout.data_bytes + layout.ctl_bytes
+    free = host.shm_free_bytes()
+    if needed > free:
+        raise _no_room(layout, f"{SHM_DIR} has {free // _MIB} MiB free", free)
+    headroom = host.headroom_bytes()
+    if headroom is not None and needed > headroom:
+        raise _no_room(layout, f"this process may take {headroom // _MIB} MiB more memory", headroom)
+
+
+def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
+    try:
+        host.fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        free = host.shm_free_bytes()
+        raise _no_room(layout, f"{SHM_DIR} has {free // _MIB} MiB free ({error.strerror})", free) from error
+
+
+def _no_room(layout: Layout, fact: str, free: int) -> SegmentError:
+    needed = layout.data_bytes + layout.ctl_bytes
+    return SegmentError(
+        f"the ring needs {-(-needed // _MIB)} MiB, {fact}: enlarge {SHM_DIR} (mount -o remount,size=…, docker run "
+        "--shm-size=…), raise the memory limit, or lower mm_processor_cache_gb",
+        needed_bytes=needed,
+        free_bytes=free,
+    )
+
+
+def _write_header(control: Control, ring_id: str, epoch: int) -> None:
+    header = SegmentHeader(ring_id, epoch, os.getpid(), _start_ticks(), _boot_id(), control.layout)
+    packed = header.pack()
+    control.words.cast("B")[8 : 8 + len(packed)] = packed
+    # Against a reader that opens the object too early: without the magic it is no header, whatever else it holds.
+    require_word_store().store_release(control.words, 0, MAGIC)
+
+
+def _start_ticks() -> int:
+    """Return when this process started, in clock ticks since boot: with pid and boot id it names it for good."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _boot_id() -> bytes:
+    return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+
+
+def _open(name: str, *, read_only: bool) -> int:
+    try:
+        fd: int = posix_ipc.SharedMemory(name, read_only=read_only).fd
+    except posix_ipc.ExistentialError as error:
+        raise SegmentError(f"{SHM_DIR}{name} is gone: its service has ended; wait for a new announcement") from error
+    except posix_ipc.PermissionsError as error:
+        raise SegmentError(f"{SHM_DIR}{name} belongs to another user; run both sides as one user") from error
+    return fd
+
+
+def _check_size(field: str, fd: int, expected: int) -> None:
+    size = os.fstat(fd).st_size
+    if size != expected:
+        raise LayoutMismatch(field, size, expected)
+
+
+def leftover_names(uid: int) -> Iterator[str]:
+    """Yield the POSIX names of this user's ring objects in /dev/shm, living or not."""
+    for path in sorted(SHM_DIR.glob(f"mmc.{uid}.*")):
+        yield f"/{path.name}"

@@ -1,0 +1,135 @@
+"""Dense tensors of numpy and torch as plain bytes, and back; bit for bit.
+
+Bytes are C order, little-endian. A dtype travels by the name that both libraries use (`float32`, `bfloat16`, `bool`,
+…), out of a fixed list: no name from outside is ever looked up in a library. Which library made a tensor is not kept:
+the receiver says what it wants. torch is imported only when the receiver wants torch.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
+
+Bytes1D = npt.NDArray[np.uint8]
+
+_NUMPY_ITEMSIZES = {
+    **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8},
+    **{"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16},
+}
+_TORCH_ITEMSIZES = {
+    **{"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1},
+    **{"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1},
+}
+_ITEMSIZES = _NUMPY_ITEMSIZES | _TORCH_ITEMSIZES
+_MAX_DIMS = 64
+_MAX_ELEMENTS = 1 << 48
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What a tensor's bytes mean. Construction checks nothing; `checked` does."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return _ITEMSIZES[self.dtype] * math.prod(self.shape)
+
+    @classmethod
+    def checked(cls, dtype: object, shape: object, field: str) -> TensorType:
+        """Make one of what a peer has sent.
+
+        Raises:
+            RemoteProtocolError: an unknown dtype, or no possible shape.
+        """
+        if not isinstance(dtype, str) or dtype not in _ITEMSIZES:
+            raise RemoteProtocolError(f"unknown dtype {dtype!r}"[:200], f"{field}.dtype")
+        if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
+            raise RemoteProtocolError(f"a shape is a list of at most {_MAX_DIMS} sizes", f"{field}.shape")
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise RemoteProtocolError("sizes are non-negative integers", f"{field}.shape")
+        if math.prod(max(1, size) for size in shape) > _MAX_ELEMENTS:
+            raise RemoteProtocolError("too many elements", f"{field}.shape")
+        return cls(dtype, tuple(shape))
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether this is a numpy array or a torch tensor. Does not import torch: without it nobody can have one."""
+    torch = sys.modules.get("torch")
+    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
+
+
+def to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
+    """Return type and bytes, `(nbytes,)`; without a copy if it is contiguous and little-endian.
+
+    Raises:
+        InvalidRequest: a dtype, layout or device that is not carried; names the path.
+    """
+    return _numpy_to_bytes(tensor, path) if isinstance(tensor, np.ndarray) else _torch_to_bytes(tensor, path)
+
+
+def _numpy_to_bytes(array: npt.NDArray[Any], path: str) -> tuple[TensorType, Bytes1D]:
+    if array.dtype.name not in _NUMPY_ITEMSIZES:
+        raise InvalidRequest(path, array.dtype.name, f"dtypes are {sorted(_NUMPY_ITEMSIZES)}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidRequest(path, "masked array", "its mask would be lost; fill it first")
+    # `order="C"` and not `ascontiguousarray`, which gives a 0-d array one dimension.
+    dense = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+    return TensorType(array.dtype.name, array.shape), dense.reshape(-1).view(np.uint8)
+
+
+def _torch_to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
+    torch = sys.modules["torch"]
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _ITEMSIZES:
+        raise InvalidRequest(path, name, f"dtypes are {sorted(_ITEMSIZES)}")
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise InvalidRequest(
+            path, f"{tensor.device}, {tensor.layout}", "only dense CPU tensors are carried; call .cpu()"
+        )
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    kind = TensorType(name, tuple(tensor.shape))
+    if not kind.nbytes:
+        return kind, np.empty(0, np.uint8)
+    # One element counts as contiguous whatever its stride is, but only stride 1 can be seen as bytes.
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return kind, flat.view(torch.uint8).numpy()
+
+
+def to_numpy(kind: TensorType, piece: Bytes1D, *, copy: bool) -> npt.NDArray[Any]:
+    """Return bytes as an array; a view of `piece` unless `copy`.
+
+    Raises:
+        InvalidRequest: numpy has no such dtype.
+    """
+    if kind.dtype not in _NUMPY_ITEMSIZES:
+        raise InvalidRequest("tensors", "numpy", f"numpy has no {kind.dtype}; decode with tensors='torch'")
+    array = piece.view(np.dtype(kind.dtype)).reshape(kind.shape)
+    return array.copy() if copy else array
+
+
+def to_torch(kind: TensorType, piece: Bytes1D, *, copy: bool) -> Any:
+    """Return bytes as a tensor; a view of `piece` unless `copy`. Never write into such a view: see `reader`.
+
+    Raises:
+        InvalidRequest: this version of torch has no such dtype.
+    """
+    import torch
+
+    dtype = getattr(torch, kind.dtype, None)
+    if dtype is None:
+        raise InvalidRequest("tensors", "torch", f"torch {torch.__version__} has no {kind.dtype}")
+    if not kind.nbytes:
+        return torch.empty(kind.shape, dtype=dtype)
+    # `from_dlpack` takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does
+    # not.
+    tensor = torch.from_dlpack(piece).view(dtype).reshape(kind.shape)  # type: ignore[attr-defined]
+    return tensor.clone() if copy else tensor

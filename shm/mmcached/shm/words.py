@@ -1,0 +1,114 @@
+"""How a process stores into a control word so that all its earlier reads of the payload come first.
+
+A cell goes up only after the reader has read the bytes; the writer sees the cell, then overwrites the bytes. That
+needs a *release* store on the reader's side, and on the writer's side that the overwriting is not moved before the
+look.
+
+* x86-64: every aligned 8-byte store is a release store and every load an acquire load; `memoryview.cast("Q")[i] = v`
+  is one `mov`.
+* elsewhere: `__atomic_store_8(…, RELEASE)` and `atomic_thread_fence(ACQUIRE)` of libatomic.
+* neither: attaching is refused with `SegmentError`; items then travel inline.
+
+Chosen once, at import; `WORD_STORE_NAME` says which. Python's own locks are no fence on AArch64 before CPython 3.14.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import sys
+from typing import Protocol
+
+from mmcached.wire.errors import SegmentError
+
+_ACQUIRE = 2
+_RELEASE = 3
+
+
+class WordStore(Protocol):
+    """One way to order memory.
+
+    `words` is a memoryview of format "Q": one index per aligned 8-byte word.
+    """
+
+    name: str
+
+    def store_release(self, words: memoryview, index: int, value: int) -> None:
+        """Store one word; everything this process has read or written before is done before it."""
+
+    def acquire_fence(self) -> None:
+        """Let nothing that follows start before the words read so far were read."""
+
+
+class PlainStore:
+    """For x86-64, whose memory model already orders loads and stores as needed."""
+
+    name = "x86-64 aligned store"
+
+    def store_release(self, words: memoryview, index: int, value: int) -> None:
+        words[index] = value
+
+    def acquire_fence(self) -> None:
+        pass
+
+
+class LibatomicStore:
+    """For other machines: the C library of the compiler's atomics, through ctypes.
+
+    Raises:
+        OSError: there is no libatomic here.
+    """
+
+    name = "libatomic release store"
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libatomic.so.1")
+        self._store = library["__atomic_store_8"]  # as an attribute, a class would mangle the name
+        self._store.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
+        self._store.restype = None
+        self._fence = library["atomic_thread_fence"]
+        self._fence.argtypes = (ctypes.c_int,)
+        self._fence.restype = None
+
+    def store_release(self, words: memoryview, index: int, value: int) -> None:
+        if not 0 <= index < len(words):
+            raise IndexError(f"word {index} of {len(words)}")
+        self._store(ctypes.addressof(ctypes.c_uint64.from_buffer(words, 8 * index)), value, _RELEASE)
+
+    def acquire_fence(self) -> None:
+        self._fence(_ACQUIRE)
+
+
+def choose(machine: str) -> WordStore | None:
+    """Return what is right for a machine as `platform.machine()` names it; None if there is nothing."""
+    if sys.byteorder != "little" or sys.maxsize < 1 << 32:
+        return None
+    if machine in ("x86_64", "AMD64"):
+        return PlainStore()
+    try:
+        return LibatomicStore()
+    except OSError:
+        return None
+
+
+_CHOSEN = choose(platform.machine())
+WORD_STORE_NAME = _CHOSEN.name if _CHOSEN else "none"
+"""What this process uses; for the log and the metrics."""
+
+logging.getLogger(__name__).info("control words: %s", WORD_STORE_NAME)
+
+
+def require_word_store() -> WordStore:
+    """Return what was chosen at import.
+
+    Raises:
+        SegmentError: this machine has no release store that Python can reach.
+    """
+    if _CHOSEN is None:
+        raise SegmentError(
+            f"no release store on {platform.machine()}: install libatomic (package libatomic1), or turn the ring off "
+            "with mm_processor_cache_gb = 0",
+            machine=platform.machine(),
+        )
+    return _CHOSEN

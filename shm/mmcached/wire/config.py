@@ -1,0 +1,162 @@
+"""The one configuration of a service, read by every role from the run directory.
+
+Fields keep the names that vLLM gave them where it has the same thing. Sizes carry their unit in the name. A value
+outside what is possible is a `ConfigError` that names field, value and limit; a file with an unknown field is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from mmcached.wire.errors import ConfigError
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The reference model: sizes and the seed from which all its weights follow."""
+
+    seed: int = 0
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    encoder_width: int = 256
+    encoder_layers: int = 2
+    patch_size: int = 32
+    max_patches_per_image: int = 64
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that the roles of one service must agree on.
+
+    Capacity fields count in the unit of their name; `encoder_cache_size` and `max_num_encoder_input_tokens` count
+    embeddings, `num_kv_blocks` includes the null block.
+    """
+
+    # the processor cache of P0 and the ring
+    mm_processor_cache_gb: float = 0.25
+    mm_processor_cache_type: Literal["shm"] = "shm"
+    mm_shm_cache_max_object_size_mb: int = 64
+    ring_num_slots: int = 4096
+    ring_max_rows: int = 8
+
+    # what arrives
+    max_image_bytes: int = 64 * MIB
+    max_image_pixels: int = 64_000_000
+    max_images_per_request: int = 16
+    max_num_requests: int = 256
+    max_model_len: int = 8192
+
+    # the engine's books
+    enable_prefix_caching: bool = True
+    block_size: int = 16
+    num_kv_blocks: int = 2048
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    encoder_cache_scope: Literal["shared", "request"] = "shared"
+    encoder_cache_size: int = 2048
+    max_num_encoder_input_tokens: int = 512
+    disable_chunked_mm_input: bool = False
+
+    # the workers
+    world_size: int = 2
+    device: str = "auto"
+    enable_tensor_prefix_cache: bool = True
+    model: ModelConfig = ModelConfig()
+
+    # deadlines
+    request_timeout_s: float = 60.0
+    step_timeout_s: float = 60.0
+    start_timeout_s: float = 120.0
+    drain_timeout_s: float = 25.0
+
+    # fields of a vLLM deployment that decide which caches are possible
+    is_multimodal_model: bool = True
+    data_parallel_size: int = 1
+    data_parallel_external_lb: bool = False
+    _api_process_count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_range("mm_processor_cache_gb", self.mm_processor_cache_gb, 0.0, 4096.0)
+        for field, low, high in _INT_RANGES:
+            _check_range(field, getattr(self, field), low, high)
+        for field in ("request_timeout_s", "step_timeout_s", "start_timeout_s", "drain_timeout_s"):
+            _check_range(field, getattr(self, field), 0.001, 86_400.0)
+        for field in ("hidden_size", "num_layers", "num_heads", "encoder_width", "encoder_layers", "patch_size"):
+            _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
+        _check_range("model.max_patches_per_image", self.model.max_patches_per_image, 1, 4096)
+        if self.model.hidden_size % self.model.num_heads:
+            raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
+        if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
+            limit = (self.num_kv_blocks - 1) * self.block_size
+            raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {limit} tokens")
+        _check_device(self.device)
+
+    @property
+    def ring_data_bytes(self) -> int:
+        """Size of the ring's data object in bytes; 0 = no ring, every item travels inline."""
+        return int(self.mm_processor_cache_gb * GIB)
+
+    @property
+    def max_object_bytes(self) -> int:
+        return min(self.mm_shm_cache_max_object_size_mb * MIB, self.ring_data_bytes)
+
+    def digest(self) -> str:
+        """Return 16 hex digits that two processes compare to see whether they were started alike."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+        path.chmod(0o600)
+
+    @classmethod
+    def load(cls, path: Path) -> ServiceConfig:
+        """Read a configuration that `save` wrote.
+
+        Raises:
+            ConfigError: the file is missing, is not JSON, or has an unknown or impossible field.
+        """
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from error
+        except msgspec.DecodeError as error:
+            raise ConfigError("config", str(path), str(error)) from error
+
+
+_INT_RANGES = (
+    ("mm_shm_cache_max_object_size_mb", 1, 1 << 20),
+    ("ring_num_slots", 1, 1 << 20),
+    ("ring_max_rows", 1, 64),
+    ("max_image_bytes", 1, 1 << 32),
+    ("max_image_pixels", 1, 1 << 32),
+    ("max_images_per_request", 1, 1024),
+    ("max_num_requests", 1, 1 << 20),
+    ("max_model_len", 1, 1 << 24),
+    ("block_size", 1, 1024),
+    ("num_kv_blocks", 2, 1 << 24),
+    ("max_num_seqs", 1, 4096),
+    ("max_num_batched_tokens", 1, 1 << 20),
+    ("encoder_cache_size", 0, 1 << 30),
+    ("max_num_encoder_input_tokens", 0, 1 << 30),
+    ("world_size", 1, 16),
+    ("data_parallel_size", 1, 4096),
+    ("_api_process_count", 1, 4096),
+)
+
+
+def _check_range(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(field, value, f"must be between {low} and {high}")
+
+
+def _check_device(device: str) -> None:
+    kind, _, index = device.partition(":")
+    plain = device in ("auto", "cpu", "cuda")
+    if not plain and not (kind == "cuda" and index.isdecimal()):
+        raise ConfigError("device", device, "must be auto, cpu, cuda or cuda:<index>")

@@ -1,0 +1,257 @@
+"""Every error that one process of mmcached can tell another, or its caller.
+
+One base, one module. Each class has a stable `code` (what travels), says whether trying again can help, and keeps the
+numbers of the case in `details`, so that the receiver rebuilds the same class without reading the text.
+
+An error tells the fact, the numbers and the next step. Nothing here knows about sockets or memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+Detail = str | int | float | bool | list[str]
+
+
+class MmcachedError(Exception):
+    """The base: catch it to catch everything that mmcached raises on purpose.
+
+    Attributes:
+        code: stable word for the class; what travels between processes.
+        retryable: whether the same call may succeed later without any change.
+        details: the numbers of the case, by name.
+    """
+
+    code: ClassVar[str] = "error"
+    retryable: bool = False
+
+    def __init__(self, message: str, **details: Detail) -> None:
+        super().__init__(message)
+        self.details: dict[str, Detail] = details
+
+
+class CacheMiss(MmcachedError):
+    """The receiver does not hold these items; send them again with their data."""
+
+    code = "cache_miss"
+    retryable = True
+
+    def __init__(self, mm_hashes: Sequence[str]) -> None:
+        hashes = list(mm_hashes)
+        super().__init__(f"{len(hashes)} item(s) are not cached here: {hashes}; resend their data", mm_hashes=hashes)
+
+    @property
+    def mm_hashes(self) -> list[str]:
+        hashes = self.details["mm_hashes"]
+        return list(hashes) if isinstance(hashes, list) else []
+
+
+class ItemTooLarge(MmcachedError):
+    """The item exceeds a fixed limit; it will never fit."""
+
+    code = "item_too_large"
+
+    def __init__(self, nbytes: int, limit: int, field: str = "item") -> None:
+        super().__init__(
+            f"{field} has {nbytes} bytes, the limit is {limit}; it travels inline, or raise the limit",
+            field=field,
+            nbytes=nbytes,
+            limit=limit,
+        )
+
+
+class CacheFull(MmcachedError):
+    """Nothing can be evicted now; the item fits once readers have given leases back."""
+
+    code = "cache_full"
+    retryable = True
+
+    def __init__(self, nbytes: int, capacity: int, pinned_bytes: int) -> None:
+        super().__init__(
+            f"no room for {nbytes} bytes: {pinned_bytes} of {capacity} bytes are leased or pinned; send it inline",
+            nbytes=nbytes,
+            capacity=capacity,
+            pinned_bytes=pinned_bytes,
+        )
+
+
+class StaleHandle(MmcachedError):
+    """The chunk that this handle names has been given other content since."""
+
+    code = "stale_handle"
+    retryable = True
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"stale handle: {reason}; ask the sender for a fresh one", reason=reason)
+
+
+class MissingRows(MmcachedError):
+    """Rows behind a hit were never written: the usable prefix ends at position `first`. Compute the rest again.
+
+    Attributes:
+        details: `key` of the tensor, `first` missing position, `end` of the run of missing ones.
+    """
+
+    code = "missing_rows"
+    retryable = True
+
+    def __init__(self, key: str, first: int, end: int) -> None:
+        super().__init__(
+            f"rows [{first}, {end}) of {key!r} were never written; the usable prefix has {first} rows",
+            key=key,
+            first=first,
+            end=end,
+        )
+
+
+class LayoutMismatch(MmcachedError):
+    """The segment was written by another layout version, or its header contradicts what was announced."""
+
+    code = "layout_mismatch"
+
+    def __init__(self, field: str, value: Detail, expected: Detail) -> None:
+        super().__init__(
+            f"segment header: {field} is {value!r}, expected {expected!r}; restart both sides with one version",
+            field=field,
+            value=value,
+            expected=expected,
+        )
+
+
+class SegmentError(MmcachedError):
+    """A shared-memory segment could not be made, opened or locked; the text says what to do."""
+
+    code = "segment_error"
+
+
+class ProtocolError(MmcachedError):
+    """Somebody broke the protocol; see the two subclasses for who."""
+
+    code = "protocol_error"
+
+
+class LocalProtocolError(ProtocolError):
+    """This process tried to say what may not be said now: a bug on this side."""
+
+    code = "local_protocol_error"
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what does not validate. The frame changed nothing; `field` is the path inside it."""
+
+    code = "remote_protocol_error"
+
+    def __init__(self, reason: str, field: str = "$") -> None:
+        super().__init__(f"invalid message at {field}: {reason}", reason=reason, field=field)
+
+
+class PeerGone(MmcachedError):
+    """The other process is not connected, or has died."""
+
+    code = "peer_gone"
+    retryable = True
+
+
+class ChannelFull(MmcachedError):
+    """The peer does not take messages fast enough; nothing was queued."""
+
+    code = "channel_full"
+    retryable = True
+
+
+class ServiceUnavailable(MmcachedError):
+    """The service is not there, not ready yet, or draining. Try again later."""
+
+    code = "service_unavailable"
+    retryable = True
+
+
+class DeadlineExceeded(MmcachedError):
+    """The answer did not come in time; the work was abandoned."""
+
+    code = "deadline_exceeded"
+    retryable = True
+
+    def __init__(self, operation: str, timeout_s: float) -> None:
+        super().__init__(f"{operation}: no answer within {timeout_s} s", operation=operation, timeout_s=timeout_s)
+
+
+class RequestAborted(MmcachedError):
+    """The request was ended before it was done, by a cancel or by a process that died."""
+
+    code = "request_aborted"
+    retryable = True
+
+
+class InvalidRequest(MmcachedError):
+    """The request can never be served as it is: names the field, the value and the limit."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, value: Detail, limit: str) -> None:
+        super().__init__(f"{field} = {value!r}: {limit}", field=field, value=value, limit=limit)
+
+
+class EmptyImage(InvalidRequest):
+    """An image of no bytes."""
+
+    code = "empty_image"
+
+
+class CorruptImage(InvalidRequest):
+    """Bytes that no decoder takes for an image, or a damaged one."""
+
+    code = "corrupt_image"
+
+
+class ImageTooLarge(InvalidRequest):
+    """An image with more pixels, or more encoded bytes, than the service accepts."""
+
+    code = "image_too_large"
+
+
+class ConfigError(InvalidRequest):
+    """A setting outside what is possible."""
+
+    code = "config_error"
+
+
+class InvariantError(MmcachedError):
+    """Our own books contradict themselves: a bug in mmcached. Please report it."""
+
+    code = "invariant_error"
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An error as it travels: code, text, and the numbers."""
+
+    code: str
+    message: str
+    retryable: bool
+    details: dict[str, Detail]
+
+
+def error_to_wire(error: MmcachedError) -> ErrorInfo:
+    return ErrorInfo(error.code, str(error), error.retryable, error.details)
+
+
+def error_from_wire(info: ErrorInfo) -> MmcachedError:
+    """Rebuild the error; one of unknown code becomes a plain `MmcachedError`, as retryable as it was."""
+    cls = _code_to_class().get(info.code, MmcachedError)
+    error = cls.__new__(cls)
+    MmcachedError.__init__(error, info.message, **info.details)
+    error.retryable = info.retryable
+    return error
+
+
+def _code_to_class() -> Mapping[str, type[MmcachedError]]:
+    found: dict[str, type[MmcachedError]] = {}
+    pending: list[type[MmcachedError]] = [MmcachedError]
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found

@@ -1,0 +1,53 @@
+"""What names bytes in a ring: the ring's announcement, a handle to one chunk, and a lease on it.
+
+None of these gives access by itself: a reader acts only on a handle that came with a lease of its own incarnation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a ring is and how large; sent by its writer to each reader.
+
+    The two POSIX objects are `/mmc.<uid>.<ring_id>.data` and `….ctl`.
+    """
+
+    uid: Count
+    ring_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    epoch: Count
+    data_bytes: Count
+    num_slots: Count
+    max_rows: Count
+
+    @property
+    def data_name(self) -> str:
+        return f"/mmc.{self.uid}.{self.ring_id}.data"
+
+    @property
+    def ctl_name(self) -> str:
+        return f"/mmc.{self.uid}.{self.ring_id}.ctl"
+
+
+class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ring"):
+    """One published chunk: `nbytes` of payload at byte `offset` of the data object, as it was in `generation`."""
+
+    ring_id: str
+    epoch: Count
+    slot: Count
+    generation: Count
+    offset: Count
+    nbytes: Count
+    tenant: str = ""
+
+
+class LeaseId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One grant: the `seq`-th lease that the writer gave to the reader incarnation `nonce`."""
+
+    nonce: Count
+    seq: Count

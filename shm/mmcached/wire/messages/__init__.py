@@ -1,0 +1,6 @@
+"""Everything that one process of mmcached can say to another: one module per receiving process, one union in each.
+
+Messages are frozen, array-like and tagged; an unknown field or a value out of range does not validate. They carry no
+tensor bytes: those lie in the ring (`Handle`) or follow the message as further frames, described by `Tensor` or
+`Inline`.
+"""

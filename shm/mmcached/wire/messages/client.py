@@ -1,0 +1,59 @@
+"""What a client receives from the frontend."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mmcached.wire.errors import ErrorInfo
+from mmcached.wire.handle import Count
+from mmcached.wire.messages.parts import Message, Tensor, Text, TokenId
+from mmcached.wire.stats import ServiceStats
+
+
+class Welcome(Message, frozen=True):
+    """Answer to `ClientHello`: what a client must know of the service."""
+
+    service_id: Text
+    image_token_id: TokenId
+    eos_token_id: TokenId
+    hidden_size: Count
+    max_model_len: Count
+
+
+class Generated(Message, frozen=True):
+    """A finished generation.
+
+    Attributes:
+        num_prompt_tokens: after each image marker was replaced by its placeholders.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+        hidden_states: `(num_prompt_tokens + len(token_ids) - 1, hidden_size)`, only if asked for.
+    """
+
+    request_id: Count
+    token_ids: list[TokenId]
+    finish_reason: Literal["stop", "length"]
+    num_prompt_tokens: Count
+    num_cached_tokens: Count
+    hidden_states: Tensor | None = None
+
+
+class Encoded(Message, frozen=True):
+    """Embeddings, one `(num_embeds, hidden_size)` tensor per image, in the order of the request."""
+
+    request_id: Count
+    embeddings: list[Tensor]
+
+
+class Stats(Message, frozen=True):
+    request_id: Count
+    stats: ServiceStats
+
+
+class Failed(Message, frozen=True):
+    """The request ended with an error; `request_id` is None when the frame could not be read at all."""
+
+    request_id: Count | None
+    error: ErrorInfo
+
+
+ToClient = Welcome | Generated | Encoded | Stats | Failed

@@ -1,0 +1,128 @@
+"""What an engine receives: from the frontend on one socket, from its workers on another."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from mmcached.wire.errors import ErrorInfo
+from mmcached.wire.handle import Count, RingAnnouncement
+from mmcached.wire.messages.parts import Feature, Message, Part, Tensor, Text, TokenId
+from mmcached.wire.stats import WorkerStats
+
+# ---- from the frontend
+
+
+class Ring(Message, frozen=True):
+    """Answer to `EngineHello`: the ring to attach to; None when every item travels inline."""
+
+    announcement: RingAnnouncement | None
+
+
+class RowAttached(Message, frozen=True):
+    """Answer to `RowHello`: the writer has accepted the row; leases may follow."""
+
+    epoch: Count
+    row: Count
+    nonce: Count
+
+
+class AddRequest(Message, frozen=True):
+    """A request, complete: its tokens with all placeholders, its items with where they lie.
+
+    `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items.
+    """
+
+    request_id: Count
+    kind: Literal["generate", "encode"]
+    prompt_token_ids: list[TokenId]
+    features: list[Feature]
+    max_tokens: Count
+    want_hidden_states: bool
+    tenant: Text = ""
+
+
+class AbortRequest(Message, frozen=True):
+    """End a request without an answer; an unknown id changes nothing."""
+
+    request_id: Count
+
+
+class GetEngineStats(Message, frozen=True):
+    token: Count
+
+
+FromFrontend = Ring | RowAttached | AddRequest | AbortRequest | GetEngineStats
+
+# ---- from workers
+
+
+class WorkerHello(Message, frozen=True):
+    """First message of a worker. `worker_epoch` is new for each process."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, le=15)]
+    worker_epoch: Count
+    config_digest: Text
+    device: Text
+
+
+class WorkerAttached(Message, frozen=True):
+    """The worker holds its byte and its share of the row: the former worker of this rank is dead. Plans may come."""
+
+    worker_epoch: Count
+    engine_nonce: Count
+    ring_epoch: Count
+
+
+class Sampled(Part, frozen=True):
+    request_id: Count
+    token_id: TokenId
+
+
+class ReadDone(Part, frozen=True):
+    """All views that step `step` took under lease `seq` are gone; the bytes are not read any more."""
+
+    step: Count
+    seq: Count
+
+
+class HiddenRows(Part, frozen=True):
+    """Hidden states of a request from `first_position` on, `(rows, hidden_size)`; from 0 on after a prefix hit."""
+
+    request_id: Count
+    first_position: Count
+    tensor: Tensor
+
+
+class ItemEmbedding(Part, frozen=True):
+    request_id: Count
+    index: Count
+    tensor: Tensor
+
+
+class StepOutput(Message, frozen=True):
+    """What a step has made. Rank 0 alone fills `hidden_states` and `embeddings`; `digest` is equal on all ranks."""
+
+    engine_nonce: Count
+    worker_epoch: Count
+    step: Count
+    digest: bytes
+    sampled: list[Sampled]
+    read_done: list[ReadDone]
+    hidden_states: list[HiddenRows]
+    embeddings: list[ItemEmbedding]
+    stats: WorkerStats
+
+
+class StepFailed(Message, frozen=True):
+    """The worker could not run the step and has kept nothing of it."""
+
+    engine_nonce: Count
+    worker_epoch: Count
+    step: Count
+    error: ErrorInfo
+    read_done: list[ReadDone]
+
+
+FromWorker = WorkerHello | WorkerAttached | StepOutput | StepFailed

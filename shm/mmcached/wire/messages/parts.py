@@ -1,0 +1,57 @@
+"""Pieces that occur inside messages of several receivers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from mmcached.wire.handle import Count, Handle, LeaseId
+
+Text = Annotated[str, msgspec.Meta(max_length=256)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages: an array that starts with the class name."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of what occurs inside a message."""
+
+
+class Tensor(Part, frozen=True):
+    """A dense tensor whose bytes, C order and little-endian, are one further frame of the same message.
+
+    Frames are numbered from 0 after the message itself. `dtype` is numpy's name, as `int32`.
+    """
+
+    frame: Count
+    dtype: Text
+    shape: tuple[Count, ...]
+
+
+class Inline(Part, frozen=True, tag="inline"):
+    """An encoded record (see `mmcached.shm.codec`) in frames `first_frame … first_frame + num_frames - 1`."""
+
+    first_frame: Count
+    num_frames: Count
+
+
+class Feature(Part, frozen=True):
+    """One multimodal item of a request: `length` placeholder tokens of the prompt from `offset` on.
+
+    Attributes:
+        mm_hash: content key of the processed item, 64 hex digits.
+        num_embeds: embeddings that the encoder makes of it.
+        payload: where the processed item is: in the ring, or inline.
+        lease: the grant that comes with a `Handle`; None for an inline item.
+    """
+
+    mm_hash: Text
+    modality: Literal["image"]
+    offset: Count
+    length: Count
+    num_embeds: Count
+    payload: Handle | Inline
+    lease: LeaseId | None = None

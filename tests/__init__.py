@@ -1,0 +1,1 @@
+"""The tests mirror the source tree. A package, so that no installed `tests` can stand in for it."""

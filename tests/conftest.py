@@ -1,0 +1,82 @@
+"""What holds for every test: one math thread, no leftovers, hypothesis without a clock."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports numpy or torch: threads that fight for few cores make small products a thousand times slower.
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+import contextlib
+import shutil
+import signal
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.house.leaks import Snapshot, adopt_orphans, find_leaks
+
+settings.register_profile(
+    "mmcached",
+    deadline=None,  # a time limit per example is a test of the machine's load
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
+settings.load_profile("mmcached")
+adopt_orphans()
+
+_call_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call":
+        item.stash[_call_failed] = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def leak_gate(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves something behind; see `tests.house.leaks` for what counts.
+
+    Autouse, so it is set up before and torn down after the test's other function-scoped fixtures, but after the module-
+    and session-scoped ones: those may hold what they like, as long as nothing of it is left when the session ends. A
+    test that failed is not judged again: its kept traceback holds objects alive.
+    """
+    before = Snapshot.take()
+    yield
+    if not request.node.stash.get(_call_failed, False):
+        _fail_on(find_leaks(before), "the test left behind")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def session_leak_gate(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a session without failures in which a module- or session-scoped fixture leaves something behind."""
+    before = Snapshot.take()
+    yield
+    if not request.session.testsfailed:
+        _fail_on(find_leaks(before, is_session_over=True), "the session left behind")
+
+
+def _fail_on(leaked: Snapshot, what: str) -> None:
+    if leaked:
+        message = "\n  ".join([f"{what}:", *leaked.lines()])
+        for pid in leaked.children:  # reported; now it shall disturb no other test
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        pytest.fail(message, pytrace=False)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A private folder with a short path: a unix socket path may have 107 bytes, and `tmp_path` can be longer."""
+    path = Path(tempfile.mkdtemp(prefix="mmc-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)

@@ -1,0 +1,150 @@
+"""A frontend with a real ring and workers that say what a test tells them, around one real EngineServer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import zmq
+
+from mmcached.engine.server import EngineServer
+from mmcached.shm import ObjectStoreWriter, RingWriter
+from mmcached.wire.channels import DealerChannel, Frame, RouterChannel
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.parts import Feature
+from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import WorkerStats
+
+MessageT = TypeVar("MessageT")
+DEADLINE_S = 30.0
+
+
+class FakeWorker:
+    """One rank, over a real socket."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, rank: int, digest: str) -> None:
+        self.epoch = 100 + rank
+        self.channel: DealerChannel[to_worker.FromEngineToWorker] = DealerChannel(
+            context, address, to_worker.FromEngineToWorker
+        )
+        self.channel.send(to_engine.WorkerHello(rank, self.epoch, digest, "cpu"))
+
+    def output(self, plan: to_worker.StepPlan, *, token: int = 65, digest: bytes = b"d") -> to_engine.StepOutput:
+        """An output that samples `token` wherever the plan asks, and has read all that it encodes."""
+        sampled = [to_engine.Sampled(chunk.request_id, token) for chunk in plan.chunks if chunk.sample]
+        return to_engine.StepOutput(
+            plan.engine_nonce, self.epoch, plan.step, digest, sampled, self.reads(plan), [], [], WorkerStats()
+        )
+
+    def failure(self, plan: to_worker.StepPlan, error: Any) -> to_engine.StepFailed:
+        return to_engine.StepFailed(plan.engine_nonce, self.epoch, plan.step, error, self.reads(plan))
+
+    def reads(self, plan: to_worker.StepPlan) -> list[to_engine.ReadDone]:
+        return [to_engine.ReadDone(plan.step, item.lease.seq) for item in plan.encode if item.lease is not None]
+
+
+class Bench:
+    """Everything around one EngineServer; a step is taken by `step` in this thread, nothing runs by itself."""
+
+    def __init__(self, run_dir: Path, config: ServiceConfig, clock: Callable[[], float]) -> None:
+        directory = RunDir(run_dir)
+        directory.create()
+        self.config = config
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.frontend: RouterChannel[from_engine.FromEngine] = RouterChannel(
+            self.context, directory.engine_address, from_engine.FromEngine
+        )
+        self.ring = RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18)
+        self.store = ObjectStoreWriter(self.ring)
+        self.engine = EngineServer(directory, config, 0, clock=clock)
+        self.address = directory.worker_address(0)
+        self.workers: list[FakeWorker] = []
+        self.peer = b""
+        self.row = 0
+        self.received: list[tuple[from_engine.FromEngine, list[Frame]]] = []
+        self.payload: list[Frame] = []
+
+    def pump(self, wanted: Callable[[], bool]) -> None:
+        """Let the engine poll, and take in what it says, until something is so; fail if it never is."""
+        give_up = time.monotonic() + DEADLINE_S
+        while time.monotonic() < give_up:
+            self.engine.poll(0.01)
+            while (raw := self.frontend.receive_raw()) is not None:
+                self.peer, frames = raw
+                self.received.append(self.frontend.decode(frames))
+            if wanted():
+                return
+        raise AssertionError(f"never so; received {[type(message).__name__ for message, _ in self.received]}")
+
+    def expect(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message of this kind from the engine, dropping those before it."""
+        self.pump(lambda: any(isinstance(message, kind) for message, _ in self.received))
+        while True:
+            message, self.payload = self.received.pop(0)
+            if isinstance(message, kind):
+                return message
+
+    def plan(self, rank: int = 0) -> to_worker.StepPlan:
+        """Return the next plan that a rank is sent."""
+        channel = self.workers[rank].channel
+        self.pump(lambda: channel.wait(0))
+        message, self.payload = channel.receive(0)
+        assert isinstance(message, to_worker.StepPlan), message
+        return message
+
+    def connect(self) -> None:
+        """Go through the whole handshake: ring, row, workers."""
+        self.expect(from_engine.EngineHello)
+        self.frontend.send(self.peer, to_engine.Ring(self.ring.announcement))
+        hello = self.expect(from_engine.RowHello)
+        assert self.ring.attach(hello.row, hello.nonce)
+        self.row = hello.row
+        self.frontend.send(self.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+        for rank in range(self.config.world_size):
+            worker = FakeWorker(self.context, self.address, rank, self.config.digest())
+            self.workers.append(worker)
+            self.pump(lambda worker=worker: worker.channel.wait(0))  # type: ignore[misc]
+            attach, _ = worker.channel.receive(0)
+            assert isinstance(attach, to_worker.Attach)
+            worker.channel.send(
+                to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, self.ring.announcement.epoch)
+            )
+        self.expect(from_engine.EngineReady)
+
+    def put_item(self, key: str) -> Handle:
+        return self.store.put(key, {"pixel_values": np.zeros((2, 8), np.uint8)})
+
+    def add(self, request_id: int, handle: Handle | None = None, *, lease: LeaseId | None = None) -> None:
+        """Send a request of five tokens, or six with an image of two; its lease is granted here unless given."""
+        features = []
+        tokens = list(b"hello")
+        if handle is not None:
+            lease = lease or self.ring.grant(self.row, handle)
+            features = [Feature("m" * 64, "image", 2, 2, 2, handle, lease)]
+            tokens = [*b"ab", 258, 258, *b"cd"]
+        self.frontend.send(self.peer, to_engine.AddRequest(request_id, "generate", tokens, features, 1, False))
+
+    @property
+    def leases(self) -> int:
+        return self.ring.stats().leases
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.close()
+        for worker in self.workers:
+            worker.channel.close()
+        self.frontend.close()
+        self.store.close()
+        self.context.term()

@@ -1,0 +1,175 @@
+"""EngineServer between a fake frontend and fake workers: attaching, leases at every end of a request, failing steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
+from mmcached.wire.handle import LeaseId
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages.parts import Feature, Inline
+from tests.engine.fake_peers import Bench, FakeWorker
+
+CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
+    with Bench(run_dir, CONFIG, clock) as bench:
+        yield bench
+
+
+def run_step(bench: Bench, **output: bytes) -> None:
+    """Let both ranks run the next step."""
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(bench.plan(rank), **output))  # type: ignore[arg-type]
+
+
+def test_engine_is_ready_only_when_row_and_all_workers_are_attached(bench: Bench, clock: Clock) -> None:
+    bench.expect(from_engine.EngineHello)
+    clock.now += 1
+    bench.expect(from_engine.EngineHello)  # repeated until it is answered
+    bench.frontend.send(bench.peer, to_engine.Ring(bench.ring.announcement))
+    hello = bench.expect(from_engine.RowHello)
+    worker = FakeWorker(bench.context, bench.address, 0, CONFIG.digest())
+    bench.workers.append(worker)
+    bench.pump(lambda: worker.channel.wait(0))
+    attach, _ = worker.channel.receive(0)
+    assert attach.row_nonce == hello.nonce  # type: ignore[union-attr]
+    worker.channel.send(to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, 1))
+    assert bench.ring.attach(hello.row, hello.nonce)
+    bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+    for _ in range(20):
+        bench.engine.poll(0.001)
+    assert bench.frontend.receive_raw() is None, "one rank is missing"
+
+
+def test_lease_goes_back_after_the_answer_and_not_before(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, bench.put_item("a"))
+    assert bench.leases == 1
+    run_step(bench)
+    answer = bench.expect(from_engine.RequestGenerated)
+    assert (answer.request_id, answer.token_ids, answer.finish_reason) == (1, [65], "length")
+    assert bench.leases == 0
+    bench.ring.check_integrity()
+
+
+def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, bench.put_item("a"))
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    first, second = bench.workers
+    first.channel.send(first.output(plans[0]))
+    for _ in range(20):
+        bench.engine.poll(0.001)
+    assert bench.leases == 1, "rank 1 may still read the bytes"
+    second.channel.send(second.output(plans[1]))
+    bench.pump(lambda: bench.leases == 0)
+    assert bench.engine.stats().requests_running == 0
+    assert not [m for m, _ in bench.received if isinstance(m, from_engine.RequestGenerated)]
+
+
+def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: Bench) -> None:
+    bench.connect()
+    handle = bench.put_item("a")
+    granted = bench.ring.grant(bench.row, handle)
+    bench.add(1, handle, lease=LeaseId(granted.nonce ^ 1, granted.seq))
+    missed = bench.expect(from_engine.RequestMissed)
+    assert missed == from_engine.RequestMissed(1, ["m" * 64])
+    assert bench.leases == 1, "the other incarnation's lease is not ours to return"
+    bench.add(2, handle, lease=granted)
+    run_step(bench)
+    bench.expect(from_engine.RequestGenerated)
+    assert bench.leases == 0
+
+
+def test_failed_step_fails_its_requests_with_the_reason_and_the_engine_goes_on(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, bench.put_item("a"))
+    for rank, worker in enumerate(bench.workers):
+        plan = bench.plan(rank)
+        error = error_to_wire(StaleHandle("generation 1 is gone"))
+        worker.channel.send(worker.failure(plan, error) if rank else worker.output(plan))
+    failed = bench.expect(from_engine.RequestFailed)
+    assert (failed.request_id, failed.error.code) == (1, "stale_handle")
+    assert bench.leases == 0
+    bench.add(2)
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+
+
+def test_ranks_that_compute_different_things_end_the_engine(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1)
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(bench.plan(rank), digest=b"%d" % rank))
+    with pytest.raises(InvariantError, match=r"ranks \[1\]"):
+        bench.expect(from_engine.EngineStatsReply)
+
+
+def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> None:
+    bench.connect()
+    bench.add(1)
+    bench.plan(0)
+    clock.now += CONFIG.step_timeout_s + 1
+    with pytest.raises(PeerGone, match=r"\[0, 1\]"):
+        bench.expect(from_engine.EngineStatsReply)
+
+
+def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(bench: Bench) -> None:
+    bench.connect()
+    handle = bench.put_item("a")
+    lease = bench.ring.grant(bench.row, handle)
+    outside = Feature("m" * 64, "image", 50, 2, 2, handle, lease)
+    bench.frontend.send(bench.peer, to_engine.AddRequest(1, "generate", [65], [outside], 1, False))
+    assert bench.expect(from_engine.RequestFailed).error.code == "invalid_request"
+    missing = Feature("m" * 64, "image", 0, 1, 1, Inline(0, 3))
+    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258], [missing], 1, False), [b"one"])
+    assert bench.expect(from_engine.RequestFailed).error.code == "remote_protocol_error"
+    assert bench.leases == 0
+
+
+def test_noise_stale_plans_and_other_configurations_are_ignored(bench: Bench) -> None:
+    bench.connect()
+    bench.workers[0].channel.socket.send_multipart([b"noise"])
+    bench.workers[0].channel.send(to_engine.WorkerHello(1, 999, "another", "cpu"))
+    bench.frontend.socket.send_multipart([bench.peer, b"mmc\x01", b"\xc1"])
+    bench.add(1)
+    plan = bench.plan(0)
+    worker = bench.workers[0]
+    late = worker.output(plan)
+    for field, value in (("engine_nonce", 5), ("worker_epoch", 5), ("step", plan.step + 7)):
+        worker.channel.send(msgspec.structs.replace(late, **{field: value}))
+    worker.channel.send(late)
+    bench.workers[1].channel.send(bench.workers[1].output(bench.plan(1)))
+    assert bench.expect(from_engine.RequestGenerated).token_ids == [65]
+
+
+def test_error_classes_survive_the_way_up(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1)
+    for rank, worker in enumerate(bench.workers):
+        error = error_to_wire(CorruptImage("images[0]", "x", "no image"))
+        worker.channel.send(worker.failure(bench.plan(rank), error))
+    assert bench.expect(from_engine.RequestFailed).error.details["field"] == "images[0]"

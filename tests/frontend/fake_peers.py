@@ -1,0 +1,142 @@
+"""An engine and clients that a test plays by hand, around one real Frontend with its real ring."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import zmq
+from PIL import Image
+
+from mmcached.frontend.server import Frontend
+from mmcached.shm import ReaderRow
+from mmcached.shm.lock_file import LockFile
+from mmcached.wire.channels import DealerChannel, Frame
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import EngineStats, ServiceStats
+
+DEADLINE_S = 30.0
+MessageT = TypeVar("MessageT")
+
+
+def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (shade, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class FakeEngine:
+    """One engine incarnation with a real row of the ring."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: RunDir) -> None:
+        self.channel: DealerChannel[to_engine.FromFrontend] = DealerChannel(
+            context, directory.engine_address, to_engine.FromFrontend
+        )
+        self.row: ReaderRow | None = None
+        self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
+
+    def close(self) -> None:
+        self.channel.close()
+        if self.row is not None:
+            self.row.close()
+
+
+class Bench:
+    """Everything around one Frontend; it polls only inside `pump`."""
+
+    def __init__(self, run_dir: Path, config: ServiceConfig, clock: Callable[[], float]) -> None:
+        self.directory = RunDir(run_dir)
+        self.directory.create()
+        self.config = config
+        self.frontend = Frontend(self.directory, config, clock=clock)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.client: DealerChannel[to_client.ToClient] = DealerChannel(
+            self.context, self.directory.client_address, to_client.ToClient
+        )
+        self.client_id = secrets.token_hex(16)
+        self.presence = LockFile(self.directory.client_lock(self.client_id))
+        self.engines: list[FakeEngine] = []
+        self.payload: list[Frame] = []
+
+    def pump(self, wanted: Callable[[], bool]) -> None:
+        """Let the frontend poll until something is so; fail if it never is."""
+        give_up = time.monotonic() + DEADLINE_S
+        while not wanted():
+            self.frontend.poll(0.01)
+            assert time.monotonic() < give_up, "never so"
+
+    def from_frontend(self, engine: FakeEngine, kind: type[MessageT]) -> MessageT:
+        """Return the next message to an engine, which must be of this kind."""
+        self.pump(lambda: bool(engine.backlog) or engine.channel.wait(0))
+        message, self.payload = engine.backlog.pop(0) if engine.backlog else engine.channel.receive(0)
+        assert isinstance(message, kind), message
+        return message
+
+    def answer(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message to the client, which must be of this kind."""
+        self.pump(lambda: self.client.wait(0))
+        message, self.payload = self.client.receive(0)
+        assert isinstance(message, kind), message
+        return message
+
+    def add_engine(self, *, digest: str) -> FakeEngine:
+        """Connect an engine that has said hello, and no more."""
+        engine = FakeEngine(self.context, self.directory)
+        self.engines.append(engine)
+        engine.channel.send(to_frontend.EngineHello(secrets.randbits(62), digest))
+        return engine
+
+    def connect_engine(self) -> FakeEngine:
+        """Connect an engine that has gone through the whole handshake."""
+        engine = self.add_engine(digest=self.config.digest())
+        ring = self.from_frontend(engine, to_engine.Ring)
+        if ring.announcement is not None:
+            engine.row = ReaderRow.attach(ring.announcement)
+            engine.channel.send(to_frontend.RowHello(ring.announcement.epoch, engine.row.row, engine.row.nonce))
+            self.from_frontend(engine, to_engine.RowAttached)
+        engine.channel.send(to_frontend.EngineReady(1))
+        while not self.stats().engines:
+            pass  # it is asked for statistics only when it is ready
+        return engine
+
+    def generate(self, request_id: int, images: list[bytes], *, timeout_s: float = 60.0) -> None:
+        prompt = "look: " + "<image>" * len(images)
+        self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, False, timeout_s), images)
+
+    def stats(self) -> ServiceStats:
+        """Return the service's statistics; the engines answer with zeros."""
+        self.client.send(to_frontend.GetStats(0))
+        self.pump(lambda: self.client.wait(0) or self._answer_for_engines())
+        return self.answer(to_client.Stats).stats
+
+    def _answer_for_engines(self) -> bool:
+        for engine in self.engines:
+            while engine.channel.wait(0):
+                message, payload = engine.channel.receive(0)
+                if isinstance(message, to_engine.GetEngineStats):
+                    engine.channel.send(to_frontend.EngineStatsReply(message.token, EngineStats()))
+                else:
+                    engine.backlog.append((message, payload))
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.frontend.close()
+        for engine in self.engines:
+            engine.close()
+        self.client.close()
+        self.presence.close()
+        self.context.term()

@@ -1,0 +1,56 @@
+"""Which cache a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mmcached.frontend.factories import processor_cache_from_config
+from mmcached.frontend.sender_cache import ShmItem, ShmObjectStoreSenderCache
+from mmcached.shm import ObjectStoreWriter, ReaderRow, RingWriter
+from mmcached.wire.config import GIB, ServiceConfig
+from tests.contracts import an_item
+
+SMALL = (1 << 20) / GIB
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStoreWriter]:
+    ring = RingWriter.create(data_bytes=1 << 20, num_slots=64, max_rows=2, max_object_bytes=1 << 20)
+    with ObjectStoreWriter(ring) as store:
+        yield store
+
+
+def test_shm(store: ObjectStoreWriter) -> None:
+    cache = processor_cache_from_config(
+        ServiceConfig(mm_processor_cache_gb=SMALL, mm_processor_cache_type="shm"), store
+    )
+    assert type(cache) is ShmObjectStoreSenderCache
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ServiceConfig(mm_processor_cache_gb=0), ServiceConfig(mm_processor_cache_gb=SMALL, is_multimodal_model=False)],
+    ids=["no bytes", "no multimodal model"],
+)
+def test_off(config: ServiceConfig, store: ObjectStoreWriter) -> None:
+    assert processor_cache_from_config(config, store) is None
+
+
+def test_no_ring_no_cache() -> None:
+    assert processor_cache_from_config(ServiceConfig(mm_processor_cache_gb=SMALL), None) is None
+
+
+def test_the_grant_is_passed_on(store: ObjectStoreWriter) -> None:
+    config = ServiceConfig(mm_processor_cache_gb=SMALL)
+    with ReaderRow.attach(store.ring.announcement) as row:
+        assert store.ring.attach(row.row, row.nonce)
+        for grant, num_leases in ((None, 1), (lambda handle: {}, 0)):
+            cache = processor_cache_from_config(config, store, grant=grant)
+            assert cache is not None
+            with cache:
+                item, _ = cache.get_and_update_item(an_item(1), "1")
+                assert isinstance(item, ShmItem)
+                assert len(item.leases) == num_leases

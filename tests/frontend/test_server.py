@@ -1,0 +1,242 @@
+"""Frontend between a fake client and fake engines: admission, leases at every end of a request, misses, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmcached.frontend.server import MAX_RESENDS
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import error_from_wire
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Inline
+from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
+from tests.frontend.fake_peers import Bench, png
+
+CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, max_num_requests=3)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
+    with Bench(run_dir, CONFIG, clock) as bench:
+        yield bench
+
+
+def failure(bench: Bench) -> str:
+    return bench.answer(to_client.Failed).error.code
+
+
+def test_without_a_ready_engine_it_is_unavailable_and_nothing_is_leased(bench: Bench) -> None:
+    bench.generate(1, [png(1)])
+    failed = bench.answer(to_client.Failed)
+    assert failed.request_id == 1
+    assert error_from_wire(failed.error).retryable
+    assert bench.stats().ring.grants == 0
+
+
+def test_request_carries_handles_with_leases_of_the_engines_own_row(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(7, [png(1), png(2), png(1)])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    assert engine.row is not None
+    payloads = [feature.payload for feature in add.features]
+    assert all(isinstance(payload, Handle) for payload in payloads)
+    assert payloads[0] == payloads[2] != payloads[1]
+    leases = [feature.lease for feature in add.features]
+    assert [lease and lease.seq for lease in leases] == [1, 2, 3]
+    assert all(engine.row.owns(p, lease) for p, lease in zip(payloads, leases, strict=True))  # type: ignore[arg-type]
+    assert add.prompt_token_ids[add.features[1].offset] == IMAGE_TOKEN_ID
+    assert bench.stats().ring.leases == 3
+    for payload in payloads:
+        engine.row.give_back(payload)  # type: ignore[arg-type]
+    assert bench.stats().ring.leases == 0
+
+
+def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(41, [])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    for _ in range(2):  # the second is for nobody
+        engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5, 6], "length", 3))
+    answer = bench.answer(to_client.Generated)
+    assert answer == to_client.Generated(41, [5, 6], "length", len(add.prompt_token_ids), 3)
+    stats = bench.stats()
+    assert (stats.requests_open, stats.requests_done) == (0, 1)
+
+
+def test_one_bad_image_leases_nothing_and_the_good_ones_stay_cached(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [png(1), b"broken"])
+    assert failure(bench) == "corrupt_image"
+    assert bench.stats().ring.leases == 0
+    bench.generate(2, [png(1)])
+    bench.from_frontend(engine, to_engine.AddRequest)
+    stats = bench.stats()
+    assert stats.processor.hits == 1
+    assert stats.ring.pinned_bytes > 0, "leased"
+    bench.frontend.poll(0)
+
+
+def test_items_that_do_not_fit_between_leased_ones_travel_inline(bench: Bench) -> None:
+    """The ring is full of leased items: the request is served all the same, nothing waits."""
+    engine = bench.connect_engine()
+    wide = (256, 256)  # 64 patches of 3 KiB
+    inline = 0
+    for shade in range(3):
+        bench.generate(shade + 1, [png(10 * shade + index, wide) for index in range(3)])
+        add = bench.from_frontend(engine, to_engine.AddRequest)
+        inline += sum(isinstance(feature.payload, Inline) for feature in add.features)
+        named = [f.payload.first_frame + f.payload.num_frames for f in add.features if isinstance(f.payload, Inline)]
+        assert max(named, default=0) == len(bench.payload)
+    assert inline > 0
+    stats = bench.stats()
+    assert stats.processor.inline_items == stats.processor.inline_fallbacks == inline
+    assert stats.ring.refusals == inline
+
+
+def test_miss_is_sent_again_a_bounded_number_of_times(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(9, [png(1)])
+    for _ in range(MAX_RESENDS + 1):
+        add = bench.from_frontend(engine, to_engine.AddRequest)
+        engine.channel.send(to_frontend.RequestMissed(add.request_id, [add.features[0].mm_hash]))
+    failed = bench.answer(to_client.Failed)
+    assert failed.request_id == 9
+    assert error_from_wire(failed.error).retryable
+    assert bench.stats().resends == MAX_RESENDS + 1
+
+
+def test_deadline_ends_the_request_here_and_in_the_engine(bench: Bench, clock: Clock) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [], timeout_s=5.0)
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    clock.now += 6
+    assert failure(bench) == "deadline_exceeded"
+    assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == add.request_id
+
+
+@pytest.mark.parametrize("how", ["cancel", "bye", "death"])
+def test_client_that_goes_ends_its_requests_in_the_engine(bench: Bench, how: str) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    match how:
+        case "cancel":
+            bench.client.send(to_frontend.Cancel(bench.client_id, 1))
+        case "bye":
+            bench.client.send(to_frontend.ClientBye(bench.client_id))
+        case "death":
+            bench.presence.close()
+    assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == add.request_id
+    assert bench.stats().requests_open == 0
+
+
+def test_cancel_of_another_client_changes_nothing(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [])
+    bench.from_frontend(engine, to_engine.AddRequest)
+    bench.client.send(to_frontend.Cancel("f" * 32, 1))
+    bench.client.send(to_frontend.ClientBye("f" * 32))
+    assert bench.stats().requests_open == 1
+
+
+def test_dead_engine_fails_its_requests_and_frees_its_leases(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [png(1)])
+    bench.from_frontend(engine, to_engine.AddRequest)
+    assert bench.stats().ring.leases == 1
+    engine.close()
+    bench.engines.remove(engine)
+    failed = bench.answer(to_client.Failed)
+    assert failed.error.code == "request_aborted"
+    assert failed.error.retryable
+    assert bench.stats().ring.leases == 0
+    bench.generate(2, [])
+    assert failure(bench) == "service_unavailable"
+    again = bench.connect_engine()
+    bench.generate(3, [png(1)])
+    assert isinstance(bench.from_frontend(again, to_engine.AddRequest).features[0].payload, Handle)
+
+
+def test_engine_whose_connection_is_gone_gets_no_lease(bench: Bench) -> None:
+    """The message cannot be queued: the grants are undone, so no slot stays pinned for ever."""
+    engine = bench.connect_engine()
+    engine.channel.close()
+    bench.engines.remove(engine)
+    bench.pump(lambda: _refused(bench))
+    assert engine.row is not None
+    assert bench.stats().ring.leases == 0
+    engine.row.close()
+
+
+def _refused(bench: Bench) -> bool:
+    """Whether a request finds the connection gone; the frontend's socket learns of it some time after the close."""
+    bench.generate(1, [png(1)])
+    bench.frontend.poll(0.05)
+    if not bench.client.wait(0):
+        bench.client.send(to_frontend.Cancel(bench.client_id, 1))
+        return False
+    message, _ = bench.client.receive(0)
+    return isinstance(message, to_client.Failed) and message.error.code in ("peer_gone", "service_unavailable")
+
+
+def test_admission_is_bounded_and_numbers_are_used_once(bench: Bench) -> None:
+    bench.connect_engine()
+    bench.generate(1, [])
+    bench.generate(1, [])
+    assert failure(bench) == "remote_protocol_error"
+    bench.generate(2, [])
+    bench.generate(3, [])
+    bench.generate(4, [])
+    assert failure(bench) == "service_unavailable"
+
+
+def test_draining_refuses_new_requests_and_ends_with_the_last(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    bench.frontend.drain()
+    assert not bench.frontend.is_drained
+    bench.generate(2, [])
+    assert failure(bench) == "service_unavailable"
+    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "stop", 0))
+    bench.answer(to_client.Generated)
+    assert bench.frontend.is_drained
+
+
+def test_engine_with_another_configuration_is_not_answered(bench: Bench) -> None:
+    bench.connect_engine()
+    stranger = bench.add_engine(digest="0123456789abcdef")
+    bench.stats()
+    assert not stranger.channel.wait(0)
+    assert stranger.backlog == []
+
+
+def test_row_that_does_not_hold_the_nonce_is_not_attached(bench: Bench) -> None:
+    bench.connect_engine()
+    liar = bench.add_engine(digest=CONFIG.digest())
+    ring = bench.from_frontend(liar, to_engine.Ring)
+    assert ring.announcement is not None
+    liar.channel.send(to_frontend.RowHello(ring.announcement.epoch, 1, 12345))
+    liar.channel.send(to_frontend.EngineReady(1))
+    assert len(bench.stats().engines) == 1, "not ready without a row"
+    assert liar.backlog == []

@@ -1,0 +1,23 @@
+"""Every module can be imported on its own name, and what its docstrings show is what happens."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from tests.house import REPOSITORY, SOURCE_ROOTS
+
+# Not pytest's --doctest-modules: its importlib mode may load a module of a namespace package a second time.
+MODULES = sorted(
+    ".".join(path.relative_to(REPOSITORY / root).with_suffix("").parts).removesuffix(".__init__")
+    for root in SOURCE_ROOTS
+    for path in (REPOSITORY / root / "mmcached").rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.FAIL_FAST)
+    assert results.failed == 0

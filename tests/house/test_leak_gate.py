@@ -1,0 +1,109 @@
+"""The leak gate fails what leaks and nothing else: shown by child sessions of pytest that run `leaky_examples.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.house import REPOSITORY, leaky_examples
+
+EXAMPLES = Path(leaky_examples.__file__)
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """One child session over all examples: test name -> what was reported, "" when it passed."""
+    shm = [Path(f"/dev/shm/mmc-test-{uuid.uuid4().hex}") for _ in range(2)]
+    leaked, foreign = shm
+    yield run_examples(tmp_path_factory.mktemp("all"), leaked=leaked, foreign=foreign)
+    for path in shm:
+        path.unlink()
+
+
+def run_examples(folder: Path, *names: str, leaked: Path | None = None, foreign: Path | None = None) -> dict[str, str]:
+    """Run some examples, all without `names`; map `foreign` when a test has made it."""
+    xml = folder / "report.xml"
+    selected = [f"{EXAMPLES}::{name}" for name in names] or [str(EXAMPLES)]
+    command = [sys.executable, "-m", "pytest", *selected, f"--junitxml={xml}", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "LEAKED_SHM": str(leaked), "FOREIGN_SHM": str(foreign)}
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(open(folder / "log", "wb"))
+        child = stack.enter_context(
+            subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        )
+        stack.callback(child.kill)
+        mapped = False
+        deadline = time.monotonic() + 60
+        while child.poll() is None and time.monotonic() < deadline:
+            if foreign and not mapped and foreign.exists() and foreign.stat().st_size:
+                file = stack.enter_context(open(foreign, "r+b"))
+                stack.enter_context(mmap.mmap(file.fileno(), 0))
+                mapped = True
+            time.sleep(0.01)
+    assert xml.exists(), (folder / "log").read_text()
+    return {
+        case.attrib["name"]: "\n".join(problem.text or "" for problem in case)
+        for case in ElementTree.parse(xml).iter("testcase")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "reported"),
+    [
+        ("test_leaks_fd", f"-> {EXAMPLES}"),
+        ("test_leaks_thread", "thread <Thread(left-running"),
+        ("test_leaks_child", "time.sleep(600)"),
+        ("test_leaks_grandchild", "time.sleep(600)"),
+        ("test_leaks_shm", "/dev/shm/mmc-test-"),
+    ],
+    ids=["fd", "thread", "child", "grandchild", "shm"],
+)
+def test_reports(verdicts: dict[str, str], name: str, reported: str) -> None:
+    assert "the test left behind" in verdicts[name]
+    assert reported in verdicts[name]
+    assert len(verdicts[name].splitlines()) == 2, "one leak, one line"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_clean",
+        "test_uses_shared_service",
+        "test_exempt",
+        "test_thread_that_is_just_ending",
+        "test_ignores_shm_of_another_session",
+    ],
+)
+def test_passes(verdicts: dict[str, str], name: str) -> None:
+    assert verdicts[name] == ""
+
+
+def test_every_example_is_judged_here(verdicts: dict[str, str]) -> None:
+    failed = {name for name, problem in verdicts.items() if problem}
+    assert failed == {name for name in verdicts if name.startswith("test_leaks_")}
+
+
+def test_session_end_counts_what_a_test_was_allowed(tmp_path: Path) -> None:
+    verdicts = run_examples(tmp_path, "test_exempt", "test_uses_shared_service")
+    assert verdicts["test_exempt"] == ""
+    report = verdicts["test_uses_shared_service"]
+    assert "the session left behind" in report
+    assert f"-> {EXAMPLES}" in report
+    assert "child" not in report, "a module-scoped fixture that cleans up is not blamed"
+
+
+def test_clean_session_passes(tmp_path: Path) -> None:
+    assert run_examples(tmp_path, "test_clean", "test_uses_shared_service") == {
+        "test_clean": "",
+        "test_uses_shared_service": "",
+    }

@@ -1,0 +1,61 @@
+"""What must start at once never imports torch (seconds, hundreds of MiB); shown in a child, at run time.
+
+The layers contract cannot show it: it counts an import inside a function, too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LIGHT = [
+    "mmcached.cache",
+    "mmcached.cli",
+    "mmcached.cli.supervisor",
+    "mmcached.client",
+    "mmcached.engine",
+    "mmcached.engine.server",
+    "mmcached.shm",
+    "mmcached.wire",
+]
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Top-level names of what a child Python imports, from `-X importtime`."""
+    child = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert child.returncode == 0, child.stderr
+    lines = [line for line in child.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_import_leaves_torch_out(module: str) -> None:
+    imported = imported_by("-c", f"import {module}")
+    assert "mmcached" in imported
+    assert "torch" not in imported
+
+
+def test_wire_leaves_numpy_out() -> None:
+    assert "numpy" not in imported_by("-c", "import mmcached.wire")
+
+
+def test_help_leaves_torch_out() -> None:
+    imported = imported_by("-m", "mmcached", "--help")
+    assert "mmcached" in imported
+    assert "torch" not in imported
+
+
+def test_arming_comes_before_heavy_imports() -> None:
+    """`python -m mmcached` asks for its parent-death signal before it imports the command line."""
+    imported = imported_by("-c", "import mmcached.__main__")
+    assert "ctypes" in imported
+    assert not {"typer", "rich", "zmq", "numpy", "torch"} & imported
+
+
+def test_torch_would_be_seen() -> None:
+    """The counter-check, with a stand-in that costs nothing."""
+    assert "json" in imported_by("-c", "import json.decoder")

@@ -1,0 +1,101 @@
+"""What `pip install mmcached` gives: built as a release is, installed in a bare environment, used from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.house import REPOSITORY, SOURCE_ROOTS
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command that sees no checkout: another folder, and nothing of the caller's Python path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    child = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    assert child.returncode == 0, child.stdout + child.stderr
+    return child.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, REPOSITORY, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare virtual environment with the wheel in it; its dependencies come from the environment of this test."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    run(
+        *(sys.executable, "-m", "pip", "--python", python),
+        *("install", "--quiet", "--no-deps", "--no-index", wheel),
+        cwd=folder,
+    )
+    # .pth files in the folder that this one points at are not read, so the editable install does not come along.
+    (site_packages(folder) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def site_packages(environment: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+
+
+def test_wheel_holds_the_four_portions_and_nothing_generic(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {"mmcached", "mmcached-0.1.0.dist-info"}
+    expected = {
+        str(path.relative_to(REPOSITORY / root))
+        for root in SOURCE_ROOTS
+        for path in (REPOSITORY / root / "mmcached").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {name for name in names if name.startswith("mmcached/")} == expected
+    assert "mmcached-0.1.0.dist-info/licenses/LICENSE" in names
+
+
+def test_sdist_holds_what_a_packager_needs(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"pyproject.toml", "LICENSE", "Makefile", "constraints.txt", "tests/conftest.py"} <= names
+    assert {name.partition("/")[0] for name in names} <= {
+        *SOURCE_ROOTS,
+        *("scripts", "tests", "pyproject.toml", "LICENSE", "Makefile", "constraints.txt", "PKG-INFO", ".gitignore"),
+        *(path.name for path in REPOSITORY.glob("*.md")),
+    }
+
+
+def test_installed_modules_are_the_wheel_s(environment: Path) -> None:
+    found = run(
+        *(
+            environment / "bin" / "python",
+            "-c",
+            "import mmcached, mmcached.wire as w; print(*mmcached.__path__, w.__file__)",
+        ),
+        cwd=environment,
+    )
+    portion = site_packages(environment) / "mmcached"
+    assert found.split() == [str(portion), str(portion / "wire" / "__init__.py")]
+
+
+@pytest.mark.parametrize("command", [["bin/mmcached"], ["bin/python", "-m", "mmcached"]], ids=["script", "module"])
+def test_installed_command_works_from_anywhere(environment: Path, tmp_path: Path, command: list[str]) -> None:
+    assert "serve" in run(environment / command[0], *command[1:], "--help", cwd=tmp_path)

@@ -1,0 +1,104 @@
+"""All roles of one service in this process: real sockets, a real segment, one thread for each role.
+
+What a matrix of many configurations needs: it starts in a fraction of a second. Death is the subject of other tests.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import zmq
+
+from mmcached.cli.probe import probe
+from mmcached.engine.server import EngineServer
+from mmcached.frontend.server import Frontend
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.messages.engine import WorkerHello
+from mmcached.wire.paths import RunDir
+from mmcached.worker.runner import ModelRunner
+from mmcached.worker.server import WorkerServer
+from tests.integration.processes import DEADLINE_S
+
+POLL_S = 0.05
+
+
+class LocalService:
+    """Enter to start and wait until a real request has gone through; leave to stop, and to hear of a role's error.
+
+    Attributes:
+        frontend, engine: for tests that look at their books, after the service has stopped or is at rest.
+    """
+
+    def __init__(self, run_dir: Path, config: ServiceConfig) -> None:
+        self.run_dir = run_dir
+        self.config = config
+        self.errors: list[BaseException] = []
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        directory = RunDir(self.run_dir)
+        directory.create()
+        self.frontend = Frontend(directory, self.config)
+        self.engine = EngineServer(directory, self.config, 0)
+        self._start(lambda: self._serve(self.frontend))
+        self._start(lambda: self._serve(self.engine))
+        for rank in range(self.config.world_size):
+            self._start(partial(self._work, directory, rank))
+        self._wait_until_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), f"{thread.name} does not stop"
+        if error is None and self.errors:
+            raise self.errors[0]
+
+    def _serve(self, role: Frontend | EngineServer) -> None:
+        with role:
+            while not self._stop.is_set():
+                role.poll(POLL_S)
+
+    def _work(self, directory: RunDir, rank: int) -> None:
+        runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"))
+        hello = WorkerHello(rank, secrets.randbits(63), self.config.digest(), "cpu")
+        with zmq.Context() as context:
+            server = WorkerServer(runner, hello, context, directory.worker_address(0))
+            try:
+                server.run(self._stop.is_set)
+            finally:
+                server.close()
+
+    def _start(self, role: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                role()
+            except BaseException as error:  # re-raised by the test's own thread
+                self.errors.append(error)
+
+        self._threads.append(threading.Thread(target=guarded, name=f"role {len(self._threads)}"))
+        self._threads[-1].start()
+
+    def _wait_until_ready(self) -> None:
+        give_up = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return probe(self.run_dir)
+            except MmcachedError as error:
+                if self.errors or time.monotonic() > give_up:
+                    self._stop.set()
+                    raise (self.errors or [error])[0] from error
+                self._stop.wait(POLL_S)

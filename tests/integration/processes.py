@@ -1,0 +1,77 @@
+"""What the tests with real processes share: small configurations, who is whose child, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from mmcached.client import Client
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.stats import ServiceStats
+
+T = TypeVar("T")
+
+DEADLINE_S = 60.0
+POLL_S = 0.02
+
+
+def small_config(**changes: object) -> ServiceConfig:
+    """A service that starts quickly: a 16 MiB ring, two workers, a small pool."""
+    settings: dict[str, object] = {
+        "mm_processor_cache_gb": 1 / 64,
+        "mm_shm_cache_max_object_size_mb": 8,
+        "device": "cpu",
+        "start_timeout_s": 90.0,
+    }
+    return ServiceConfig(**(settings | changes))  # type: ignore[arg-type]
+
+
+def eventually(question: Callable[[], T], wanted: Callable[[T], bool], what: str) -> T:
+    """Ask until the answer is as wanted; fail with the last answer after the deadline."""
+    give_up = time.monotonic() + DEADLINE_S
+    while True:
+        answer = question()
+        if wanted(answer):
+            return answer
+        if time.monotonic() > give_up:
+            raise AssertionError(f"{what}: still {answer!r} after {DEADLINE_S} s")
+        # Not synchronisation, only politeness: the loop ends by the answer, or fails by the deadline.
+        os.sched_yield()
+        time.sleep(POLL_S)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of all living children, and theirs."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def segments_of(pids: Iterable[int]) -> set[Path]:
+    """Return the shared-memory objects of ours that these living processes have mapped."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path(line.split()[-1]) for line in lines if "/dev/shm/mmc." in line and "(deleted)" not in line}
+
+
+def stats_of(run_dir: Path) -> ServiceStats:
+    with Client(run_dir) as client:
+        return client.stats()
+
+
+def leases_of(stats: ServiceStats) -> int:
+    """Leases that somebody holds, as the writer and as the engines see it."""
+    return stats.ring.leases + sum(engine.leases_held for engine in stats.engines)

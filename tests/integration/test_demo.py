@@ -1,0 +1,76 @@
+"""`mmcached demo`, as its users run it: the table shows hits in all four caches, the proof line says bit-identical."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+DEMO_TIMEOUT_S = 240
+
+
+def run_demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mmcached", "demo", "--device", "cpu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEMO_TIMEOUT_S, check=False, cwd=cwd)
+
+
+def hits(output: str) -> dict[str, int]:
+    """Return the hits column of the four caches' rows."""
+    found = {}
+    for line in output.splitlines():
+        cells = [cell.strip() for cell in re.split("[│|]", line) if cell.strip()]
+        if len(cells) == 5 and cells[1].replace(",", "").isdigit():
+            found[cells[0].split(" (")[0]] = int(cells[2].replace(",", ""))
+    return found
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = run_demo(cwd=tmp_path_factory.mktemp("anywhere"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_demo_hits_in_all_four_caches_and_is_bit_identical(output: str) -> None:
+    found = hits(output)
+    assert set(found) == {"processor", "encoder", "KV prefix", "tensor prefix"}
+    assert all(count > 0 for count in found.values()), found
+    assert "bit-identical" in output
+    assert "0 B (2 readers)" in output
+
+
+def numbers_to_hashes(lines: Sequence[str]) -> list[str]:
+    """Leave the words of an output and forget its figures, which differ from run to run, and the table's widths."""
+    plain = (re.sub("[─━┃│┏┓┗┛┡┩└┘├┤┼┬┴╇╈╋┳┻╸╺ ]+", " ", line) for line in lines)
+    words = (re.sub(r"[\d.,:%-]+x?", "#", line).strip() for line in plain)
+    return [line for line in words if line.strip("# ")]
+
+
+def test_readme_shows_the_demos_real_output(output: str) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    block = re.search(r"```text demo\n(.*?)```", readme, re.DOTALL)
+    assert block is not None, "the README has a ```text demo block"
+    assert numbers_to_hashes(block.group(1).splitlines()) == numbers_to_hashes(output.splitlines())
+
+
+def test_demo_takes_the_users_own_images(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for index in range(2):
+        Image.linear_gradient("L").resize((70 + 50 * index, 90)).convert("RGB").save(folder / f"{index}.png")
+    done = run_demo("--images", str(folder), "--users", "2", "--turns", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 photographs, 2 users" in done.stdout
+    assert "bit-identical" in done.stdout
+
+
+def test_demo_without_images_says_what_to_do(tmp_path: Path) -> None:
+    done = run_demo("--images", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr.replace("\n", "")
+    assert "Traceback" not in done.stderr

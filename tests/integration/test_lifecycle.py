@@ -1,0 +1,160 @@
+"""Starting, stopping and dying, with real processes: nobody is orphaned, nothing is left over, nothing wedges."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mmcached.cli.child_service import ChildService
+from mmcached.client import AsyncClient, Client, Generation
+from mmcached.shm import sweep
+from mmcached.wire.errors import MmcachedError, ServiceUnavailable
+from tests.integration.processes import (
+    DEADLINE_S,
+    descendants,
+    eventually,
+    is_alive,
+    leases_of,
+    segments_of,
+    small_config,
+    stats_of,
+)
+
+NUM_REQUESTS = 16
+"""At once: seconds of decoding altogether, whenever each of them happens to meet the end token."""
+
+VANISHING_CLIENT = """
+import asyncio, sys
+from mmcached.cli.probe import tiny_png
+from mmcached.client import AsyncClient
+
+async def ask():
+    async with AsyncClient(sys.argv[1]) as client:
+        prompts = [f"<image> go on and on {index}" for index in range(int(sys.argv[2]))]
+        await asyncio.gather(*(client.generate(prompt, [tiny_png()], max_tokens=4000) for prompt in prompts))
+
+asyncio.run(ask())
+"""
+
+
+def test_client_that_is_killed_leaves_no_lease_and_no_request(run_dir: Path, tmp_path: Path) -> None:
+    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+        done_before = stats_of(service.run_dir).requests_done
+        child = subprocess.Popen([sys.executable, "-c", VANISHING_CLIENT, str(service.run_dir), str(NUM_REQUESTS)])
+        try:
+            eventually(lambda: leases_of(stats_of(service.run_dir)), lambda n: n > 0, "leases while the client lives")
+        finally:
+            child.kill()
+            child.wait(DEADLINE_S)
+        stats = eventually(
+            lambda: stats_of(service.run_dir),
+            lambda s: leases_of(s) == 0 and s.requests_open == 0 and s.engines[0].requests_running == 0,
+            "leases and requests of a dead client",
+        )
+        assert stats.requests_done < done_before + NUM_REQUESTS, "they must be aborted, not merely finished"
+        assert list((service.run_dir / "clients").iterdir()) == [], "the dead client's lock file is removed"
+        with Client(service.run_dir) as client:
+            assert client.generate("next", max_tokens=1).tokens
+
+
+def test_sigterm_drains(run_dir: Path, tmp_path: Path) -> None:
+    """Open requests are answered, new ones refused, the exit status is 0, and nothing of ours is left."""
+    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+        answers: list[Generation | BaseException] = []
+
+        async def ask() -> None:
+            async with AsyncClient(service.run_dir) as client:
+                prompts = [f"a long answer, please: {index}" for index in range(NUM_REQUESTS)]
+                calls = (client.generate(prompt, max_tokens=400) for prompt in prompts)
+                answers.extend(await asyncio.gather(*calls, return_exceptions=True))
+
+        # The second client is connected before the signal; whoever comes later may find no socket at all.
+        with Client(service.run_dir) as second:
+            thread = threading.Thread(target=lambda: asyncio.run(ask()))
+            thread.start()
+            eventually(lambda: second.stats().requests_open, lambda n: n == NUM_REQUESTS, "open requests")
+            pids = descendants(service.process.pid)
+            ring = segments_of(pids)
+            service.process.send_signal(signal.SIGTERM)
+            refusal = eventually(lambda: _refusal(second), lambda error: error is not None, "refusals while draining")
+            assert isinstance(refusal, ServiceUnavailable)
+            assert refusal.retryable
+            thread.join(DEADLINE_S)
+        status = service.stop()
+    assert not thread.is_alive()
+    assert [type(answer) for answer in answers] == [Generation] * NUM_REQUESTS
+    assert status == 0
+    assert not [pid for pid in pids if is_alive(pid)]
+    assert len(ring) == 2
+    assert not [path for path in ring if path.exists()]
+    assert not list((run_dir / "s").glob("*.sock"))
+
+
+def _refusal(client: Client) -> MmcachedError | None:
+    try:
+        client.generate("too late", max_tokens=1)
+    except MmcachedError as error:
+        return error
+    return None
+
+
+def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_cleans_up(run_dir: Path, tmp_path: Path) -> None:
+    first = ChildService(run_dir / "s", small_config(), tmp_path / "config.json")
+    first.wait_until_ready()
+    pids = descendants(first.process.pid)
+    assert len(pids) == 4, "frontend, engine and two workers"
+    ring = segments_of(pids)
+    assert len(ring) == 2
+    first.process.kill()
+    first.stop()
+    eventually(lambda: [pid for pid in pids if is_alive(pid)], lambda alive: not alive, "orphans")
+    assert all(path.exists() for path in ring), "a killed writer cannot remove its ring; the next start does"
+
+    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as second:
+        assert not [path for path in ring if path.exists()], "the dead service's ring was not swept"
+        with Client(second.run_dir) as client:
+            assert client.generate("hello again", max_tokens=1).tokens
+
+
+def test_second_service_in_one_run_directory_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+        second = subprocess.run(
+            [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(service.run_dir)],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert second.returncode == 1
+        assert f"pid {service.process.pid}" in second.stderr
+        with Client(service.run_dir) as client:
+            assert client.generate("undisturbed", max_tokens=1).tokens
+
+
+@pytest.mark.parametrize("role", [0, 1, 2, 3], ids=["frontend", "engine", "worker 0", "worker 1"])
+def test_death_of_a_role_ends_the_service_with_status_1(run_dir: Path, tmp_path: Path, role: int) -> None:
+    """Nothing is restarted yet; but nothing may hang, be orphaned or be left over either."""
+    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+        pids = descendants(service.process.pid)
+        ring = segments_of(pids)
+        os.kill(pids[role], signal.SIGKILL)
+        assert service.process.wait(DEADLINE_S) == 1
+        assert not [pid for pid in pids if is_alive(pid)]
+    assert len(ring) == 2
+    if role == 0:
+        sweep()  # its writer was killed: whoever starts next removes the ring, here the test
+    assert not [path for path in ring if path.exists()]
+
+
+def test_no_service_is_a_typed_retryable_error(run_dir: Path) -> None:
+    with pytest.raises(ServiceUnavailable) as caught:
+        Client(run_dir / "nobody")
+    assert caught.value.retryable
+    assert "mmcached serve" in str(caught.value)

@@ -1,0 +1,88 @@
+"""A reader or writer process for tests: reads one JSON command per line, answers each with one JSON line.
+
+Run by path; it ends at the end of its input. Real death is the parent's `kill -9`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm import ReaderRow, RingReader, RingWriter
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+
+
+class Child:
+    """What one process may hold: a row, a mapping, views, or a whole ring."""
+
+    row: ReaderRow
+    reader: RingReader
+    writer: RingWriter
+
+    def __init__(self) -> None:
+        self.views: list[npt.NDArray[np.uint8]] = []
+
+    def create(self, data_bytes: int) -> Any:
+        self.writer = RingWriter.create(data_bytes=data_bytes, max_object_bytes=data_bytes)
+        return msgspec.to_builtins(self.writer.announcement)
+
+    def put(self, nbytes: int, value: int) -> Any:
+        claim = self.writer.claim(nbytes)
+        claim.buffer[:] = value
+        return msgspec.to_builtins(self.writer.commit(claim))
+
+    def attach(self, announcement: Any) -> Any:
+        self.row = ReaderRow.attach(msgspec.convert(announcement, RingAnnouncement))
+        return [self.row.row, self.row.nonce]
+
+    def open(self, announcement: Any) -> None:
+        self.reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
+
+    def join(self, row: int, nonce: int, rank: int) -> None:
+        self.reader.join_row(row, nonce, rank)
+
+    def is_engine_alive(self) -> bool:
+        return self.reader.is_engine_alive()
+
+    def is_worker_alive(self, rank: int) -> bool:
+        return self.row.is_worker_alive(rank)
+
+    def owns(self, handle: Any, lease: Any) -> bool:
+        return self.row.owns(msgspec.convert(handle, Handle), msgspec.convert(lease, LeaseId))
+
+    def view(self, handle: Any) -> None:
+        self.views.append(self.reader.view(msgspec.convert(handle, Handle)))
+
+    def close_reader(self) -> None:
+        self.reader.close()
+
+    def digests(self) -> list[str]:
+        return [hashlib.sha256(view.tobytes()).hexdigest() for view in self.views]
+
+    def drop_views(self) -> None:
+        self.views.clear()
+
+    def give_back(self, handle: Any) -> None:
+        self.row.give_back(msgspec.convert(handle, Handle))
+
+
+def main() -> None:
+    child = Child()
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        try:
+            answer = ["ok", getattr(child, name)(*arguments)]
+        except MmcachedError as error:
+            answer = ["error", error.code]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

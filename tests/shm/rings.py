@@ -1,0 +1,36 @@
+"""Rings in this process, small and closed after use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from mmcached.shm import ReaderRow, RingReader, RingWriter
+from mmcached.wire.handle import Handle
+
+
+def make_ring(data_bytes: int = 1 << 16, **options: Any) -> RingWriter:
+    settings: dict[str, Any] = {"num_slots": 64, "max_rows": 4, "max_object_bytes": data_bytes}
+    return RingWriter.create(data_bytes=data_bytes, **(settings | options))
+
+
+def put(ring: RingWriter, nbytes: int, value: int = 0) -> Handle:
+    """Put a payload whose bytes all have one value."""
+    claim = ring.claim(nbytes)
+    claim.buffer[:] = value
+    return ring.commit(claim)
+
+
+@contextlib.contextmanager
+def attached(ring: RingWriter) -> Iterator[ReaderRow]:
+    """A row of this process that the ring has accepted."""
+    with ReaderRow.attach(ring.announcement) as row:
+        assert ring.attach(row.row, row.nonce)
+        yield row
+
+
+@contextlib.contextmanager
+def reading(ring: RingWriter) -> Iterator[RingReader]:
+    with RingReader.open(ring.announcement) as reader:
+        yield reader

@@ -1,0 +1,93 @@
+"""One example of every message, with the union it belongs to; `test_messages` asserts that none is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmcached.wire.errors import CacheMiss, error_to_wire
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.messages import client, engine, frontend, worker
+from mmcached.wire.messages.parts import Feature, Inline, Tensor
+from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
+
+RING_ID = CLIENT_ID = "0123456789abcdef" * 2
+ANNOUNCEMENT = RingAnnouncement(1000, RING_ID, 2**62, 1 << 30, 4096, 8)
+HANDLE = Handle(RING_ID, 2**62, 3, 4, 4096, 12_345, "tenant")
+LEASE = LeaseId(2**63 - 1, 17)
+TENSOR = Tensor(0, "float32", (3, 64))
+FEATURES = [
+    Feature("a" * 64, "image", 1, 6, 6, HANDLE, LEASE),
+    Feature("b" * 64, "image", 9, 2, 2, Inline(0, 3)),
+]
+ERROR = error_to_wire(CacheMiss(["a", "b"]))
+
+UNIONS: dict[str, Any] = {
+    "ToClient": client.ToClient,
+    "FromClient": frontend.FromClient,
+    "FromEngine": frontend.FromEngine,
+    "FromFrontend": engine.FromFrontend,
+    "FromWorker": engine.FromWorker,
+    "FromEngineToWorker": worker.FromEngineToWorker,
+}
+
+EXAMPLES: list[tuple[str, Any]] = [
+    ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
+    ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, TENSOR)),
+    ("ToClient", client.Generated(1, [], "length", 12, 0)),
+    ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
+    ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
+    ("ToClient", client.Failed(None, ERROR)),
+    ("FromClient", frontend.ClientHello(CLIENT_ID)),
+    ("FromClient", frontend.Generate(CLIENT_ID, 1, "see <image>", 5, True, 1.5, "tenant")),
+    ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, False, 1.5)),
+    ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5)),
+    ("FromClient", frontend.Cancel(CLIENT_ID, 1)),
+    ("FromClient", frontend.GetStats(1)),
+    ("FromClient", frontend.ClientBye(CLIENT_ID)),
+    ("FromEngine", frontend.EngineHello(5, "digest")),
+    ("FromEngine", frontend.RowHello(2**62, 1, 99)),
+    ("FromEngine", frontend.EngineReady(2)),
+    ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, TENSOR)),
+    ("FromEngine", frontend.RequestEncoded(1, [TENSOR])),
+    ("FromEngine", frontend.RequestFailed(1, ERROR)),
+    ("FromEngine", frontend.RequestMissed(1, ["a" * 64])),
+    ("FromEngine", frontend.EngineStatsReply(4, EngineStats())),
+    ("FromFrontend", engine.Ring(ANNOUNCEMENT)),
+    ("FromFrontend", engine.Ring(None)),
+    ("FromFrontend", engine.RowAttached(2**62, 1, 99)),
+    ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, False, "tenant")),
+    ("FromFrontend", engine.AbortRequest(1)),
+    ("FromFrontend", engine.GetEngineStats(4)),
+    ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
+    ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
+    (
+        "FromWorker",
+        engine.StepOutput(
+            5,
+            6,
+            7,
+            b"digest",
+            [engine.Sampled(1, 65)],
+            [engine.ReadDone(7, 17)],
+            [engine.HiddenRows(1, 0, TENSOR)],
+            [engine.ItemEmbedding(1, 0, TENSOR)],
+            WorkerStats(),
+        ),
+    ),
+    ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, [engine.ReadDone(7, 17)])),
+    ("FromEngineToWorker", worker.Attach(5, ANNOUNCEMENT, 1, 99)),
+    (
+        "FromEngineToWorker",
+        worker.StepPlan(
+            5,
+            6,
+            7,
+            ["gone"],
+            [worker.EncodeItem("key", "a" * 64, 6, HANDLE, LEASE), worker.EncodeItem("key", "b" * 64, 2, Inline(0, 3))],
+            [worker.EmitEmbedding(1, 0, "key")],
+            [worker.RunChunk(1, [256, 258], 0, [1, 2], [worker.EmbedSpan("key", 1, 0, 1)], True, False, False)],
+        ),
+    ),
+    ("FromEngineToWorker", worker.ClearCaches(5)),
+    ("FromEngineToWorker", worker.Shutdown(5)),
+]

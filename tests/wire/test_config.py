@@ -1,0 +1,157 @@
+"""The configuration: every impossible value is refused with its field, its value and its limit."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mmcached.wire.config import GIB, MIB, ModelConfig, ServiceConfig
+from mmcached.wire.errors import ConfigError
+
+OUT_OF_RANGE: list[tuple[str, Any]] = [
+    ("mm_processor_cache_gb", -0.1),
+    ("mm_processor_cache_gb", 5000.0),
+    ("mm_processor_cache_gb", float("nan")),
+    ("mm_shm_cache_max_object_size_mb", 0),
+    ("ring_num_slots", 0),
+    ("ring_max_rows", 65),
+    ("max_image_bytes", 0),
+    ("max_image_pixels", 0),
+    ("max_images_per_request", 1025),
+    ("max_num_requests", 0),
+    ("max_model_len", 0),
+    ("block_size", 0),
+    ("num_kv_blocks", 1),
+    ("max_num_seqs", 0),
+    ("max_num_batched_tokens", 0),
+    ("encoder_cache_size", -1),
+    ("max_num_encoder_input_tokens", -1),
+    ("world_size", 0),
+    ("world_size", 17),
+    ("data_parallel_size", 0),
+    ("_api_process_count", 0),
+    ("request_timeout_s", 0.0),
+    ("step_timeout_s", -1.0),
+    ("start_timeout_s", float("inf")),
+    ("drain_timeout_s", float("nan")),
+    ("device", "tpu"),
+    ("device", "cuda:x"),
+    ("device", "cpu:0"),
+]
+
+
+def test_the_default_is_possible() -> None:
+    config = ServiceConfig()
+    assert config.ring_data_bytes == int(config.mm_processor_cache_gb * GIB)
+    assert config.max_object_bytes == 64 * MIB
+
+
+@pytest.mark.parametrize(("field", "value"), OUT_OF_RANGE, ids=str)
+def test_out_of_range(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig(**{field: value})
+    details = caught.value.details
+    assert details["field"] == field
+    assert str(details["value"]) == str(value)
+    assert "must be" in str(details["limit"])
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_layers", "num_heads", "patch_size", "max_patches_per_image"])
+@pytest.mark.parametrize("value", [0, 4097])
+def test_model_out_of_range(field: str, value: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig(model=ModelConfig(**{field: value}))
+    assert caught.value.details["field"] == f"model.{field}"
+
+
+def test_heads_divide_the_hidden_size() -> None:
+    with pytest.raises(ConfigError, match="multiple"):
+        ServiceConfig(model=ModelConfig(hidden_size=65, num_heads=4))
+
+
+def test_the_longest_sequence_fits_the_kv_pool() -> None:
+    ServiceConfig(num_kv_blocks=11, block_size=16, max_model_len=160)
+    with pytest.raises(ConfigError, match="160 tokens") as caught:
+        ServiceConfig(num_kv_blocks=11, block_size=16, max_model_len=161)
+    assert caught.value.details["field"] == "max_model_len"
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
+def test_devices(device: str) -> None:
+    assert ServiceConfig(device=device).device == device
+
+
+def test_no_cache_is_no_ring() -> None:
+    config = ServiceConfig(mm_processor_cache_gb=0)
+    assert config.ring_data_bytes == config.max_object_bytes == 0
+
+
+def test_an_object_is_at_most_the_ring() -> None:
+    config = ServiceConfig(mm_processor_cache_gb=8 * MIB / GIB, mm_shm_cache_max_object_size_mb=64)
+    assert config.max_object_bytes == 8 * MIB
+
+
+def test_file_round_trip(run_dir: Path) -> None:
+    config = ServiceConfig(world_size=3, mm_processor_cache_gb=0.5, model=ModelConfig(seed=7), device="cpu")
+    path = run_dir / "config.json"
+    config.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ServiceConfig.load(path) == config
+    assert ServiceConfig.load(path).digest() == config.digest()
+
+
+def test_digest_tells_configurations_apart() -> None:
+    assert len({ServiceConfig(world_size=n).digest() for n in (1, 2, 3)}) == 3
+    assert ServiceConfig().digest() == ServiceConfig().digest()
+
+
+@pytest.mark.parametrize(
+    ("content", "mentions"),
+    [
+        ({"world_sise": 2}, "world_sise"),
+        ({"model": {"layers": 2}}, "layers"),
+        ({"world_size": "2"}, "world_size"),
+        ({"world_size": 2.5}, "world_size"),
+        ({"mm_processor_cache_type": "lru"}, "mm_processor_cache_type"),
+        ({"encoder_cache_scope": "galaxy"}, "encoder_cache_scope"),
+        ([], "object"),
+    ],
+)
+def test_a_file_with_what_we_do_not_know_is_refused(run_dir: Path, content: Any, mentions: str) -> None:
+    path = run_dir / "config.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=mentions):
+        ServiceConfig.load(path)
+
+
+def test_a_file_with_an_impossible_value_names_its_field(run_dir: Path) -> None:
+    path = run_dir / "config.json"
+    path.write_text('{"world_size": 99}')
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig.load(path)
+    assert caught.value.details == {"field": "world_size", "value": 99, "limit": "must be between 1 and 16"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"world_size": 2'])
+def test_a_file_that_is_no_json(run_dir: Path, content: bytes) -> None:
+    path = run_dir / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig.load(path)
+    assert caught.value.details["value"] == str(path)
+
+
+def test_a_file_that_is_missing(run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        ServiceConfig.load(run_dir / "config.json")
+
+
+def test_every_field_is_in_the_file(run_dir: Path) -> None:
+    path = run_dir / "config.json"
+    ServiceConfig().save(path)
+    assert set(json.loads(path.read_text())) == {field.name for field in msgspec.structs.fields(ServiceConfig)}

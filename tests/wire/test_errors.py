@@ -1,0 +1,84 @@
+"""Every error arrives as what it was, rebuilt by its code and never by its text."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mmcached.wire import errors
+from mmcached.wire.errors import ErrorInfo, MmcachedError, error_from_wire, error_to_wire
+
+EXAMPLES: list[MmcachedError] = [
+    MmcachedError("something", note="x"),
+    errors.CacheMiss(["a" * 64, "b"]),
+    errors.ItemTooLarge(10, 5),
+    errors.CacheFull(10, 100, 95),
+    errors.StaleHandle("generation 3 is gone"),
+    errors.MissingRows("hidden", 3, 5),
+    errors.LayoutMismatch("version", 2, 1),
+    errors.SegmentError("no room", nbytes=7),
+    errors.ProtocolError("broken"),
+    errors.LocalProtocolError("not now"),
+    errors.RemoteProtocolError("expected int", "$.slot"),
+    errors.PeerGone("worker 1 is gone", rank=1),
+    errors.ChannelFull("full"),
+    errors.ServiceUnavailable("draining"),
+    errors.DeadlineExceeded("generate", 1.5),
+    errors.RequestAborted("cancelled"),
+    errors.InvalidRequest("prompt", "", "must not be empty"),
+    errors.EmptyImage("images[0]", 0, "has no bytes"),
+    errors.CorruptImage("images[1]", "12 bytes", "is damaged"),
+    errors.ImageTooLarge("images[2]", 10**9, "at most 64000000 pixels"),
+    errors.ConfigError("world_size", 0, "must be between 1 and 16"),
+    errors.InvariantError("books differ"),
+]
+
+
+def classes() -> list[type[MmcachedError]]:
+    """Every class of the module."""
+    return [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, MmcachedError)]
+
+
+def over_the_wire(error: MmcachedError) -> MmcachedError:
+    packed = msgspec.msgpack.encode(error_to_wire(error))
+    return error_from_wire(msgspec.msgpack.decode(packed, type=ErrorInfo))
+
+
+def test_the_examples_are_all_there_are() -> None:
+    assert [type(example) for example in EXAMPLES] == classes()
+
+
+def test_codes_are_unique() -> None:
+    assert len({cls.code for cls in classes()}) == len(classes())
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
+def test_round_trip(error: MmcachedError) -> None:
+    arrived = over_the_wire(error)
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert arrived.details == error.details
+    assert {name: type(value) for name, value in arrived.details.items()} == {
+        name: type(value) for name, value in error.details.items()
+    }
+    assert arrived.retryable == error.retryable
+    with pytest.raises(type(error)):
+        raise arrived
+
+
+def test_missing_hashes_arrive() -> None:
+    arrived = over_the_wire(errors.CacheMiss(["x", "y"]))
+    assert isinstance(arrived, errors.CacheMiss)
+    assert arrived.mm_hashes == ["x", "y"]
+
+
+def test_a_code_of_a_later_version_becomes_the_base() -> None:
+    arrived = error_from_wire(ErrorInfo("from_the_future", "text", False, {"n": 1}))
+    assert type(arrived) is MmcachedError
+    assert (str(arrived), arrived.details) == ("text", {"n": 1})
+
+
+def test_errors_name_field_value_and_limit() -> None:
+    error = errors.InvalidRequest("max_tokens", 0, "at least 1")
+    assert str(error) == "max_tokens = 0: at least 1"
+    assert error.details == {"field": "max_tokens", "value": 0, "limit": "at least 1"}

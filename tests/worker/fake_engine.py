@@ -1,0 +1,75 @@
+"""The engine's end of a worker's socket, driven by a test, message by message."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from mmcached.wire.channels import Frame, RouterChannel
+from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
+from mmcached.wire.messages.worker import Attach
+
+DEADLINE_S = 60.0
+MessageT = TypeVar("MessageT")
+
+
+class FakeEngine:
+    """Binds the workers' address; remembers the peer of the last hello."""
+
+    def __init__(self, address: str, nonce: int) -> None:
+        self.nonce = nonce
+        self.peer = b""
+        self.hello: WorkerHello | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channel: RouterChannel[FromWorker] = RouterChannel(self._context, address, FromWorker)
+
+    @property
+    def epoch(self) -> int:
+        """The worker epoch of the last hello."""
+        if self.hello is None:
+            raise AssertionError("no hello came yet")
+        return self.hello.worker_epoch
+
+    def send(self, message: object, payload: list[Frame] | None = None) -> None:
+        self._channel.send(self.peer, message, payload or [])
+
+    def send_frames(self, *frames: bytes) -> None:
+        """Send what is no message."""
+        self._channel.socket.send_multipart([self.peer, *frames], zmq.NOBLOCK)
+
+    def receive(self, kind: type[MessageT]) -> tuple[MessageT, list[Frame]]:
+        """Return the next message of a kind; hellos that come before it are remembered, anything else is a failure."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self._channel.wait(deadline - time.monotonic()):
+            raw = self._channel.receive_raw()
+            assert raw is not None
+            peer, frames = raw
+            message, payload = self._channel.decode(frames)
+            if isinstance(message, WorkerHello):
+                self.peer, self.hello = peer, message
+            if isinstance(message, kind):
+                return message, payload
+            assert isinstance(message, WorkerHello), message
+        raise AssertionError(f"no {kind.__name__} within {DEADLINE_S} s")
+
+    def attach(self, announcement: Any = None, row: int = 0, row_nonce: int = 0) -> WorkerAttached:
+        """Wait for a hello if none came yet, and attach the worker."""
+        if self.hello is None:
+            self.receive(WorkerHello)
+        self.send(Attach(self.nonce, announcement, row, row_nonce))
+        return self.receive(WorkerAttached)[0]
+
+    def close(self) -> None:
+        self._channel.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

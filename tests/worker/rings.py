@@ -1,0 +1,70 @@
+"""A ring for tests of its readers: writer, store, and an engine's row, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
+from mmcached.shm.codec import encode
+from mmcached.wire.channels import Frame
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.worker.payloads import PayloadReader
+from tests.worker.oracle import Image
+
+
+def record_of(image: Image) -> dict[str, object]:
+    return {"pixel_values": image.pixel_values, "grid": np.array(image.grid, np.int64)}
+
+
+def inline_frames(image: Image) -> list[Frame]:
+    return [bytes(frame) for frame in encode(record_of(image)).frames()]
+
+
+@dataclass
+class EngineRing:
+    """A ring and one engine that has taken a row of it."""
+
+    ring: RingWriter
+    store: ObjectStoreWriter
+    row: ReaderRow
+
+    def put(self, key: str, record: dict[str, object]) -> tuple[Handle, LeaseId]:
+        """Store a record and lease it to the engine."""
+        handle = self.store.put(key, record)
+        return handle, self.ring.grant(self.row.row, handle)
+
+    @contextmanager
+    def payloads(self, rank: int = 0) -> Iterator[PayloadReader]:
+        """A worker's reader under the engine's row."""
+        with RingReader.open(self.ring.announcement) as reader:
+            reader.join_row(self.row.row, self.row.nonce, rank)
+            yield PayloadReader(ObjectStoreReader(reader))
+
+
+def make_ring(data_bytes: int = 1 << 20) -> RingWriter:
+    return RingWriter.create(data_bytes=data_bytes, num_slots=64, max_rows=4, max_object_bytes=data_bytes // 2)
+
+
+@contextmanager
+def engine_ring(data_bytes: int = 1 << 20) -> Iterator[EngineRing]:
+    with ObjectStoreWriter(make_ring(data_bytes)) as store, ReaderRow.attach(store.ring.announcement) as row:
+        if not store.ring.attach(row.row, row.nonce):
+            raise RuntimeError("the writer did not accept the row")
+        yield EngineRing(store.ring, store, row)
+
+
+def is_inside(ring: RingWriter, tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory is a mapping of the ring's data object in this process."""
+    name = ring.announcement.data_name
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if name in line:
+                start, _, end = line.split()[0].partition("-")
+                if int(start, 16) <= tensor.data_ptr() < int(end, 16):
+                    return True
+    return False

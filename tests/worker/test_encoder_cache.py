@@ -1,0 +1,89 @@
+"""The encoder cache: owned copies, exact bytes, harmless repeats, a typed error for what is not there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mmcached.wire.errors import InvariantError
+from mmcached.worker import EncoderCache
+
+
+def test_keeps_a_copy_and_not_the_batch_it_was_cut_from() -> None:
+    cache = EncoderCache()
+    batch = torch.arange(4000, dtype=torch.int32).view(1000, 4)
+    cache.put("a", {"embeddings": batch[10:12]})
+    batch.zero_()
+    kept = cache.get("a")["embeddings"]
+    assert kept.tolist() == [[40, 41, 42, 43], [44, 45, 46, 47]]
+    assert kept.untyped_storage().nbytes() == kept.nbytes == 32
+    cache.check_integrity()
+
+
+def test_counts_every_tensor_of_a_record() -> None:
+    cache = EncoderCache()
+    cache.put("a", {"embeddings": torch.zeros((3, 4), dtype=torch.int32), "levels": torch.zeros(5, dtype=torch.uint8)})
+    cache.put("b", {"embeddings": torch.zeros((2, 4), dtype=torch.float64).T})
+    assert (cache.stats().entries, cache.stats().nbytes) == (2, 48 + 5 + 64)
+    cache.put("b", {"embeddings": torch.zeros((1, 4), dtype=torch.int32)})
+    assert cache.stats().nbytes == 48 + 5 + 16
+    assert cache.drop(["a", "nothing", "a"]) == 1
+    assert (len(cache), cache.stats().nbytes) == (1, 16)
+    cache.clear()
+    assert (cache.stats().entries, cache.stats().nbytes) == (0, 0)
+
+
+def test_a_missing_key_is_named() -> None:
+    cache = EncoderCache()
+    cache.put("a", {})
+    cache.drop(["a"])
+    assert "a" not in cache
+    with pytest.raises(InvariantError) as caught:
+        cache.get("a")
+    assert caught.value.details == {"key": "a"}
+
+
+def test_integrity_sees_a_view() -> None:
+    cache = EncoderCache()
+    cache.put("a", {"embeddings": torch.zeros((2, 2))})
+    cache._records["a"]["embeddings"] = torch.zeros((4, 2))[:2]
+    with pytest.raises(InvariantError, match="larger storage"):
+        cache.check_integrity()
+
+
+class EncoderCacheMachine(RuleBasedStateMachine):
+    """Against a plain dictionary of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = EncoderCache()
+        self.model: dict[str, list[int]] = {}
+
+    keys = st.sampled_from("abcd")
+
+    @rule(key=keys, values=st.lists(st.integers(0, 9), max_size=5))
+    def put(self, key: str, values: list[int]) -> None:
+        self.cache.put(key, {"embeddings": torch.tensor(values, dtype=torch.int32)})
+        self.model[key] = values
+
+    @rule(dropped=st.lists(keys, max_size=3))
+    def drop(self, dropped: list[str]) -> None:
+        expected = len(set(dropped) & set(self.model))
+        assert self.cache.drop(dropped) == expected
+        for key in dropped:
+            self.model.pop(key, None)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.cache.check_integrity()
+        assert len(self.cache) == len(self.model)
+        assert self.cache.stats().nbytes == sum(4 * len(values) for values in self.model.values())
+        for key, values in self.model.items():
+            assert self.cache.get(key)["embeddings"].tolist() == values
+
+
+TestEncoderCacheMachine = EncoderCacheMachine.TestCase
+TestEncoderCacheMachine.settings = settings(max_examples=25, stateful_step_count=15)

@@ -1,0 +1,353 @@
+"""The worker against an engine played by the test: in a thread for the protocol, in a process for life and death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import zmq
+
+from mmcached.wire.channels import DealerChannel
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.errors import ChannelFull, ConfigError
+from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
+from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, EncodeItem, Shutdown
+from mmcached.wire.paths import RunDir
+from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.runner import ModelRunner
+from mmcached.worker.server import ENGINE_GONE, WorkerServer, choose_device, main
+from tests.worker.fake_engine import DEADLINE_S, FakeEngine
+from tests.worker.oracle import Oracle, random_image
+from tests.worker.plans import chunk, plan
+from tests.worker.rings import engine_ring, inline_frames, make_ring, record_of
+
+MODEL = ModelConfig(hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9)
+CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=2, device="cpu")
+ORACLE = Oracle(MODEL)
+IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
+NONCE = 4711
+
+
+class Served:
+    """A worker in a thread of this process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.num_dropped = 0
+        self._status: int | None = None
+        self._stop = threading.Event()
+        self._address = RunDir(run_dir).worker_address(0)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def exit_status(self) -> int | None:
+        """Wait for the end that the test has brought about."""
+        self._thread.join(DEADLINE_S)
+        return self._status
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
+        hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
+        with zmq.Context() as context:
+            server = WorkerServer(runner, hello, context, self._address)
+            try:
+                self._status = server.run(self._stop.is_set)
+                self.num_dropped = server.num_dropped
+            finally:
+                server.close()
+
+
+@pytest.fixture
+def worker(run_dir: Path) -> Iterator[Served]:
+    served = Served(run_dir)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def engine(run_dir: Path) -> Iterator[FakeEngine]:
+    with FakeEngine(RunDir(run_dir).worker_address(0), NONCE) as fake:
+        yield fake
+
+
+def step(number: int, engine: FakeEngine, *, nonce: int = NONCE, epoch: int | None = None) -> object:
+    worker_epoch = engine.epoch if epoch is None else epoch
+    return plan(number, chunk(1, [256, 7, 8], [1], sample=True), nonce=nonce, epoch=worker_epoch)
+
+
+# ---- the protocol
+
+
+def test_hello_is_repeated_until_attached_and_then_plans_are_answered(engine: FakeEngine, worker: Served) -> None:
+    hello, _ = engine.receive(WorkerHello)
+    again, _ = engine.receive(WorkerHello)
+    assert hello == again == WorkerHello(0, 99, CONFIG.digest(), "cpu")
+    assert engine.attach() == WorkerAttached(99, NONCE, 0)
+    engine.send(step(5, engine))
+    output, _ = engine.receive(StepOutput)
+    assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, 99, 5)
+    expected = ORACLE.next_token(ORACLE.hidden_states([256, 7, 8])[-1])
+    assert [sampled.token_id for sampled in output.sampled] == [expected]
+    engine.send(Shutdown(NONCE))
+    assert worker.exit_status() == 0
+
+
+def test_an_engine_that_comes_later_or_again_is_found(run_dir: Path) -> None:
+    worker = Served(run_dir)
+    try:
+        with FakeEngine(RunDir(run_dir).worker_address(0), NONCE) as first:
+            first.receive(WorkerHello)
+        with FakeEngine(RunDir(run_dir).worker_address(0), NONCE + 1) as second:
+            assert second.attach().engine_nonce == NONCE + 1
+            second.send(step(1, second, nonce=NONCE + 1))
+            second.receive(StepOutput)
+            second.send(Shutdown(NONCE + 1))
+            assert worker.exit_status() == 0
+    finally:
+        worker.stop()
+
+
+def test_messages_for_others_are_dropped(engine: FakeEngine, worker: Served) -> None:
+    engine.receive(WorkerHello)
+    engine.send(step(1, engine))  # not attached yet
+    engine.send(Shutdown(NONCE))
+    engine.attach()
+    engine.send(step(2, engine, nonce=NONCE + 1))
+    engine.send(step(3, engine, epoch=98))
+    engine.send(ClearCaches(NONCE + 1))
+    engine.send(Shutdown(NONCE + 1))
+    engine.send(step(4, engine))
+    assert engine.receive(StepOutput)[0].step == 4
+    engine.send(Shutdown(NONCE))
+    assert worker.exit_status() == 0
+    assert worker.num_dropped == 6
+
+
+def test_garbage_is_dropped_and_the_next_plan_is_served(engine: FakeEngine, worker: Served) -> None:
+    engine.attach()
+    body = msgspec.msgpack.encode(["StepPlan", NONCE, -1])
+    garbage = [[b""], [b"x", b"y"], [b"mmc\x01", b"\xc1"], [b"mmc\x02", body], [b"mmc\x01", body]]
+    for frames in garbage:
+        engine.send_frames(*frames)
+    engine.send(step(1, engine))
+    assert engine.receive(StepOutput)[0].step == 1
+    engine.send(Shutdown(NONCE))
+    assert worker.exit_status() == 0
+    assert worker.num_dropped == len(garbage)
+
+
+def test_a_repeated_attach_is_answered_and_keeps_the_caches(engine: FakeEngine, worker: Served) -> None:
+    engine.attach()
+    engine.send(step(1, engine))
+    engine.receive(StepOutput)
+    engine.attach()
+    more = plan(2, chunk(1, [9], [1], computed=3), nonce=NONCE, epoch=engine.epoch)
+    engine.send(more)
+    assert engine.receive(StepOutput)[0].step == 2
+    engine.send(ClearCaches(NONCE))
+    engine.send(more)
+    assert engine.receive(StepFailed)[0].error.code == "invariant_error"
+
+
+def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: FakeEngine, worker: Served) -> None:
+    engine.attach()
+    item = EncodeItem("k", "k", 6, Inline(0, 2))
+    engine.send(plan(1, encode=[item], nonce=NONCE, epoch=engine.epoch), [b"no", b"record"])
+    failed, _ = engine.receive(StepFailed)
+    assert (failed.step, failed.error.code) == (1, "remote_protocol_error")
+    engine.send(step(2, engine))
+    engine.receive(StepOutput)
+
+
+def test_items_are_read_through_the_engines_row(engine: FakeEngine, worker: Served) -> None:
+    with engine_ring() as shared:
+        handle, lease = shared.put("k", record_of(IMAGE))
+        attached = engine.attach(shared.ring.announcement, shared.row.row, shared.row.nonce)
+        assert attached.ring_epoch == shared.ring.announcement.epoch
+        assert shared.row.is_worker_alive(0)
+        item = EncodeItem("k", "k", 6, handle, lease)
+        emit = EmitEmbedding(3, 0, "k")
+        engine.send(plan(8, encode=[item], emit=[emit], nonce=NONCE, epoch=engine.epoch))
+        output, payload = engine.receive(StepOutput)
+        assert [(done.step, done.seq) for done in output.read_done] == [(8, lease.seq)]
+        assert np.array_equal(np.frombuffer(payload[0], "<i4").reshape(6, 8), ORACLE.encode(IMAGE))
+        shared.row.give_back(handle)
+        shared.row.close()  # as if the engine had died: its byte is free
+        assert worker.exit_status() == ENGINE_GONE
+
+
+def test_a_ring_of_a_new_frontend_replaces_the_old_one(engine: FakeEngine, worker: Served) -> None:
+    with engine_ring() as old, engine_ring() as new:
+        engine.attach(old.ring.announcement, old.row.row, old.row.nonce)
+        engine.send(step(1, engine))
+        engine.receive(StepOutput)
+        attached = engine.attach(new.ring.announcement, new.row.row, new.row.nonce)
+        assert attached.ring_epoch == new.ring.announcement.epoch
+        assert not old.row.is_worker_alive(0)
+        assert new.row.is_worker_alive(0)
+        handle, lease = new.put("k", record_of(IMAGE))
+        engine.send(plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], nonce=NONCE, epoch=engine.epoch))
+        assert engine.receive(StepOutput)[0].stats.tokens_computed == 3
+        new.row.give_back(handle)
+        engine.send(Shutdown(NONCE))
+        assert worker.exit_status() == 0
+
+
+def test_a_row_of_another_incarnation_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
+    with engine_ring() as shared:
+        engine.receive(WorkerHello)
+        engine.send(Attach(NONCE, shared.ring.announcement, shared.row.row, shared.row.nonce ^ 1))
+        assert worker.exit_status() == ENGINE_GONE
+
+
+def test_another_engine_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
+    engine.attach()
+    engine.send(Attach(NONCE + 1, None, 0, 0))
+    assert worker.exit_status() == ENGINE_GONE
+
+
+def test_an_engine_that_closes_ends_the_worker_without_a_ring_too(engine: FakeEngine, worker: Served) -> None:
+    engine.attach()
+    engine.close()
+    assert worker.exit_status() == ENGINE_GONE
+
+
+def test_a_stop_during_a_step_comes_after_its_answer(
+    engine: FakeEngine, worker: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = ModelRunner.execute
+
+    def stop_and_execute(self: ModelRunner, *args: Any) -> Any:
+        worker.ask_to_stop()
+        return execute(self, *args)
+
+    monkeypatch.setattr(ModelRunner, "execute", stop_and_execute)
+    engine.attach()
+    engine.send(step(1, engine))
+    assert engine.receive(StepOutput)[0].step == 1
+    assert worker.exit_status() == 0
+
+
+def test_an_engine_that_reads_nothing_ends_the_worker(
+    engine: FakeEngine, worker: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.attach()
+
+    def refuse(self: object, message: object, payload: object = ()) -> None:
+        raise ChannelFull("the peer does not read")
+
+    monkeypatch.setattr(DealerChannel, "send", refuse)
+    engine.send(step(1, engine))
+    assert worker.exit_status() == ENGINE_GONE
+
+
+@pytest.mark.parametrize(("rank", "device"), [(2, "cpu"), (0, "cuda:77")])
+def test_what_cannot_be_served_is_status_1(run_dir: Path, rank: int, device: str) -> None:
+    msgspec.structs.replace(CONFIG, device=device).save(RunDir(run_dir).config)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main(run_dir, 0, rank) == 1
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+
+
+def test_devices_are_chosen_by_name() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match="CUDA devices"):
+        choose_device(f"cuda:{torch.cuda.device_count()}")
+
+
+# ---- a process of its own
+
+
+@contextmanager
+def worker_process(run_dir: Path, rank: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+    program = """
+import pathlib, sys
+from mmcached.worker.server import main
+sys.exit(main(pathlib.Path(sys.argv[1]), 0, int(sys.argv[2])))
+"""
+    command = [sys.executable, "-c", program, str(run_dir), str(rank)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_process_serves_inline_items_and_ends_on_shutdown(run_dir: Path, engine: FakeEngine) -> None:
+    CONFIG.save(RunDir(run_dir).config)
+    with worker_process(run_dir) as process:
+        hello, _ = engine.receive(WorkerHello)
+        assert (hello.rank, hello.config_digest, hello.device) == (1, CONFIG.digest(), "cpu")
+        engine.attach()
+        frames = inline_frames(IMAGE)
+        item = EncodeItem("k", "k", 6, Inline(0, len(frames)))
+        engine.send_frames(b"no message at all")
+        engine.send(plan(1, encode=[item], nonce=NONCE, epoch=hello.worker_epoch), frames)
+        output, payload = engine.receive(StepOutput)
+        twin = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
+        expected, _ = twin.execute(plan(1, encode=[item]), frames, PayloadReader(None))
+        assert isinstance(expected, StepOutput)
+        assert output.digest == expected.digest
+        assert (payload, output.stats.items_copied) == ([], 1)
+        engine.send(Shutdown(NONCE))
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_sigterm_ends_an_attached_process_with_status_0(run_dir: Path, engine: FakeEngine) -> None:
+    CONFIG.save(RunDir(run_dir).config)
+    with worker_process(run_dir) as process:
+        engine.attach()
+        engine.send(step(1, engine))
+        engine.receive(StepOutput)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_process_whose_engine_is_killed_lets_go_of_the_row(run_dir: Path, engine: FakeEngine) -> None:
+    """The row's byte stays held by the worker after `kill -9` of its engine, until the worker has gone as well."""
+    CONFIG.save(RunDir(run_dir).config)
+    holder = """
+import sys, msgspec
+from mmcached.shm import ReaderRow
+from mmcached.wire.handle import RingAnnouncement
+row = ReaderRow.attach(msgspec.json.decode(sys.argv[1], type=RingAnnouncement))
+print(row.row, row.nonce, flush=True)
+sys.stdin.read()
+"""
+    with make_ring() as ring, worker_process(run_dir) as process:
+        announcement = msgspec.json.encode(ring.announcement).decode()
+        with subprocess.Popen(
+            [sys.executable, "-c", holder, announcement], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as owner:
+            assert owner.stdout is not None
+            row, nonce = map(int, owner.stdout.readline().split())
+            assert ring.attach(row, nonce)
+            engine.attach(ring.announcement, row, nonce)
+            os.kill(owner.pid, signal.SIGKILL)
+            owner.wait(DEADLINE_S)
+        assert process.wait(DEADLINE_S) == ENGINE_GONE
+        ring.poll_deaths()
+        assert ring.attached_rows() == []

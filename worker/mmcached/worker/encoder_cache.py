@@ -1,0 +1,87 @@
+"""The worker's encoder outputs: content key -> named record of tensors. The engine's books decide what is in it.
+
+Knows nothing of budgets, eviction or requests: it drops what the engine freed. The engine puts the weight epoch into
+the key.
+
+Invariant: every tensor here owns exactly its own bytes. A view would keep alive what it is a view of: the batch it was
+encoded in, or a segment whose lease has been given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from mmcached.wire.errors import InvariantError
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCacheStats:
+    """Gauges: entries, and the bytes of all their tensors."""
+
+    entries: int
+    nbytes: int
+
+
+class EncoderCache:
+    """A dictionary that copies what it is given and counts its bytes."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, dict[str, torch.Tensor]] = {}
+        self._nbytes = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def put(self, key: str, record: Mapping[str, torch.Tensor]) -> None:
+        """Keep copies of the tensors of `record`, on their devices; a record of the same key is replaced."""
+        owned = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in record.items()}
+        self.drop([key])
+        self._records[key] = owned
+        self._nbytes += _nbytes(owned)
+
+    def get(self, key: str) -> Mapping[str, torch.Tensor]:
+        """Return the record itself, to be read and not written; changes nothing.
+
+        Raises:
+            InvariantError: it is not here, so the engine's books and this cache disagree.
+        """
+        try:
+            return self._records[key]
+        except KeyError:
+            raise InvariantError(f"encoder output {key!r} is not held by this worker", key=key) from None
+
+    def drop(self, keys: Iterable[str]) -> int:
+        """Forget records and return how many there were; unknown keys change nothing."""
+        dropped = 0
+        for key in keys:
+            record = self._records.pop(key, None)
+            if record is not None:
+                self._nbytes -= _nbytes(record)
+                dropped += 1
+        return dropped
+
+    def clear(self) -> None:
+        self._records.clear()
+        self._nbytes = 0
+
+    def stats(self) -> EncoderCacheStats:
+        return EncoderCacheStats(len(self._records), self._nbytes)
+
+    def check_integrity(self) -> None:
+        counted = sum(_nbytes(record) for record in self._records.values())
+        if counted != self._nbytes:
+            raise InvariantError(f"{counted} bytes are held, {self._nbytes} are counted")
+        for key, record in self._records.items():
+            for name, tensor in record.items():
+                if tensor.untyped_storage().nbytes() != tensor.nbytes:
+                    raise InvariantError(f"{name!r} of {key!r} is a view into a larger storage", key=key)
+
+
+def _nbytes(record: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in record.values())

@@ -1,0 +1,95 @@
+"""The paged KV memory of the decoder: keys and values of computed tokens, addressed by slot.
+
+Knows nothing of requests: the engine's books say who owns a block. Block 0 is the null block, never written, all zeros.
+
+    data (num_layers, 2, num_blocks, block_size, hidden_size) float64      slot = block_id * block_size + offset
+          layer       K,V   └──────── flat: one row per slot ───────┘
+    computed (num_blocks * block_size,) bool       a slot that a step has computed and no one has withdrawn
+
+Invariant: a row is read only if its slot is computed; `check_computed` is what tells a bug of the books from a context.
+Rows of slots that are not computed hold finite numbers, so that a masked one contributes exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mmcached.wire.errors import InvariantError
+
+
+@dataclass(frozen=True, slots=True)
+class KVPoolStats:
+    """Gauges: slots computed, and bytes of the pool."""
+
+    slots_computed: int
+    slots_total: int
+    nbytes: int
+
+
+class KVPool:
+    """Allocates everything at once; the system maps the zero pages as they are written."""
+
+    def __init__(
+        self, *, num_layers: int, num_blocks: int, block_size: int, hidden_size: int, device: torch.device
+    ) -> None:
+        shape = (num_layers, 2, num_blocks, block_size, hidden_size)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._data = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._flat = self._data.view(num_layers, 2, num_blocks * block_size, hidden_size)
+        self._computed = torch.zeros(num_blocks * block_size, dtype=torch.bool)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store `(n, hidden_size)` keys and values of one layer in `slots`, `(n,)` int64 on the pool's device."""
+        self._flat[layer, 0].index_copy_(0, slots, keys)
+        self._flat[layer, 1].index_copy_(0, slots, values)
+
+    def gather(self, layer: int, block_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of keys and values of whole blocks, changing nothing.
+
+        Args:
+            block_table: `(batch, blocks)` int64 on the pool's device, padded with the null block.
+        Returns:
+            two tensors `(batch, blocks * block_size, hidden_size)`.
+        """
+        batch, blocks = block_table.shape
+        rows = self._data[layer].index_select(1, block_table.reshape(-1))
+        keys, values = rows.view(2, batch, blocks * self.block_size, -1)
+        return keys, values
+
+    def mark_computed(self, slots: torch.Tensor) -> None:
+        """Say that all layers of `slots` (`(n,)` int64 on the CPU) are about to be written by the running step."""
+        self._computed[slots] = True
+
+    def withdraw(self, slots: torch.Tensor) -> None:
+        """Forget `slots`; what they hold will not be read."""
+        self._computed[slots] = False
+
+    def check_computed(self, slots: torch.Tensor) -> None:
+        """Check that every slot of a context has been computed.
+
+        Raises:
+            InvariantError: one has not; the engine's books and the pool disagree.
+        """
+        computed = self._computed[slots]
+        if not bool(computed.all()):
+            position = int((~computed).nonzero()[0])
+            raise InvariantError(
+                f"KV of position {position} (slot {int(slots[position])}) was never computed here",
+                position=position,
+                slot=int(slots[position]),
+            )
+
+    def clear(self) -> None:
+        self._computed.zero_()
+
+    def stats(self) -> KVPoolStats:
+        return KVPoolStats(int(self._computed.sum()), len(self._computed), self._data.nbytes)
+
+    def check_integrity(self) -> None:
+        if bool(self._computed[: self.block_size].any()):
+            raise InvariantError("a slot of the null block is marked computed")
+        if bool(self._data[:, :, 0].any()):
+            raise InvariantError("the null block has been written")

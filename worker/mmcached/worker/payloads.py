@@ -1,0 +1,80 @@
+"""An item that a plan names -> its record of tensors: in place in the ring, or from the plan's own frames.
+
+Knows nothing of leases: the engine holds them and gives them back; this only says when its view is gone. Writes no
+word of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mmcached.shm import ObjectStoreReader
+from mmcached.shm.codec import decode_frames
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import CacheMiss, InvalidRequest, RemoteProtocolError
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.parts import Inline
+
+Record = Mapping[str, Any]
+
+
+class PayloadReader:
+    """Reads what plans point at.
+
+    Args:
+        store: the ring under the engine's row; None when every item travels inline.
+    """
+
+    def __init__(self, store: ObjectStoreReader | None) -> None:
+        self._store = store
+
+    def read(
+        self,
+        payload: Handle | Inline | None,
+        frames: Sequence[Frame],
+        *,
+        mm_hash: str,
+        on_release: Callable[[], None] | None = None,
+    ) -> Record:
+        """Return the record of one item.
+
+        Args:
+            on_release: called once, in any thread, when the last view of an item in the ring is gone; not for inline
+                items.
+        Returns:
+            the record; tensors of an item in the ring are views of read-only memory: never write to them.
+        Raises:
+            CacheMiss: there is no payload, or no ring to find it in.
+            StaleHandle: the handle is of another ring, or was overwritten.
+            RemoteProtocolError: the frames are not there, or are no record.
+        """
+        if isinstance(payload, Inline):
+            end = payload.first_frame + payload.num_frames
+            if end > len(frames):
+                raise RemoteProtocolError(f"frames up to {end} are named, {len(frames)} came", "encode.payload")
+            record = decode_frames(frames[payload.first_frame : end], tensors="torch")
+        elif payload is None or self._store is None:
+            raise CacheMiss([mm_hash])
+        else:
+            record = self._store.get(payload, tensors="torch", on_release=on_release)
+        if not isinstance(record, Mapping):
+            raise RemoteProtocolError(f"item {mm_hash} is no record of named tensors", "encode.payload")
+        return record
+
+
+def image_of(record: Record) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Return the two tensors of an image's record.
+
+    Raises:
+        InvalidRequest: one is not there, or is none.
+    """
+    for name in ("pixel_values", "grid"):
+        if not isinstance(record.get(name), torch.Tensor):
+            raise InvalidRequest(name, type(record.get(name)).__name__, "must be a tensor of an image's record")
+    grid = record["grid"]
+    if grid.shape != (2,) or grid.dtype != torch.int64:
+        raise InvalidRequest("grid", f"{grid.dtype} {tuple(grid.shape)}", "must be torch.int64 (2,)")
+    return record["pixel_values"], (int(grid[0]), int(grid[1]))

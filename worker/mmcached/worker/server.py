@@ -1,0 +1,239 @@
+"""The worker process: says hello until its engine attaches it, then executes plans, one at a time.
+
+Knows nothing of what a plan means (`runner`) or of how bytes are shared (`attachment`).
+
+    waiting  ── WorkerHello every HELLO_S ──>  engine
+             <── Attach ──                     open the ring, join the row
+    attached ── WorkerAttached ──>             only now are plans taken, of this engine nonce and this worker epoch
+             <── StepPlan ── StepOutput | StepFailed ──>
+             <── Attach ──                     of the same engine: another ring (the frontend was restarted)
+             <── ClearCaches, Shutdown ──
+
+A message of another engine, and any but `Attach` before the first `Attach`, is dropped. A frame that does not
+validate is logged and dropped.
+
+Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and answered first); `ENGINE_GONE` when there
+is no engine to serve: its byte is free, its connection is closed, another engine answers, or its row is not what it
+announced. The caches die with the process: a worker serves one engine incarnation.
+
+Invariant: no wait is longer than `POLL_S`, but for a step itself and the linger of the closing socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mmcached.wire.channels import DealerChannel, Frame
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ChannelFull, ConfigError, DeadlineExceeded, MmcachedError, RemoteProtocolError
+from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
+from mmcached.wire.messages.worker import Attach, ClearCaches, FromEngineToWorker, Shutdown, StepPlan
+from mmcached.wire.paths import RunDir
+from mmcached.wire.signals import StopFlag
+from mmcached.worker.attachment import Attachment
+from mmcached.worker.runner import ModelRunner
+
+POLL_S = 0.1
+HELLO_S = 0.5
+ENGINE_GONE = 3
+"""Exit status: start the worker anew, it has no engine."""
+
+_logger = logging.getLogger(__name__)
+
+
+def main(run_dir: Path, engine_index: int, rank: int) -> int:
+    """Run a worker until it is told to stop; call it in the main thread of a process of its own.
+
+    Args:
+        run_dir: of the service; holds its configuration.
+        engine_index: which engine's worker.
+        rank: 0 … world_size - 1.
+    Returns:
+        the exit status of the process, see above; 1 for a configuration that cannot be served.
+    """
+    paths = RunDir(run_dir)
+    stop = StopFlag()
+    try:
+        config = ServiceConfig.load(paths.config)
+        if not 0 <= rank < config.world_size:
+            raise ConfigError("rank", rank, f"must be below world_size = {config.world_size}")
+        device = choose_device(config.device)
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.world_size))
+        runner = ModelRunner(config, rank=rank, device=device)
+    except ConfigError as error:
+        _logger.error("worker %d: %s", rank, error)
+        return 1
+    hello = WorkerHello(rank, secrets.randbits(63), config.digest(), str(device))
+    with zmq.Context() as context:
+        server = WorkerServer(runner, hello, context, paths.worker_address(engine_index))
+        try:
+            return server.run(lambda: stop.is_set)
+        finally:
+            server.close()
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that `name` means here: `auto` is CUDA if there is any, else the CPU.
+
+    Raises:
+        ConfigError: a CUDA device that this machine does not have.
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if found else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise ConfigError("device", name, f"this process sees {found} CUDA devices")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+class WorkerServer:
+    """The loop around one runner and one socket. Not thread-safe.
+
+    Args:
+        hello: who this worker is; its epoch is new for each server.
+        address: of the engine's socket for workers; the engine may start later.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        hello: WorkerHello,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._hello = hello
+        self._clock = clock
+        # Queue nothing for an engine that is not there: it would find hellos of minutes when it comes.
+        context.setsockopt(zmq.IMMEDIATE, 1)
+        self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
+        self._monitor = self._channel.socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._num_connection_events = 0
+        self._num_events_at_attach = 0
+        self._attachment: Attachment | None = None
+        self._next_hello_s = clock()
+        self._status: int | None = None
+        self.num_dropped = 0
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> int:
+        """Serve until told to stop, shut down, or without an engine; return the exit status.
+
+        Args:
+            should_stop: asked between messages, so a step at hand is finished and answered.
+        """
+        while self._status is None and not should_stop():
+            self._say_hello_if_due()
+            try:
+                message, frames = self._channel.receive(POLL_S)
+            except DeadlineExceeded:
+                # Only when there is nothing left to read: what an engine sent before it ended is still to be done.
+                self._look_for_engine()
+            except RemoteProtocolError as error:
+                self._drop(str(error))
+            else:
+                self._handle(message, frames)
+        return self._status or 0
+
+    def close(self) -> None:
+        """Leave the row, close the sockets."""
+        if self._attachment is not None:
+            self._attachment.close()
+            self._attachment = None
+        self._channel.socket.disable_monitor()
+        self._monitor.close()
+        self._channel.close()
+
+    def _handle(self, message: FromEngineToWorker, frames: list[Frame]) -> None:
+        if isinstance(message, Attach):
+            self._attach(message)
+        elif self._attachment is None or message.engine_nonce != self._attachment.attach.engine_nonce:
+            self._drop(
+                f"{type(message).__name__} of engine {message.engine_nonce}, which this worker is not attached to"
+            )
+        else:
+            match message:
+                case StepPlan():
+                    self._execute(message, frames, self._attachment)
+                case ClearCaches():
+                    self._runner.clear()
+                case Shutdown():
+                    self._status = 0
+
+    def _execute(self, plan: StepPlan, frames: list[Frame], attachment: Attachment) -> None:
+        if plan.worker_epoch != self._hello.worker_epoch:
+            self._drop(f"plan {plan.step} for worker epoch {plan.worker_epoch}")
+            return
+        answer, payload = self._runner.execute(plan, frames, attachment.payloads)
+        self._send(answer, payload)
+
+    def _attach(self, attach: Attach) -> None:
+        """Attach, or repeat the answer to an `Attach` that came before; a repetition changes nothing."""
+        if self._attachment is not None and attach.engine_nonce != self._attachment.attach.engine_nonce:
+            self._leave(f"engine {attach.engine_nonce} answers in place of {self._attachment.attach.engine_nonce}")
+            return
+        if self._attachment is None or attach != self._attachment.attach:
+            if self._attachment is not None:
+                # One row at a time: the byte of the former ring certifies a life that ends here.
+                self._attachment.close()
+                self._attachment = None
+            try:
+                self._attachment = Attachment(attach, self._hello.rank)
+            except MmcachedError as error:
+                self._leave(f"cannot attach: {error}")
+                return
+            self._count_connection_events()
+            self._num_events_at_attach = self._num_connection_events
+        epoch = self._attachment.ring_epoch
+        self._send(WorkerAttached(self._hello.worker_epoch, attach.engine_nonce, epoch), [])
+
+    def _say_hello_if_due(self) -> None:
+        if self._attachment is None and self._clock() >= self._next_hello_s:
+            try:
+                self._channel.send(self._hello)
+            except ChannelFull:
+                return  # no engine is connected yet; tried again at the next turn
+            self._next_hello_s = self._clock() + HELLO_S
+
+    def _send(self, message: object, payload: list[Frame]) -> None:
+        try:
+            self._channel.send(message, payload)
+        except ChannelFull as error:
+            self._leave(f"cannot answer: {error}")
+
+    def _look_for_engine(self) -> None:
+        """Find out whether the engine of the attachment has died."""
+        self._count_connection_events()
+        if self._attachment is None:
+            return
+        if not self._attachment.is_engine_alive():
+            self._leave("the engine's byte is free")
+        elif self._num_connection_events != self._num_events_at_attach:
+            # Local sockets do not break by themselves: the process that accepted this connection closed it, or died.
+            self._leave("the engine has closed the connection")
+
+    def _count_connection_events(self) -> None:
+        while self._monitor.poll(0, zmq.POLLIN):
+            recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            self._num_connection_events += 1
+
+    def _leave(self, reason: str) -> None:
+        _logger.warning("worker %d leaves: %s", self._hello.rank, reason)
+        if self._status is None:
+            self._status = ENGINE_GONE
+
+    def _drop(self, reason: str) -> None:
+        self.num_dropped += 1
+        _logger.warning("worker %d dropped a message: %s", self._hello.rank, reason)
