@@ -57,6 +57,23 @@ def next_raw(router: RouterChannel[FromClient]) -> tuple[bytes, list[bytes]]:
     return received
 
 
+def test_readiness_that_was_a_false_alarm_is_waited_out(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that closes between poll and receive leaves nothing behind what poll had promised."""
+    router, dealer = wiring.router(), wiring.dealer()
+    dealer.send(GetStats(1))
+    peer, _ = next_raw(router)
+    with monkeypatch.context() as patched:
+        patched.setattr(dealer, "wait", lambda timeout_s: True)
+        assert dealer.try_receive() is None
+        with pytest.raises(DeadlineExceeded):
+            dealer.receive(0.01)
+    router.send(peer, Welcome("s", 1, 2, 3, 4))
+    alarms = iter([True, True])
+    original = dealer.wait
+    monkeypatch.setattr(dealer, "wait", lambda timeout_s: next(alarms, False) or original(timeout_s))
+    assert dealer.receive(DEADLINE_S)[0] == Welcome("s", 1, 2, 3, 4)
+
+
 def test_both_directions_with_payload(wiring: Wiring) -> None:
     router, dealer = wiring.router(), wiring.dealer()
     dealer.send(GetStats(7), [b"first", memoryview(b"second")])

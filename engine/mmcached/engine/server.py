@@ -209,12 +209,15 @@ class EngineServer:
     # ---- requests
 
     def _serve_frontend(self) -> None:
-        while self._frontend.wait(0):
+        while True:
             try:
-                message, payload = self._frontend.receive(0)
+                received_now = self._frontend.try_receive()
             except RemoteProtocolError as error:
                 logger.warning("frontend: %s", error)
                 continue
+            if received_now is None:
+                return
+            message, payload = received_now
             match message:
                 case received.Ring():
                     self._on_ring(message)

@@ -120,6 +120,18 @@ class DealerChannel(_Channel[ReceivesT]):
         except zmq.Again:
             raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the peer; try again later") from None
 
+    def try_receive(self) -> tuple[ReceivesT, list[Frame]] | None:
+        """Return the next message and its payload, or None if there is none now; never waits.
+
+        Raises:
+            RemoteProtocolError: the frames were taken off the queue and do not validate.
+        """
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return decode_frames(frames, self._decoder)
+
     def receive(self, timeout_s: float) -> tuple[ReceivesT, list[Frame]]:
         """Return the next message and its payload.
 
@@ -128,9 +140,12 @@ class DealerChannel(_Channel[ReceivesT]):
             RemoteProtocolError: the frames were taken off the queue and do not validate.
         """
         deadline = time.monotonic() + timeout_s
-        if not self.wait(deadline - time.monotonic()):
-            raise DeadlineExceeded("receive", timeout_s)
-        return decode_frames(self.socket.recv_multipart(zmq.NOBLOCK), self._decoder)
+        while True:
+            # "Ready" is no promise: a peer that closes in between takes its last message with it.
+            if self.wait(deadline - time.monotonic()) and (received := self.try_receive()) is not None:
+                return received
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded("receive", timeout_s)
 
 
 class RouterChannel(_Channel[ReceivesT]):
