@@ -4,7 +4,7 @@
     def test_promises(promise, cache):
         promise(cache)
 
-A promise gets a fresh, open cache with room for eight small items and none for an oversized one.
+A promise gets a fresh, open cache of 1 MiB: room for eight small items, or three large ones, and none for an oversized.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mmcached.cache import (
 from mmcached.wire.errors import CacheMiss
 
 SMALL_BYTES = 1024
+LARGE_BYTES = 300 << 10
 OVERSIZED_BYTES = 4 << 20
 
 Given = tuple[MultiModalKwargsItem, list[ResolvedPromptUpdate]]
@@ -105,9 +106,23 @@ def a_key_that_comes_twice_in_a_request_is_stored_once(cache: BaseMultiModalProc
     assert cache.make_stats() == CacheInfo(hits=2, total=3)
 
 
+def a_request_gets_what_it_had_whatever_it_brings(cache: BaseMultiModalProcessorCache) -> None:
+    """Three large items that come with a request leave no room for the one that it had: it is served all the same."""
+    item, updates = an_item(0, LARGE_BYTES)
+    cache.get_and_update_item((item, updates), "a")
+    keys = ["b", "c", "d", "a"]
+    for key in keys:
+        cache.touch_sender_cache_item(key)
+    outputs = cache.get_and_update([*(an_item(n, LARGE_BYTES) for n in (1, 2, 3)), None], keys)
+    cache.release_sender_touches()
+    assert [updates[0].length for _, updates in outputs] == [2, 3, 4, 1]
+
+
 def an_oversized_item_is_served_and_not_kept(cache: BaseMultiModalProcessorCache) -> None:
     item, updates = an_item(1, OVERSIZED_BYTES)
-    assert cache.get_and_update_item((item, updates), "big") == (item, updates)
+    served, returned = cache.get_and_update_item((item, updates), "big")
+    assert served is item
+    assert list(returned) == updates
     assert not cache.is_cached_item("big")
     cache.get_and_update_item(an_item(2), "small")
     assert cache.is_cached_item("small")
@@ -146,6 +161,14 @@ def statistics_count_items(cache: BaseMultiModalProcessorCache) -> None:
     assert cache.make_stats(delta=True) == CacheInfo(0, 0)
 
 
+def clearing_leaves_the_service_s_counters(cache: BaseMultiModalProcessorCache) -> None:
+    cache.get_and_update([an_item(0), None], ["0", "0"])
+    before = cache.stats()
+    assert (before.queries, before.hits, before.items_processed) == (2, 1, 1)
+    cache.clear_cache()
+    assert cache.stats() == before
+
+
 def closing_is_repeatable(cache: BaseMultiModalProcessorCache) -> None:
     cache.get_and_update_item(an_item(1), "a")
     cache.close()
@@ -162,9 +185,11 @@ PROCESSOR_CACHE_PROMISES: list[Promise] = [
     a_batched_miss_names_all_that_are_missing,
     unequal_lengths_change_nothing,
     a_key_that_comes_twice_in_a_request_is_stored_once,
+    a_request_gets_what_it_had_whatever_it_brings,
     an_oversized_item_is_served_and_not_kept,
     an_invalidated_key_is_forgotten_alone,
     clearing_forgets_everything,
     statistics_count_items,
+    clearing_leaves_the_service_s_counters,
     closing_is_repeatable,
 ]

@@ -12,7 +12,7 @@ from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 
 
 def image(mm_hash: str, offset: int, num_embeds: int) -> Feature:
-    return Feature(mm_hash, "image", offset, num_embeds, num_embeds, Inline(0, 0))
+    return Feature(mm_hash, "image", offset, num_embeds, num_embeds, 100, Inline(0, 0))
 
 
 def generate(

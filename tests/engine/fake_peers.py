@@ -30,8 +30,11 @@ DEADLINE_S = 30.0
 class FakeWorker:
     """One rank, over a real socket."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, rank: int, digest: str) -> None:
-        self.epoch = 100 + rank
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, rank: int, digest: str, *, life: int = 1
+    ) -> None:
+        self.epoch = 100 * life + rank
+        self.rank = rank
         self.channel: DealerChannel[to_worker.FromEngineToWorker] = DealerChannel(
             context, address, to_worker.FromEngineToWorker
         )
@@ -94,16 +97,12 @@ class Bench:
 
     def plan(self, rank: int = 0) -> to_worker.StepPlan:
         """Return the next plan that a rank is sent."""
-        channel = self.workers[rank].channel
-        self.pump(lambda: channel.wait(0))
-        message, self.payload = channel.receive(0)
-        assert isinstance(message, to_worker.StepPlan), message
-        return message
+        return self.from_engine(self.workers[rank], to_worker.StepPlan)
 
     def connect(self) -> None:
         """Go through the whole handshake: ring, row, workers."""
         self.expect(from_engine.EngineHello)
-        self.frontend.send(self.peer, to_engine.Ring(self.ring.announcement))
+        self.frontend.send(self.peer, to_engine.Ring(1, self.ring.announcement))
         hello = self.expect(from_engine.RowHello)
         assert self.ring.attach(hello.row, hello.nonce)
         self.row = hello.row
@@ -111,13 +110,28 @@ class Bench:
         for rank in range(self.config.world_size):
             worker = FakeWorker(self.context, self.address, rank, self.config.digest())
             self.workers.append(worker)
-            self.pump(lambda worker=worker: worker.channel.wait(0))  # type: ignore[misc]
-            attach, _ = worker.channel.receive(0)
-            assert isinstance(attach, to_worker.Attach)
-            worker.channel.send(
-                to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, self.ring.announcement.epoch)
-            )
+            self.attach(worker)
         self.expect(from_engine.EngineReady)
+
+    def from_engine(self, worker: FakeWorker, kind: type[MessageT]) -> MessageT:
+        """Return the next message to a worker, which must be of this kind."""
+        self.pump(lambda: worker.channel.wait(0))
+        message, self.payload = worker.channel.receive(0)
+        assert isinstance(message, kind), message
+        return message
+
+    def attach(self, worker: FakeWorker) -> to_worker.Attach:
+        """Let a worker answer the `Attach` that it is sent."""
+        attach = self.from_engine(worker, to_worker.Attach)
+        epoch = 0 if attach.announcement is None else attach.announcement.epoch
+        worker.channel.send(to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, epoch))
+        return attach
+
+    def replace(self, rank: int) -> FakeWorker:
+        """Let a rank be killed, and another process take its place."""
+        self.workers[rank].channel.close()
+        self.workers[rank] = FakeWorker(self.context, self.address, rank, self.config.digest(), life=2)
+        return self.workers[rank]
 
     def put_item(self, key: str) -> Handle:
         return self.store.put(key, {"pixel_values": np.zeros((2, 8), np.uint8)})
@@ -128,7 +142,7 @@ class Bench:
         tokens = list(b"hello")
         if handle is not None:
             lease = lease or self.ring.grant(self.row, handle)
-            features = [Feature("m" * 64, "image", 2, 2, 2, handle, lease)]
+            features = [Feature("m" * 64, "image", 2, 2, 2, handle.nbytes, handle, lease)]
             tokens = [*b"ab", 258, 258, *b"cd"]
         self.frontend.send(self.peer, to_engine.AddRequest(request_id, "generate", tokens, features, 1, False))
 

@@ -526,7 +526,7 @@ def test_an_item_behind_the_end_of_the_prompt_or_of_another_length_is_refused() 
     for offset, num_embeds, length, field in ((8, 3, 3, "features[0].offset"), (1, 3, 4, "features[0].length")):
         request = generate(0, 10)
         feature = image("a", offset, num_embeds)
-        request.features = [type(feature)("a", "image", offset, length, num_embeds, feature.payload)]
+        request.features = [type(feature)("a", "image", offset, length, num_embeds, 100, feature.payload)]
         with pytest.raises(InvalidRequest) as caught:
             scheduler.add_request(request)
         assert caught.value.details["field"] == field

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.shm import RingWriter
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
+from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
 from mmcached.wire.handle import LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature, Inline
 from tests.engine.fake_peers import Bench, FakeWorker
 
@@ -48,14 +50,15 @@ def test_engine_is_ready_only_when_row_and_all_workers_are_attached(bench: Bench
     bench.expect(from_engine.EngineHello)
     clock.now += 1
     bench.expect(from_engine.EngineHello)  # repeated until it is answered
-    bench.frontend.send(bench.peer, to_engine.Ring(bench.ring.announcement))
+    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
     hello = bench.expect(from_engine.RowHello)
     worker = FakeWorker(bench.context, bench.address, 0, CONFIG.digest())
     bench.workers.append(worker)
     bench.pump(lambda: worker.channel.wait(0))
     attach, _ = worker.channel.receive(0)
-    assert attach.row_nonce == hello.nonce  # type: ignore[union-attr]
-    worker.channel.send(to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, 1))
+    assert isinstance(attach, to_worker.Attach)
+    assert attach.row_nonce == hello.nonce
+    worker.channel.send(to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, bench.ring.announcement.epoch))
     assert bench.ring.attach(hello.row, hello.nonce)
     bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
     for _ in range(20):
@@ -141,10 +144,10 @@ def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(benc
     bench.connect()
     handle = bench.put_item("a")
     lease = bench.ring.grant(bench.row, handle)
-    outside = Feature("m" * 64, "image", 50, 2, 2, handle, lease)
+    outside = Feature("m" * 64, "image", 50, 2, 2, handle.nbytes, handle, lease)
     bench.frontend.send(bench.peer, to_engine.AddRequest(1, "generate", [65], [outside], 1, False))
     assert bench.expect(from_engine.RequestFailed).error.code == "invalid_request"
-    missing = Feature("m" * 64, "image", 0, 1, 1, Inline(0, 3))
+    missing = Feature("m" * 64, "image", 0, 1, 1, 3, Inline(0, 3))
     bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258], [missing], 1, False), [b"one"])
     assert bench.expect(from_engine.RequestFailed).error.code == "remote_protocol_error"
     assert bench.leases == 0
@@ -153,7 +156,6 @@ def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(benc
 def test_noise_stale_plans_and_other_configurations_are_ignored(bench: Bench) -> None:
     bench.connect()
     bench.workers[0].channel.socket.send_multipart([b"noise"])
-    bench.workers[0].channel.send(to_engine.WorkerHello(1, 999, "another", "cpu"))
     bench.frontend.socket.send_multipart([bench.peer, b"mmc\x01", b"\xc1"])
     bench.add(1)
     plan = bench.plan(0)
@@ -173,3 +175,111 @@ def test_error_classes_survive_the_way_up(bench: Bench) -> None:
         error = error_to_wire(CorruptImage("images[0]", "x", "no image"))
         worker.channel.send(worker.failure(bench.plan(rank), error))
     assert bench.expect(from_engine.RequestFailed).error.details["field"] == "images[0]"
+
+
+def test_replaced_worker_voids_the_step_and_requests_start_over_at_token_0(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, bench.put_item("a"))
+    first = [bench.plan(rank) for rank in range(2)]
+    bench.workers[0].channel.send(bench.workers[0].output(first[0]))
+    successor = bench.replace(1)
+    attach = bench.from_engine(successor, to_worker.Attach)
+    assert bench.leases == 1, "the dead process is not certified dead yet: it may still read"
+    for worker in bench.workers:
+        bench.from_engine(worker, to_worker.ClearCaches)
+    successor.channel.send(
+        to_engine.WorkerAttached(successor.epoch, attach.engine_nonce, bench.ring.announcement.epoch)
+    )
+    second = [bench.plan(rank) for rank in range(2)]
+    assert second[0].step != first[0].step
+    assert [chunk.num_computed_tokens for chunk in second[0].chunks] == [0]
+    assert len(second[0].encode) == 1, "the encoder's output is gone too"
+    bench.workers[0].channel.send(bench.workers[0].output(first[0]))  # late, and void
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(second[rank]))
+    assert bench.expect(from_engine.RequestGenerated).token_ids == [65]
+    assert bench.leases == 0
+    bench.engine.check_integrity()
+
+
+def test_lease_of_an_ended_request_waits_for_the_certificate_of_death(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, bench.put_item("a"))
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
+    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    successor = bench.replace(1)
+    attach = bench.from_engine(successor, to_worker.Attach)
+    assert bench.leases == 1
+    successor.channel.send(
+        to_engine.WorkerAttached(successor.epoch, attach.engine_nonce, bench.ring.announcement.epoch)
+    )
+    bench.pump(lambda: bench.leases == 0)
+
+
+def test_another_frontend_ends_the_requests_of_the_former_and_workers_attach_anew(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, bench.put_item("a"))
+    plans = [bench.plan(rank) for rank in range(2)]
+    with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
+        bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
+        hello = bench.expect(from_engine.RowHello)
+        assert hello.epoch == other.announcement.epoch
+        assert other.attach(hello.row, hello.nonce)
+        bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+        for rank, worker in enumerate(bench.workers):
+            worker.channel.send(worker.output(plans[rank]))
+            assert bench.attach(worker).announcement == other.announcement
+        bench.expect(from_engine.EngineReady)
+        assert not [m for m, _ in bench.received if isinstance(m, from_engine.RequestGenerated)]
+        assert bench.engine.stats().leases_held == 0
+        other.check_integrity()
+        assert other.stats().leases == 0, "nothing of the old ring was given back to the new one"
+        bench.add(2)
+        run_step(bench)
+        assert bench.expect(from_engine.RequestGenerated).request_id == 2
+
+
+def test_announcement_repeated_by_the_same_frontend_changes_nothing(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1)
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
+    bench.expect(from_engine.RowHello)
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(plans[rank]))
+    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+
+
+def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(bench: Bench) -> None:
+    bench.connect()
+    handle = bench.put_item("probe")
+    lease = bench.ring.grant(bench.row, handle)
+    bench.frontend.send(bench.peer, to_engine.ProbeEngine(4, handle, lease))
+    for index, worker in enumerate(bench.workers):
+        probe = bench.from_engine(worker, to_worker.ProbeWorker)
+        assert bench.leases == 1
+        worker.channel.send(to_engine.WorkerProbed(probe.engine_nonce, worker.epoch, probe.token, f"sum {index}"))
+    assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(4, ["sum 0", "sum 1"])
+    assert bench.leases == 0
+
+
+def test_flush_clears_all_caches_between_two_steps_and_requests_go_on(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1)
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.frontend.send(bench.peer, to_engine.FlushEngine(9))
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(plans[rank]))
+    bench.expect(from_engine.RequestGenerated)
+    assert bench.expect(from_engine.EngineFlushed).token == 9
+    for worker in bench.workers:
+        bench.from_engine(worker, to_worker.ClearCaches)
+    assert bench.engine.stats().kv.blocks_cached == 0
+
+
+def test_refused_engine_ends_with_the_reason(bench: Bench) -> None:
+    bench.expect(from_engine.EngineHello)
+    bench.frontend.send(bench.peer, to_engine.Refused(error_to_wire(ConfigError("config digest", "a", "b: restart"))))
+    with pytest.raises(ConfigError, match="restart"):
+        bench.expect(from_engine.EngineReady)

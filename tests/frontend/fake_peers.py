@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import secrets
 import time
@@ -14,10 +15,11 @@ import zmq
 from PIL import Image
 
 from mmcached.frontend.server import Frontend
-from mmcached.shm import ReaderRow
+from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
 from mmcached.shm.lock_file import LockFile
 from mmcached.wire.channels import DealerChannel, Frame
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
@@ -37,12 +39,35 @@ def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
 class FakeEngine:
     """One engine incarnation with a real row of the ring."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: RunDir) -> None:
-        self.channel: DealerChannel[to_engine.FromFrontend] = DealerChannel(
-            context, directory.engine_address, to_engine.FromFrontend
-        )
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], directory: RunDir, hello: to_frontend.EngineHello
+    ) -> None:
+        self._context = context
+        self._address = directory.engine_address
+        self._hello = hello
+        self.channel = self._connect()
         self.row: ReaderRow | None = None
         self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
+
+    def _connect(self) -> DealerChannel[to_engine.FromFrontend]:
+        channel: DealerChannel[to_engine.FromFrontend] = DealerChannel(
+            self._context, self._address, to_engine.FromFrontend
+        )
+        channel.send(self._hello)
+        return channel
+
+    def connect_anew(self) -> None:
+        """Lose the connection and say hello over another; the same process."""
+        self.channel.close()
+        self.channel = self._connect()
+
+    def checksum(self, handle: Handle) -> str:
+        """Return what a worker answers that reads a probe's item."""
+        reader = RingReader.open(self.row.announcement) if self.row is not None else None
+        assert reader is not None
+        record = ObjectStoreReader(reader).get(handle, tensors="numpy", copy=True)
+        reader.close()
+        return hashlib.blake2b(record["probe"].tobytes(), digest_size=16).hexdigest()
 
     def close(self) -> None:
         self.channel.close()
@@ -88,11 +113,11 @@ class Bench:
         assert isinstance(message, kind), message
         return message
 
-    def add_engine(self, *, digest: str) -> FakeEngine:
+    def add_engine(self, *, digest: str, index: int = 0) -> FakeEngine:
         """Connect an engine that has said hello, and no more."""
-        engine = FakeEngine(self.context, self.directory)
+        hello = to_frontend.EngineHello(index, secrets.randbits(62), digest)
+        engine = FakeEngine(self.context, self.directory, hello)
         self.engines.append(engine)
-        engine.channel.send(to_frontend.EngineHello(secrets.randbits(62), digest))
         return engine
 
     def connect_engine(self) -> FakeEngine:

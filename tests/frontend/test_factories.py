@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 import pytest
 
-from mmcached.frontend.factories import processor_cache_from_config
+from mmcached.frontend.factories import processor_cache_from_config, processor_only_cache_from_config
+from mmcached.frontend.lru_sender_cache import MultiModalProcessorSenderCache
+from mmcached.frontend.processor_only_cache import MultiModalProcessorOnlyCache
 from mmcached.frontend.sender_cache import ShmItem, ShmObjectStoreSenderCache
 from mmcached.shm import ObjectStoreWriter, ReaderRow, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
@@ -37,6 +40,26 @@ def test_shm(store: ObjectStoreWriter) -> None:
 )
 def test_off(config: ServiceConfig, store: ObjectStoreWriter) -> None:
     assert processor_cache_from_config(config, store) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_api_processes", "expected"),
+    [
+        ("lru", 1, MultiModalProcessorSenderCache),
+        ("lru", 2, MultiModalProcessorOnlyCache),
+        ("processor_only", 1, MultiModalProcessorOnlyCache),
+    ],
+)
+def test_without_a_ring(kind: Literal["lru", "processor_only"], num_api_processes: int, expected: type) -> None:
+    config = ServiceConfig(mm_processor_cache_type=kind, _api_process_count=num_api_processes)
+    assert type(processor_cache_from_config(config, None)) is expected
+
+
+def test_processor_only_whatever_the_type() -> None:
+    for kind in get_args(Literal["shm", "lru", "processor_only"]):
+        cache = processor_only_cache_from_config(ServiceConfig(mm_processor_cache_type=kind))
+        assert type(cache) is MultiModalProcessorOnlyCache
+    assert processor_only_cache_from_config(ServiceConfig(mm_processor_cache_gb=0)) is None
 
 
 def test_no_ring_no_cache() -> None:

@@ -223,17 +223,80 @@ def test_draining_refuses_new_requests_and_ends_with_the_last(bench: Bench) -> N
     assert bench.frontend.is_drained
 
 
-def test_engine_with_another_configuration_is_not_answered(bench: Bench) -> None:
+def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Bench) -> None:
     bench.connect_engine()
     stranger = bench.add_engine(digest="0123456789abcdef")
-    bench.stats()
-    assert not stranger.channel.wait(0)
-    assert stranger.backlog == []
+    refused = bench.from_frontend(stranger, to_engine.Refused)
+    assert refused.error.code == "config_error"
+    assert "0123456789abcdef" in refused.error.message
+    assert len(bench.stats().engines) == 1
+
+
+def test_another_process_of_the_same_engine_takes_over_and_the_former_ones_requests_fail(bench: Bench) -> None:
+    bench.connect_engine()
+    bench.generate(1, [])
+    bench.from_frontend(bench.engines[0], to_engine.AddRequest)
+    bench.add_engine(digest=CONFIG.digest(), index=0)
+    failed = bench.answer(to_client.Failed)
+    assert (failed.request_id, failed.error.code) == (1, "request_aborted")
+    assert failed.error.retryable
+
+
+def test_engine_that_connects_anew_keeps_its_requests(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    engine.connect_anew()
+    bench.from_frontend(engine, to_engine.Ring)
+    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    assert bench.answer(to_client.Generated).token_ids == [5]
+
+
+def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    assert engine.row is not None
+    bench.client.send(to_frontend.Probe(5, 10.0))
+    probe = bench.from_frontend(engine, to_engine.ProbeEngine)
+    assert isinstance(probe.payload, Handle)
+    checksum = engine.checksum(probe.payload)
+    engine.channel.send(to_frontend.EngineProbed(probe.token, [checksum, checksum]))
+    assert bench.stats().ring.leases == 1
+    engine.row.give_back(probe.payload)
+    assert bench.answer(to_client.Probed) == to_client.Probed(5, 1, 2)
+    assert bench.stats().ring.chunks == 0, "nothing of the probe is left"
+
+
+@pytest.mark.parametrize(("answer", "mentions"), [("wrong", "worker 0 of engine 0"), (None, "engine 0")])
+def test_probe_that_fails_says_where(bench: Bench, clock: Clock, answer: str | None, mentions: str) -> None:
+    engine = bench.connect_engine()
+    bench.client.send(to_frontend.Probe(5, 10.0))
+    probe = bench.from_frontend(engine, to_engine.ProbeEngine)
+    if answer is None:
+        clock.now += 11
+    else:
+        engine.channel.send(to_frontend.EngineProbed(probe.token, [answer]))
+    failed = bench.answer(to_client.Failed)
+    assert failed.request_id == 5
+    assert mentions in failed.error.message
+    assert failed.error.retryable
+
+
+def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [png(1)])
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    bench.client.send(to_frontend.Flush(6))
+    flush = bench.from_frontend(engine, to_engine.FlushEngine)
+    assert bench.stats().ring.chunks == 0
+    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    assert bench.answer(to_client.Flushed).request_id == 6
+    engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    bench.answer(to_client.Generated)
 
 
 def test_row_that_does_not_hold_the_nonce_is_not_attached(bench: Bench) -> None:
     bench.connect_engine()
-    liar = bench.add_engine(digest=CONFIG.digest())
+    liar = bench.add_engine(digest=CONFIG.digest(), index=1)
     ring = bench.from_frontend(liar, to_engine.Ring)
     assert ring.announcement is not None
     liar.channel.send(to_frontend.RowHello(ring.announcement.epoch, 1, 12345))

@@ -52,6 +52,25 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def role_pids(supervisor: int) -> dict[str, list[int]]:
+    """Return the living processes of a service by role: "frontend", "engine", "worker" (in rank order)."""
+    found: dict[str, dict[str, int]] = {"frontend": {}, "engine": {}, "worker": {}}
+    for pid in descendants(supervisor):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "mmcached" in words:
+            rank = words[words.index("--rank") + 1] if "--rank" in words else ""
+            found[words[words.index("mmcached") + 1]][rank] = pid
+    return {role: [pids[rank] for rank in sorted(pids)] for role, pids in found.items()}
+
+
+def worker_pids(supervisor: int) -> list[int]:
+    """Return the living workers of a service."""
+    return role_pids(supervisor)["worker"]
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
     try:

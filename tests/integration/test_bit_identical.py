@@ -22,17 +22,30 @@ def base(**changes: object) -> ServiceConfig:
     return small_config(**({"max_model_len": 512, "num_kv_blocks": 256} | changes))
 
 
+MODES: dict[str, dict[str, object]] = {
+    "off": {"mm_processor_cache_gb": 0.0},
+    "processor_only": {"mm_processor_cache_type": "processor_only"},
+    "lru": {"mm_processor_cache_type": "lru"},
+    "shm": {"mm_processor_cache_type": "shm"},
+}
+POOLS: dict[str, dict[str, object]] = {
+    "roomy": {},
+    "preempting": {"max_model_len": 256, "block_size": 4, "num_kv_blocks": 66},
+}
+STEPS: dict[str, dict[str, object]] = {
+    "one step": {"max_num_batched_tokens": 4096, "max_num_encoder_input_tokens": 4096},
+    "chunked": {"max_num_batched_tokens": 29, "max_num_encoder_input_tokens": 29},
+}
+
 SETTINGS: dict[str, ServiceConfig] = {
-    "one step": base(max_num_batched_tokens=4096, max_num_encoder_input_tokens=4096),
     "chunks of 16": base(max_num_batched_tokens=16, max_num_encoder_input_tokens=16),
     "chunks of 67, no split items": base(max_num_batched_tokens=67, disable_chunked_mm_input=True),
-    "preemption": base(max_num_batched_tokens=48, max_model_len=256, block_size=4, num_kv_blocks=66),
-    "one worker": base(world_size=1),
     "tiny encoder cache": base(encoder_cache_size=1, max_num_batched_tokens=32),
-    "no ring": base(mm_processor_cache_gb=0.0),
     "no prefix cache": base(enable_prefix_caching=False),
     "no tensor prefix cache": base(enable_tensor_prefix_cache=False),
     "encoder cache per request": base(encoder_cache_scope="request", max_num_batched_tokens=32),
+    "items larger than the ring takes": base(mm_processor_cache_gb=1 / 65536),
+    "lru too small for two items": base(mm_processor_cache_type="lru", mm_processor_cache_gb=1 / 65536),
 }
 
 
@@ -55,37 +68,57 @@ def quiet_stats(run_dir: Path) -> ServiceStats:
     return eventually(ask, lambda stats: leases_of(stats) == 0 and stats.requests_open == 0, "leases at rest")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_caches_change_nothing(name: str, seed: int, run_dir: Path) -> None:
+def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
+    """Play a workload cold and warm, compare both with the uncached answers, and return the statistics at rest."""
     wanted = list(uncached(seed))
     rounds = random_rounds(seed)
-    with LocalService(run_dir, SETTINGS[name]) as service:
+    with LocalService(run_dir, config) as service:
         assert_same(asyncio.run(play(run_dir, rounds)), wanted)
-        # Everything is warm now: the same again must come from the caches, and be the same.
         assert_same(asyncio.run(play(run_dir, rounds)), wanted)
         stats = quiet_stats(run_dir)
     assert not service.errors
+    assert stats.desyncs == 0
+    assert stats.resends == 0
+    assert len({(w.items_encoded, w.tokens_computed) for w in stats.engines[0].workers}) == 1, "ranks do the same work"
+    return stats
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_under_every_pressure(mode: str, world_size: int, pool: str, steps: str, run_dir: Path) -> None:
+    settings = MODES[mode] | POOLS[pool] | STEPS[steps] | {"world_size": world_size}
+    stats = play_twice(base(**settings), 1, run_dir)
+    engine = stats.engines[0]
+    assert engine.encoder.hits > 0
+    assert engine.kv.hits > 0
+    assert engine.workers[0].prefix_row_hits > 0
+    assert (engine.preemptions > 0) == (pool == "preempting")
+    assert (stats.processor.hits > 0) == (mode != "off")
+    assert (stats.ring.grants > 0) == (mode == "shm")
+    copied = sum(worker.items_copied for worker in engine.workers)
+    assert (copied == 0) == (mode == "shm"), "items in the ring are read in place"
+    if mode == "lru":
+        assert stats.processor.inline_items == stats.processor.items_processed, "an item travels once"
+    if mode in ("off", "processor_only"):
+        assert stats.processor.inline_items > stats.processor.queries - stats.processor.hits
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_caches_change_nothing(name: str, seed: int, run_dir: Path) -> None:
+    config = SETTINGS[name]
+    stats = play_twice(config, seed, run_dir)
     engine, worker = stats.engines[0], stats.engines[0].workers[0]
-    config = service.config
-    if config.mm_processor_cache_gb:
-        assert stats.processor.hits > 0
-        assert stats.ring.grants > 0
-        assert [w.bytes_copied for w in engine.workers] == [0] * config.world_size, (
-            "items in the ring are read in place"
-        )
-    else:
-        assert stats.processor.queries == 0
-        assert stats.processor.inline_items > 0
+    if name == "items larger than the ring takes":
+        assert stats.processor.inline_fallbacks > 0
+        assert worker.items_copied > 0
     if config.encoder_cache_scope == "shared" and name != "tiny encoder cache":
         assert engine.encoder.hits > 0
+    assert (engine.kv.hits > 0) == config.enable_prefix_caching
     if config.enable_prefix_caching:
-        assert engine.kv.hits > 0
-        if config.enable_tensor_prefix_cache:
-            assert worker.prefix_row_hits > 0
-    if name == "preemption":
-        assert engine.preemptions > 0
-    assert len({(w.items_encoded, w.tokens_computed) for w in engine.workers}) == 1, "ranks do the same work"
+        assert (worker.prefix_row_hits > 0) == config.enable_tensor_prefix_cache
 
 
 def test_encoder_runs_once_for_equal_photographs_of_one_step(run_dir: Path) -> None:

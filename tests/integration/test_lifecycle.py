@@ -14,7 +14,6 @@ import pytest
 
 from mmcached.cli.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation
-from mmcached.shm import sweep
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from tests.integration.processes import (
     DEADLINE_S,
@@ -25,6 +24,7 @@ from tests.integration.processes import (
     segments_of,
     small_config,
     stats_of,
+    worker_pids,
 )
 
 NUM_REQUESTS = 16
@@ -44,12 +44,15 @@ asyncio.run(ask())
 """
 
 
-def test_client_that_is_killed_leaves_no_lease_and_no_request(run_dir: Path, tmp_path: Path) -> None:
-    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+@pytest.mark.parametrize("mode", ["shm", "lru"])
+def test_client_that_is_killed_leaves_no_lease_and_no_request(run_dir: Path, tmp_path: Path, mode: str) -> None:
+    config = small_config(mm_processor_cache_type=mode)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
         done_before = stats_of(service.run_dir).requests_done
         child = subprocess.Popen([sys.executable, "-c", VANISHING_CLIENT, str(service.run_dir), str(NUM_REQUESTS)])
         try:
-            eventually(lambda: leases_of(stats_of(service.run_dir)), lambda n: n > 0, "leases while the client lives")
+            eventually(lambda: stats_of(service.run_dir).requests_open, lambda n: n > 0, "open requests")
+            assert (leases_of(stats_of(service.run_dir)) > 0) == (mode == "shm")
         finally:
             child.kill()
             child.wait(DEADLINE_S)
@@ -138,18 +141,21 @@ def test_second_service_in_one_run_directory_is_refused(run_dir: Path, tmp_path:
             assert client.generate("undisturbed", max_tokens=1).tokens
 
 
-@pytest.mark.parametrize("role", [0, 1, 2, 3], ids=["frontend", "engine", "worker 0", "worker 1"])
-def test_death_of_a_role_ends_the_service_with_status_1(run_dir: Path, tmp_path: Path, role: int) -> None:
-    """Nothing is restarted yet; but nothing may hang, be orphaned or be left over either."""
-    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+def test_role_that_dies_too_often_is_given_up_with_status_1(run_dir: Path, tmp_path: Path) -> None:
+    """Then nothing hangs, is orphaned or left over either."""
+    config = small_config(max_restarts=1, restart_backoff_s=0.01)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
         pids = descendants(service.process.pid)
         ring = segments_of(pids)
-        os.kill(pids[role], signal.SIGKILL)
+        first, other = worker_pids(service.process.pid)
+        os.kill(first, signal.SIGKILL)
+        both = eventually(
+            lambda: worker_pids(service.process.pid), lambda now: len(now) == 2 and first not in now, "a new worker"
+        )
+        (second,) = set(both) - {other}
+        os.kill(second, signal.SIGKILL)
         assert service.process.wait(DEADLINE_S) == 1
-        assert not [pid for pid in pids if is_alive(pid)]
-    assert len(ring) == 2
-    if role == 0:
-        sweep()  # its writer was killed: whoever starts next removes the ring, here the test
+    assert not [pid for pid in (*pids, second) if is_alive(pid)]
     assert not [path for path in ring if path.exists()]
 
 

@@ -16,8 +16,9 @@ HANDLE = Handle(RING_ID, 2**62, 3, 4, 4096, 12_345, "tenant")
 LEASE = LeaseId(2**63 - 1, 17)
 TENSOR = Tensor(0, "float32", (3, 64))
 FEATURES = [
-    Feature("a" * 64, "image", 1, 6, 6, HANDLE, LEASE),
-    Feature("b" * 64, "image", 9, 2, 2, Inline(0, 3)),
+    Feature("a" * 64, "image", 1, 6, 6, 99, HANDLE, LEASE),
+    Feature("b" * 64, "image", 9, 2, 2, 99, Inline(0, 3)),
+    Feature("c" * 64, "image", 12, 2, 2, 99, None),
 ]
 ERROR = error_to_wire(CacheMiss(["a", "b"]))
 
@@ -36,6 +37,8 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
     ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
     ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
+    ("ToClient", client.Probed(1, 1, 2)),
+    ("ToClient", client.Flushed(1)),
     ("ToClient", client.Failed(None, ERROR)),
     ("FromClient", frontend.ClientHello(CLIENT_ID)),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, "see <image>", 5, True, 1.5, "tenant")),
@@ -43,8 +46,10 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5)),
     ("FromClient", frontend.Cancel(CLIENT_ID, 1)),
     ("FromClient", frontend.GetStats(1)),
+    ("FromClient", frontend.Probe(1, 0.5)),
+    ("FromClient", frontend.Flush(1)),
     ("FromClient", frontend.ClientBye(CLIENT_ID)),
-    ("FromEngine", frontend.EngineHello(5, "digest")),
+    ("FromEngine", frontend.EngineHello(0, 5, "digest")),
     ("FromEngine", frontend.RowHello(2**62, 1, 99)),
     ("FromEngine", frontend.EngineReady(2)),
     ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, TENSOR)),
@@ -52,11 +57,17 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
     ("FromEngine", frontend.RequestMissed(1, ["a" * 64])),
     ("FromEngine", frontend.EngineStatsReply(4, EngineStats())),
-    ("FromFrontend", engine.Ring(ANNOUNCEMENT)),
-    ("FromFrontend", engine.Ring(None)),
+    ("FromEngine", frontend.EngineProbed(4, ["checksum"])),
+    ("FromEngine", frontend.EngineFlushed(4)),
+    ("FromFrontend", engine.Ring(3, ANNOUNCEMENT)),
+    ("FromFrontend", engine.Ring(3, None)),
     ("FromFrontend", engine.RowAttached(2**62, 1, 99)),
     ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, False, "tenant")),
+    ("FromFrontend", engine.AddRequest(1, "encode", [258], FEATURES, 0, False, "", 7)),
     ("FromFrontend", engine.AbortRequest(1)),
+    ("FromFrontend", engine.Refused(ERROR)),
+    ("FromFrontend", engine.ProbeEngine(4, HANDLE, LEASE)),
+    ("FromFrontend", engine.FlushEngine(4)),
     ("FromFrontend", engine.GetEngineStats(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
     ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
@@ -74,6 +85,7 @@ EXAMPLES: list[tuple[str, Any]] = [
             WorkerStats(),
         ),
     ),
+    ("FromWorker", engine.WorkerProbed(5, 6, 4, "checksum")),
     ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, [engine.ReadDone(7, 17)])),
     ("FromEngineToWorker", worker.Attach(5, ANNOUNCEMENT, 1, 99)),
     (
@@ -88,6 +100,8 @@ EXAMPLES: list[tuple[str, Any]] = [
             [worker.RunChunk(1, [256, 258], 0, [1, 2], [worker.EmbedSpan("key", 1, 0, 1)], True, False, False)],
         ),
     ),
+    ("FromEngineToWorker", worker.ProbeWorker(5, 6, 4, HANDLE)),
+    ("FromEngineToWorker", worker.WorkerRefused(ERROR)),
     ("FromEngineToWorker", worker.ClearCaches(5)),
     ("FromEngineToWorker", worker.Shutdown(5)),
 ]

@@ -117,7 +117,7 @@ def test_digest_tells_configurations_apart() -> None:
         ({"model": {"layers": 2}}, "layers"),
         ({"world_size": "2"}, "world_size"),
         ({"world_size": 2.5}, "world_size"),
-        ({"mm_processor_cache_type": "lru"}, "mm_processor_cache_type"),
+        ({"mm_processor_cache_type": "disk"}, "mm_processor_cache_type"),
         ({"encoder_cache_scope": "galaxy"}, "encoder_cache_scope"),
         ([], "object"),
     ],

@@ -8,41 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mmcached.engine.item_frames import ItemFrames
 from mmcached.engine.request import Request
 from mmcached.engine.scheduler import ScheduledChunk, ScheduledStep
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
-
-
-class InlineItems:
-    """The frames of items that did not come through the ring, kept until their request ends."""
-
-    def __init__(self) -> None:
-        self._frames: dict[int, list[Frame]] = {}
-
-    def add(self, message: AddRequest, payload: list[Frame]) -> None:
-        """Keep a request's frames.
-
-        Raises:
-            RemoteProtocolError: an item names frames that have not come; nothing is kept.
-        """
-        for index, feature in enumerate(message.features):
-            where = feature.payload
-            if isinstance(where, Inline) and where.first_frame + where.num_frames > len(payload):
-                end = where.first_frame + where.num_frames
-                raise RemoteProtocolError(f"frames up to {end} are named, {len(payload)} came", f"features[{index}]")
-        if payload:
-            self._frames[message.request_id] = payload
-
-    def forget(self, request_id: int) -> None:
-        self._frames.pop(request_id, None)
-
-    def frames_of(self, request_id: int, where: Inline) -> list[Frame]:
-        return self._frames[request_id][where.first_frame : where.first_frame + where.num_frames]
 
 
 def leases_read(step: ScheduledStep) -> Iterable[int]:
@@ -54,7 +26,7 @@ def leases_read(step: ScheduledStep) -> Iterable[int]:
 
 
 def build_plan(
-    step: ScheduledStep, inline: InlineItems, *, engine_nonce: int, worker_epoch: int
+    step: ScheduledStep, items: ItemFrames, *, engine_nonce: int, worker_epoch: int
 ) -> tuple[StepPlan, list[Frame]]:
     """Return one worker's plan and its payload frames."""
     payload: list[Frame] = []
@@ -63,21 +35,21 @@ def build_plan(
         worker_epoch=worker_epoch,
         step=step.step_id,
         freed_keys=list(step.freed_keys),
-        encode=[_encode_item(request, index, key, inline, payload) for request, index, key in step.encode],
+        encode=[_encode_item(request, index, key, items, payload) for request, index, key in step.encode],
         emit=[EmitEmbedding(request.request_id, index, key) for request, index, key in step.emit],
         chunks=[_run_chunk(chunk) for chunk in step.chunks],
     )
     return plan, payload
 
 
-def _encode_item(request: Request, index: int, key: str, inline: InlineItems, payload: list[Frame]) -> EncodeItem:
+def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payload: list[Frame]) -> EncodeItem:
     feature = request.features[index]
-    where: Handle | Inline = feature.payload
-    if isinstance(where, Inline):
-        frames = inline.frames_of(request.request_id, where)
-        where = Inline(len(payload), len(frames))
-        payload.extend(frames)
-    return EncodeItem(key, feature.mm_hash, feature.num_embeds, where, feature.lease)
+    if isinstance(feature.payload, Handle):
+        return EncodeItem(key, feature.mm_hash, feature.num_embeds, feature.payload, feature.lease)
+    frames = items.frames_of(request.request_id, index)
+    where = Inline(len(payload), len(frames))
+    payload.extend(frames)
+    return EncodeItem(key, feature.mm_hash, feature.num_embeds, where)
 
 
 def _run_chunk(chunk: ScheduledChunk) -> RunChunk:

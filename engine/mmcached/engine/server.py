@@ -1,42 +1,52 @@
 """P1: the process that books. It schedules, leases, tells the workers what to compute, and commits what they have done.
 
-    frontend <==DEALER== EngineServer ==ROUTER workers-<i>.sock==> workers 0 … N-1
+    frontend <==DEALER (frontend_contact)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
 that came), so it imports no torch. What a peer sends wrong is logged or answered; what contradicts the books ends the
 process.
+
+Who dies, and what follows here:
+    frontend   its requests end; its leases are void; KV and encoder books stay; a row of the new ring, workers attach
+    anew worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is
+    back step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
 import zmq
 
 from mmcached.engine.answers import Answers
+from mmcached.engine.frontend_contact import FrontendContact
+from mmcached.engine.item_frames import ItemFrames
 from mmcached.engine.leases import LeaseBook
-from mmcached.engine.plan import InlineItems, build_plan, leases_read
+from mmcached.engine.plan import build_plan, leases_read
+from mmcached.engine.probes import EngineProbes
 from mmcached.engine.request import Request
 from mmcached.engine.scheduler import ScheduledStep, Scheduler
-from mmcached.engine.worker_links import StepResults, WorkerLink, WorkerLinks
-from mmcached.shm import ReaderRow
-from mmcached.wire.channels import DealerChannel, Frame, RouterChannel
+from mmcached.engine.step_results import StepResults
+from mmcached.engine.worker_group import WorkerGroup
+from mmcached.shm.stats_publisher import StatsPublisher
+from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
-    ChannelFull,
+    CacheMiss,
     ErrorInfo,
     InvariantError,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
+    error_from_wire,
     error_to_wire,
 )
 from mmcached.wire.handle import Handle
@@ -45,12 +55,11 @@ from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
-from mmcached.wire.stats import EngineStats, WorkerStats
+from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
 
-logger = logging.getLogger("mmcached.engine")
+log = structlog.get_logger("mmcached.engine")
 
 POLL_INTERVAL_S = 0.25
-HELLO_INTERVAL_S = 0.5
 
 
 class EngineServer:
@@ -72,33 +81,33 @@ class EngineServer:
         self._config = config
         self._clock = clock
         self._nonce = secrets.randbits(63)
-        self._row: ReaderRow | None = None
-        self._is_ring_known = False
-        self._is_row_accepted = False
-        self._was_ready_told = False
-        self._next_hello = clock()
-        self._leases = LeaseBook(self._give_back)
         self._scheduler = Scheduler(config)
-        self._inline = InlineItems()
+        self._requests: dict[int, Request] = {}
+        self._items = ItemFrames(config)
         self._answers = Answers()
-        self._workers = WorkerLinks(config.world_size)
+        self._leases = LeaseBook(self._give_back)
         self._worker_stats: dict[int, WorkerStats] = {}
         self._step: ScheduledStep | None = None
         self._results: StepResults | None = None
         self._num_steps = 0
         self._num_finished = 0
-        self._requests: dict[int, Request] = {}
+        self._flush_tokens: list[int] = []
+        self._is_ready_told = False
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
-            self._frontend: DealerChannel[received.FromFrontend] = stack.enter_context(
-                DealerChannel(context, run_dir.engine_address, received.FromFrontend)
-            )
+            hello = to_frontend.EngineHello(engine_index, self._nonce, config.digest())
+            self._contact = FrontendContact(context, run_dir.engine_address, hello, clock())
+            stack.callback(self._contact.close)
             self._worker_channel: RouterChannel[received.FromWorker] = stack.enter_context(
                 RouterChannel(context, run_dir.worker_address(engine_index), received.FromWorker)
             )
             self._closing = stack.pop_all()
+        self._group = WorkerGroup(
+            self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
+        )
+        self._probes = EngineProbes(self._nonce, self._group, self._leases)
         self._poller = zmq.Poller()
-        self._poller.register(self._frontend.socket, zmq.POLLIN)
+        self._poller.register(self._contact.channel.socket, zmq.POLLIN)
         self._poller.register(self._worker_channel.socket, zmq.POLLIN)
 
     # ---- the loop
@@ -108,25 +117,29 @@ class EngineServer:
 
         Raises:
             InvariantError: the books or the ranks contradict each other; the process must end.
-            PeerGone: a worker was lost or did not finish its step in time; the process must end.
+            PeerGone: a step is past its deadline; the process must end.
+            ConfigError: the frontend was started otherwise; the process must end.
         """
         wait_s = 0.0 if self._can_start_step else timeout_s
         ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
-        if self._frontend.socket in ready:
+        if self._contact.channel.socket in ready:
             self._serve_frontend()
         if self._worker_channel.socket in ready:
             self._serve_workers()
-        self._keep_contact()
+        self._contact.keep(self._clock())
+        self._tell_ready()
+        self._check_step_deadline()
+        if self._flush_tokens and self._step is None:
+            self._flush()
         if self._can_start_step:
             self._start_step()
 
     def close(self) -> None:
-        """Tell the workers to end, give up the row, close the sockets."""
-        for link in self._workers.in_rank_order():
-            self._tell_worker(link, to_worker.Shutdown(self._nonce))
+        """Tell the workers to end, give up the row, close the sockets. A second call does nothing."""
+        if self._worker_channel.socket.closed:
+            return
+        self._group.tell_all(to_worker.Shutdown(self._nonce))
         self._closing.close()
-        if self._row is not None:
-            self._row.close()
 
     def __enter__(self) -> Self:
         return self
@@ -138,116 +151,101 @@ class EngineServer:
 
     @property
     def _can_start_step(self) -> bool:
-        return self._step is None and self._was_ready_told and self._scheduler.has_work()
+        return self._step is None and self._group.are_all_attached and self._scheduler.has_work()
 
-    # ---- attaching: frontend first, then the ring's row, then the workers
-
-    def _keep_contact(self) -> None:
-        """Say hello until the frontend has announced its ring; look at the step's deadline."""
-        now = self._clock()
-        if not self._is_ring_known and now >= self._next_hello:
-            self._next_hello = now + HELLO_INTERVAL_S
-            self._tell_frontend(to_frontend.EngineHello(self._nonce, self._config.digest()))
-        if self._results is not None and now > self._results.deadline:
-            missing = self._results.missing_ranks
-            raise PeerGone(
-                f"step {self._results.step}: no output of rank(s) {missing} in {self._config.step_timeout_s} s"
-            )
-
-    def _on_ring(self, message: received.Ring) -> None:
-        """Take a row of the announced ring. A repeated announcement changes nothing."""
-        if self._is_ring_known:
-            return
-        if message.announcement is None:
-            self._is_row_accepted = True
-        else:
-            self._row = ReaderRow.attach(message.announcement)
-            self._tell_frontend(to_frontend.RowHello(message.announcement.epoch, self._row.row, self._row.nonce))
-        self._is_ring_known = True
-        self._attach_workers()
-
-    def _on_row_attached(self, message: received.RowAttached) -> None:
-        row = self._row
-        if row is not None and (message.row, message.nonce) == (row.row, row.nonce):
-            self._is_row_accepted = True
-            self._tell_ready()
-
-    def _on_worker_hello(self, peer: bytes, message: received.WorkerHello) -> None:
-        if message.config_digest != self._config.digest():
-            logger.error("rank %d has configuration %s: refused", message.rank, message.config_digest)
-            return
-        former = self._workers.current(message.rank)
-        if former is not None and former.is_attached and former.worker_epoch != message.worker_epoch:
-            raise PeerGone(f"rank {message.rank} was replaced by another process: its KV cache is gone")
-        link = self._workers.hello(peer, message)
-        if self._is_ring_known and not link.is_attached:
-            self._attach(link)
-
-    def _attach_workers(self) -> None:
-        for link in self._workers.in_rank_order():
-            self._attach(link)
-
-    def _attach(self, link: WorkerLink) -> None:
-        row = self._row
-        if row is None:
-            self._tell_worker(link, to_worker.Attach(self._nonce, None, 0, 0))
-        else:
-            self._tell_worker(link, to_worker.Attach(self._nonce, row.announcement, row.row, row.nonce))
-
-    def _on_worker_attached(self, message: received.WorkerAttached) -> None:
-        link = self._workers.by_epoch(message.worker_epoch)
-        if link is not None and message.engine_nonce == self._nonce:
-            link.is_attached = True
-            logger.info("rank %d is attached, on %s", link.rank, link.device)
-            self._tell_ready()
-
-    def _tell_ready(self) -> None:
-        if self._is_row_accepted and self._workers.are_all_attached and not self._was_ready_told:
-            self._was_ready_told = True
-            self._tell_frontend(to_frontend.EngineReady(self._config.world_size))
-
-    # ---- requests
+    # ---- the frontend
 
     def _serve_frontend(self) -> None:
         while True:
             try:
-                received_now = self._frontend.try_receive()
+                received_now = self._contact.channel.try_receive()
             except RemoteProtocolError as error:
-                logger.warning("frontend: %s", error)
+                log.warning("bad message from the frontend", reason=str(error))
                 continue
             if received_now is None:
                 return
-            message, payload = received_now
-            match message:
-                case received.Ring():
-                    self._on_ring(message)
-                case received.RowAttached():
-                    self._on_row_attached(message)
-                case received.AddRequest():
-                    self._add(message, payload)
-                case received.AbortRequest():
-                    self._abort(message.request_id)
-                case received.GetEngineStats():
-                    self._tell_frontend(to_frontend.EngineStatsReply(message.token, self.stats()))
+            self._handle_frontend(*received_now)
+
+    def _handle_frontend(self, message: received.FromFrontend, payload: list[Frame]) -> None:
+        match message:
+            case received.Ring():
+                if self._contact.on_ring(message):
+                    self._start_over_with_frontend()
+                self._is_ready_told = False
+            case received.RowAttached():
+                self._contact.on_row_attached(message)
+            case received.Refused():
+                raise error_from_wire(message.error)
+            case received.AddRequest():
+                self._add(message, payload)
+            case received.AbortRequest():
+                self._scheduler.abort(message.request_id)
+                self._forget(message.request_id)
+            case received.GetEngineStats():
+                self._contact.tell(to_frontend.EngineStatsReply(message.token, self.stats()))
+            case received.ProbeEngine():
+                if not isinstance(message.payload, Handle) or self._contact.owns(message.payload, message.lease):
+                    self._probes.start(message, payload)
+            case received.FlushEngine():
+                self._items.clear_cache()  # at once: what comes next counts on an empty one
+                self._flush_tokens.append(message.token)
+
+    def _start_over_with_frontend(self) -> None:
+        """Another frontend has come: end the former one's requests, and bring the workers to the new ring."""
+        if self._requests:
+            log.warning("another frontend: its predecessor's requests end", requests=len(self._requests))
+        self._leases.forget_all()  # first: what ends now must not be given back to the new ring
+        for request_id in list(self._requests):
+            self._scheduler.abort(request_id)
+            self._forget(request_id)
+        self._items.clear()
+        self._probes.forget_all()
+        self._flush_tokens.clear()
+        self._group.attach_all(self._contact.row)
+
+    def _tell_ready(self) -> None:
+        if self._contact.is_accepted and self._group.are_all_attached and not self._is_ready_told:
+            self._is_ready_told = True
+            self._contact.tell(to_frontend.EngineReady(self._config.world_size))
+
+    # ---- requests
 
     def _add(self, message: received.AddRequest, payload: list[Frame]) -> None:
-        """Take a request with its leases; items whose descriptor is not for this incarnation are missed."""
-        if message.request_id in self._requests:
-            logger.error("request %d came twice; the second is dropped", message.request_id)
+        """Take a request with its leases and items; what cannot be used is missed, and the request waits nowhere."""
+        request_id = message.request_id
+        if request_id in self._requests:
+            log.error("request came twice; the second is dropped", request_id=request_id)
             return
+        missed = self._hold_leases(message)
+        try:
+            self._items.add(message, payload)
+            if missed:
+                raise CacheMiss(missed)
+            request = self._make_request(message)
+            self._scheduler.add_request(request)
+        except CacheMiss as miss:
+            self._forget(request_id)
+            self._contact.tell(to_frontend.RequestMissed(request_id, miss.mm_hashes))
+        except MmcachedError as error:
+            self._forget(request_id)
+            self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
+        else:
+            self._requests[request_id] = request
+
+    def _hold_leases(self, message: received.AddRequest) -> list[str]:
+        """Take note of the leases that came; return the items whose descriptor is not for this incarnation."""
         missed = []
         for feature in message.features:
             if not isinstance(feature.payload, Handle):
                 continue
-            if self._row is None or feature.lease is None or not self._row.owns(feature.payload, feature.lease):
+            if feature.lease is None or not self._contact.owns(feature.payload, feature.lease):
                 missed.append(feature.mm_hash)
             else:
                 self._leases.hold(message.request_id, feature.payload, feature.lease)
-        if missed:
-            self._leases.end_request(message.request_id)
-            self._tell_frontend(to_frontend.RequestMissed(message.request_id, missed))
-            return
-        request = Request(
+        return missed
+
+    def _make_request(self, message: received.AddRequest) -> Request:
+        return Request(
             request_id=message.request_id,
             kind=message.kind,
             prompt_token_ids=message.prompt_token_ids,
@@ -258,42 +256,15 @@ class EngineServer:
             # Without kept rows, a prefix hit would leave the hidden states of the prefix missing.
             skip_reading_prefix_cache=message.want_hidden_states and not self._config.enable_tensor_prefix_cache,
         )
-        try:
-            self._inline.add(message, payload)
-            self._scheduler.add_request(request)
-        except MmcachedError as error:
-            self._forget(message.request_id)
-            self._tell_frontend(to_frontend.RequestFailed(message.request_id, error_to_wire(error)))
-            return
-        self._requests[message.request_id] = request
-
-    def _abort(self, request_id: int) -> None:
-        self._scheduler.abort(request_id)
-        self._forget(request_id)
 
     def _forget(self, request_id: int) -> None:
         """Let go of all that a request held outside the scheduler's books; its leases as soon as nobody reads."""
         self._requests.pop(request_id, None)
-        self._inline.forget(request_id)
+        self._items.forget(request_id)
         self._answers.forget(request_id)
         self._leases.end_request(request_id)
 
-    # ---- steps
-
-    def _start_step(self) -> None:
-        step = self._scheduler.schedule()
-        if step is None:
-            return
-        links = self._workers.in_rank_order()
-        deadline = self._clock() + self._config.step_timeout_s
-        self._step = step
-        self._results = StepResults(step.step_id, self._config.world_size, deadline)
-        # Booked before the first plan is sent: a fast worker's read_done may not come first.
-        self._leases.reading(leases_read(step), [link.worker_epoch for link in links], step.step_id)
-        for link in links:
-            plan, payload = build_plan(step, self._inline, engine_nonce=self._nonce, worker_epoch=link.worker_epoch)
-            self._worker_channel.send(link.peer, plan, payload)
-        self._num_steps += 1
+    # ---- workers
 
     def _serve_workers(self) -> None:
         while (raw := self._worker_channel.receive_raw()) is not None:
@@ -301,7 +272,7 @@ class EngineServer:
             try:
                 message, payload = self._worker_channel.decode(frames)
             except RemoteProtocolError as error:
-                logger.warning("worker %s: %s", peer.hex(), error)
+                log.warning("bad message from a worker", peer=peer.hex(), reason=str(error))
                 continue
             match message:
                 case received.WorkerHello():
@@ -310,9 +281,80 @@ class EngineServer:
                     self._on_worker_attached(message)
                 case received.StepOutput() | received.StepFailed():
                     self._on_result(message, payload)
+                case received.WorkerProbed():
+                    self._on_worker_probed(message)
+
+    def _on_worker_hello(self, peer: bytes, message: received.WorkerHello) -> None:
+        accepted = self._group.hello(peer, message)
+        if accepted is None:
+            return
+        link, has_replaced = accepted
+        if self._contact.is_ring_known and not link.is_attached:
+            self._group.attach(link, self._contact.row)
+        if has_replaced:
+            log.warning("rank replaced: all caches start over", rank=link.rank)
+            self._start_over_with_workers()
+
+    def _on_worker_attached(self, message: received.WorkerAttached) -> None:
+        link = self._group.attached(message, self._contact.row)
+        if link is None:
+            return
+        log.info("worker attached", rank=link.rank, device=link.device)
+        if link.former_epoch is not None:
+            # It holds the byte of its rank: the former process is certified dead and reads nothing any more.
+            self._leases.worker_died(link.former_epoch)
+            link.former_epoch = None
+
+    def _start_over_with_workers(self) -> None:
+        """A rank has lost its caches: the step in flight is void, no book holds, running requests start at token 0."""
+        self._scheduler.reset()
+        self._step = self._results = None
+        self._probes.forget_all()
+        self._group.tell_all(to_worker.ClearCaches(self._nonce))
+
+    def _on_worker_probed(self, message: received.WorkerProbed) -> None:
+        if message.engine_nonce != self._nonce:
+            return
+        checksums = self._probes.answered(message)
+        if checksums is not None:
+            self._contact.tell(to_frontend.EngineProbed(message.token, checksums))
+
+    def _flush(self) -> None:
+        """Forget everything that the books have cached, between two steps."""
+        self._start_over_with_workers()
+        for token in self._flush_tokens:
+            self._contact.tell(to_frontend.EngineFlushed(token))
+        self._flush_tokens.clear()
+
+    # ---- steps
+
+    def _start_step(self) -> None:
+        step = self._scheduler.schedule()
+        if step is None:
+            return
+        links = self._group.in_rank_order()
+        deadline = self._clock() + self._config.step_timeout_s
+        self._step = step
+        self._results = StepResults(step.step_id, self._config.world_size, deadline)
+        # Booked before the first plan is sent: a fast worker's read_done may not come first.
+        self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
+        for link in links:
+            plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=link.worker_epoch)
+            try:
+                self._group.send(link, plan, payload)
+            except PeerGone:
+                # Its successor's hello voids the step; if none comes, the step's deadline ends it.
+                log.warning("worker gone", rank=link.rank)
+        self._num_steps += 1
+
+    def _check_step_deadline(self) -> None:
+        if self._results is not None and self._clock() > self._results.deadline:
+            missing = self._results.missing_ranks
+            limit = self._config.step_timeout_s
+            raise PeerGone(f"step {self._results.step}: no output of rank(s) {missing} in {limit} s")
 
     def _on_result(self, result: received.StepOutput | received.StepFailed, payload: list[Frame]) -> None:
-        link = self._workers.by_epoch(result.worker_epoch)
+        link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_nonce != self._nonce:
             return
         for done in result.read_done:
@@ -349,13 +391,15 @@ class EngineServer:
 
     def _withdraw(self, step: ScheduledStep, error: ErrorInfo) -> None:
         """A worker could not run the step: none of it counts, and the requests that were in it fail with the reason."""
-        logger.error("step %d failed: %s", step.step_id, error.message)
+        log.error("step failed", step=step.step_id, reason=error.message)
         self._scheduler.withdraw(step)
         for request_id in step.request_ids():
             if request_id in self._requests:
                 self._scheduler.abort(request_id)
                 self._forget(request_id)
-                self._tell_frontend(to_frontend.RequestFailed(request_id, error))
+                self._contact.tell(to_frontend.RequestFailed(request_id, error))
+
+    # ---- answers
 
     def _answer(self, request: Request) -> None:
         request_id = request.request_id
@@ -364,7 +408,7 @@ class EngineServer:
         self._num_finished += 1
         if request.kind == "encode":
             tensors, frames = self._answers.take_embeddings(request_id, len(request.features))
-            self._tell_frontend(to_frontend.RequestEncoded(request_id, tensors), frames)
+            self._contact.tell(to_frontend.RequestEncoded(request_id, tensors), frames)
         else:
             self._answer_generation(request)
         self._forget(request_id)
@@ -382,9 +426,9 @@ class EngineServer:
             num_cached_tokens=request.num_cached_tokens,
             hidden_states=tensor,
         )
-        self._tell_frontend(message, frames)
+        self._contact.tell(message, frames)
 
-    # ---- small things
+    # ---- looking in
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -399,33 +443,27 @@ class EngineServer:
             workers=[self._worker_stats[rank] for rank in sorted(self._worker_stats)],
         )
 
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if the books contradict each other."""
+        self._scheduler.check_integrity()
+        self._leases.check_integrity()
+
     def _give_back(self, handle: Handle) -> None:
-        if self._row is not None:
-            self._row.give_back(handle)
-
-    def _tell_frontend(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
-        try:
-            self._frontend.send(message, payload)
-        except ChannelFull as error:
-            logger.error("frontend not told %s: %s", type(message).__name__, error)
-
-    def _tell_worker(self, link: WorkerLink, message: to_worker.FromEngineToWorker) -> None:
-        try:
-            self._worker_channel.send(link.peer, message)
-        except (PeerGone, ChannelFull) as error:
-            logger.warning("rank %d not told %s: %s", link.rank, type(message).__name__, error)
+        self._contact.give_back(handle)
 
 
 def main(run_dir: Path, engine_index: int) -> int:
-    """Run one engine of a run directory until SIGTERM; return the exit status (1: a worker was lost, or a bug)."""
+    """Run one engine of a run directory until SIGTERM; return the exit status (1: it had to end, the log says why)."""
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    with EngineServer(directory, config, engine_index) as engine:
+    page = StatsPublisher(directory.stats_page, RoleName("engine", engine_index))
+    with page, EngineServer(directory, config, engine_index) as engine:
         try:
             while not stop.is_set:
                 engine.poll(POLL_INTERVAL_S)
+                page.publish_if_due(engine.stats)
         except MmcachedError as error:
-            logger.error("%s: %s", error.code, error)
+            log.error("the engine ends", code=error.code, reason=str(error))
             return 1
     return 0

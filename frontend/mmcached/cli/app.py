@@ -1,20 +1,25 @@
-"""The command line: parses, then hands over. Every verb's work is in a module of its own."""
+"""The command line: parses, then hands over. Every verb's work is in a module of its own.
+
+serve, demo, config, version, …     for people: typer, and settings as flags
+frontend, engine, worker            for the supervisor: they read what to do in the run directory
+"""
 
 from __future__ import annotations
 
-import logging
-import os
+import argparse
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 
+from mmcached.cli import config_show, verbs
+from mmcached.cli.config_show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.paths import default_run_dir
+from mmcached.wire.paths import RunDir, default_run_dir
 
 app = typer.Typer(
     name="mmcached",
@@ -27,40 +32,57 @@ app = typer.Typer(
 RunDirOption = Annotated[
     Path | None, typer.Option("--run-dir", help="Directory of the service's sockets and locks (short path, mode 0700).")
 ]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with ServiceConfig fields.")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, max=16, help="Worker processes (world_size).")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:<index>.")]
+WorkersOption = Annotated[
+    str | None, typer.Option("--workers", metavar="N", help="Worker processes (the same as --world-size).")
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:<index>.")
+]
+
+ROLES = ("frontend", "engine", "worker")
+
+EVERY_FIELD = (
+    "Every configuration field is a flag too: --mm-processor-cache-gb 2GiB, --drain-timeout-s 30s, "
+    "--model.hidden-size 32, --no-enable-prefix-caching. `mmcached config show` lists all of them. A flag overrules "
+    "the environment (MMC_WORLD_SIZE=4, MMC_MODEL__HIDDEN_SIZE=32), which overrules the file."
+)
 
 
-@app.command()
+@app.command(context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
 def serve(
+    context: typer.Context,
     run_dir: RunDirOption = None,
     config: ConfigOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
     """Start the service: frontend, engine and workers. Prints one line when ready; SIGTERM drains."""
+    from mmcached.cli.logs import set_up_logging
     from mmcached.cli.supervisor import Supervisor
 
-    chosen = _configuration(config, workers, device)
-    _set_up_logging("supervisor")
+    chosen = load(context, config, _as_arguments(workers, device)).config
+    set_up_logging("supervisor", chosen)
     with Supervisor(run_dir or default_run_dir(), chosen) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
 
 
-@app.command()
+@app.command(context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
 def demo(
+    context: typer.Context,
+    *,
     images: Annotated[Path | None, typer.Option("--images", help="Your own photographs: a directory.")] = None,
     users: Annotated[int, typer.Option("--users", min=1, max=64, help="Concurrent conversations.")] = 4,
     turns: Annotated[int, typer.Option("--turns", min=1, max=32, help="Turns of each conversation.")] = 4,
+    config: ConfigOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
     """Play conversations about photographs with all caches on, then off, and prove that the answers are the same."""
     from mmcached.cli.demo.run import run_demo
 
-    raise typer.Exit(run_demo(_configuration(None, workers, device), images=images, num_users=users, num_turns=turns))
+    chosen = load(context, config, _as_arguments(workers, device)).config
+    raise typer.Exit(run_demo(chosen, images=images, num_users=users, num_turns=turns))
 
 
 @app.command()
@@ -69,42 +91,16 @@ def version() -> None:
     typer.echo(metadata.version("mmcached"))
 
 
-@app.command(hidden=True)
-def frontend(run_dir: Annotated[Path, typer.Option("--run-dir")]) -> None:
-    """Run the frontend role alone (started by `serve`)."""
-    from mmcached.frontend.server import main as run
-
-    _set_up_logging("frontend")
-    raise typer.Exit(run(run_dir))
-
-
-@app.command(hidden=True)
-def engine(
-    run_dir: Annotated[Path, typer.Option("--run-dir")], index: Annotated[int, typer.Option("--index", min=0)] = 0
-) -> None:
-    """Run the engine role alone (started by `serve`)."""
-    from mmcached.engine.server import main as run
-
-    _set_up_logging(f"engine {index}")
-    raise typer.Exit(run(run_dir, index))
-
-
-@app.command(hidden=True)
-def worker(
-    run_dir: Annotated[Path, typer.Option("--run-dir")],
-    rank: Annotated[int, typer.Option("--rank", min=0)],
-    index: Annotated[int, typer.Option("--index", min=0)] = 0,
-) -> None:
-    """Run one worker alone (started by `serve`)."""
-    from mmcached.worker.server import main as run
-
-    _set_up_logging(f"worker {rank}")
-    raise typer.Exit(run(run_dir, index, rank))
+# After the verbs above, so that the help begins with `serve`.
+verbs.register(app)
+config_show.register(app)
 
 
 def main() -> NoReturn:
     """Run the command line; a typed error becomes one line on stderr and exit status 1."""
     try:
+        if sys.argv[1:] and sys.argv[1] in ROLES:
+            sys.exit(_run_role(sys.argv[1], sys.argv[2:]))
         app()
     except MmcachedError as error:
         sys.stderr.write(f"mmcached: {error.code}: {error}\n")
@@ -112,14 +108,40 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _configuration(path: Path | None, workers: int | None, device: str | None) -> ServiceConfig:
-    chosen = ServiceConfig() if path is None else ServiceConfig.load(path)
-    changes = {name: value for name, value in (("world_size", workers), ("device", device)) if value is not None}
-    changed = msgspec.structs.asdict(chosen) | changes
-    return ServiceConfig(**changed)
+def _run_role(role: str, arguments: Sequence[str]) -> int:
+    """Run one role alone, as the supervisor starts it; return its exit status.
+
+    Not a command of typer's, because typer imports pydantic as soon as it parses: every role would carry it for life.
+    """
+    parser = argparse.ArgumentParser(prog=f"mmcached {role}", allow_abbrev=False)
+    parser.add_argument("--run-dir", type=Path, required=True, help="of the service; holds its config.json")
+    if role != "frontend":
+        parser.add_argument("--index", type=int, default=0, metavar="ENGINE")
+    if role == "worker":
+        parser.add_argument("--rank", type=int, required=True)
+    given = parser.parse_args(arguments)
+    if role == "frontend":
+        from mmcached.frontend import server as frontend
+
+        _set_up_role_logging("frontend", given.run_dir)
+        return frontend.main(given.run_dir)
+    if role == "engine":
+        from mmcached.engine import server as engine
+
+        _set_up_role_logging(f"engine {given.index}", given.run_dir)
+        return engine.main(given.run_dir, given.index)
+    from mmcached.worker import server as worker
+
+    _set_up_role_logging(f"worker {given.rank}", given.run_dir)
+    return worker.main(given.run_dir, given.index, given.rank)
 
 
-def _set_up_logging(role: str) -> None:
-    level = os.environ.get("MMC_LOG_LEVEL", "WARNING").upper()
-    line = f"%(asctime)s %(levelname)s {role}[{os.getpid()}] %(message)s"
-    logging.basicConfig(level=level, format=line, stream=sys.stderr)
+def _set_up_role_logging(role: str, run_dir: Path) -> None:
+    from mmcached.cli.logs import set_up_logging
+
+    set_up_logging(role, ServiceConfig.load(RunDir(run_dir).config))
+
+
+def _as_arguments(workers: str | None, device: str | None) -> tuple[str, ...]:
+    given = (("--workers", workers), ("--device", device))
+    return tuple(f"{flag}={value}" for flag, value in given if value is not None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mmcached.cli.config_fields import is_setting_variable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.death import environment_for_children
 from mmcached.wire.errors import ServiceUnavailable
@@ -35,7 +36,7 @@ class ChildService:
         config.save(config_file)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(run_dir), "--config", str(config_file)],
-            env=environment_for_children(),
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             process_group=0,
@@ -83,3 +84,8 @@ class ChildService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without settings: the service's configuration is the file, and nothing else."""
+    return {name: value for name, value in environment_for_children().items() if not is_setting_variable(name)}

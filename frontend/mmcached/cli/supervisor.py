@@ -1,54 +1,51 @@
-"""The parent of all roles: starts them, says when they are ready, ends them. Carries no data, imports no torch.
+"""The parent of all roles: starts them, restarts what dies, ends them in order. Carries no data, imports no torch.
 
     Supervisor --+-- frontend
-                 +-- engine 0
+                 +-- engine 0          a group: when the engine dies, its workers end by themselves, or are killed
                  +-- worker 0 … N-1
 
 Every child asks the kernel to die with this process (see `mmcached.wire.death`), so a SIGKILL here leaves no orphan;
-what it leaves in /dev/shm and in the run directory the next start removes. A child that dies takes the service down
-with exit status 1: nothing is restarted yet. SIGTERM drains; a second one ends everything at once.
+what it leaves in /dev/shm and in the run directory the next start removes. A role that dies is started again after a
+backoff, and given up, with exit status 1, when it dies too often. Before the service was ready for the first time
+nothing is tried twice. SIGTERM drains; a second one ends everything at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
+
+from mmcached.cli.admin import AdminServer
 from mmcached.cli.probe import probe
-from mmcached.shm.lock_file import LockFile
+from mmcached.cli.restarts import RestartPolicy
+from mmcached.cli.roles import Role
+from mmcached.cli.service_status import RoleView
+from mmcached.shm.lock_file import LockFile, remove_if_free
+from mmcached.shm.stats_page import StatsPage, StatsPageReader
+from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.death import environment_for_children
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
+from mmcached.wire.stats import RoleName, SupervisorStats
 
-logger = logging.getLogger("mmcached.supervisor")
+log = structlog.get_logger("mmcached.supervisor")
 
 TERMINATE_GRACE_S = 5.0
+ORPHAN_GRACE_S = 2.0
+"""How long a worker may take to notice that its engine is dead, before it is killed."""
 WAKE_INTERVAL_S = 0.25
-
-
-@dataclass(slots=True)
-class Child:
-    """A role's process; `pidfd` becomes readable when it dies."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    pidfd: int
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
 
 
 class Supervisor:
@@ -62,46 +59,71 @@ class Supervisor:
     """
 
     def __init__(self, run_dir: Path, config: ServiceConfig) -> None:
-        self._config = config
+        self.config = config
         self._directory = RunDir(run_dir.absolute())
         self._directory.create()
-        self._lock = self._take_lock()
-        self._selector = selectors.DefaultSelector()
-        self._children: list[Child] = []
-        self._stop = StopFlag()
-        self._directory.remove_leftovers()
-        config.save(self._directory.config)
+        self._was_ready = False
+        with ExitStack() as stack:
+            lock = self._take_lock()
+            stack.callback(lock.close)
+            self._remove_leftovers()
+            stack.callback(self._remove_leftovers)
+            config.save(self._directory.config)
+            self._stop = StopFlag()
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            stack.enter_context(StatsPage.create(self._directory.stats_page))
+            self._page = stack.enter_context(StatsPublisher(self._directory.stats_page, RoleName("supervisor")))
+            self._frontend = self._make_role(RoleName("frontend"), "frontend")
+            self._engine = self._make_role(RoleName("engine"), "engine")
+            self._workers = [
+                self._make_role(RoleName("worker", 0, rank), "worker", "--rank", str(rank))
+                for rank in range(config.world_size)
+            ]
+            reader = stack.enter_context(StatsPageReader(self._directory.stats_page))
+            self._admin = stack.enter_context(AdminServer(self, reader))
+            self._closing = stack.pop_all()
+
+    @property
+    def run_dir(self) -> Path:
+        return self._directory.path
+
+    @property
+    def is_draining(self) -> bool:
+        return self._stop.is_set
+
+    @property
+    def all_roles(self) -> list[Role]:
+        return [self._frontend, self._engine, *self._workers]
+
+    def roles(self) -> list[RoleView]:
+        """Return what all roles look like now. Called from the HTTP thread: looks, and changes nothing."""
+        return [role.view(was_ready=self._was_ready, is_draining=self.is_draining) for role in self.all_roles]
 
     def run(self) -> int:
-        """Start all roles, announce readiness on stdout, and watch until told to stop or a role dies.
+        """Start all roles, announce readiness on stdout, and keep them alive until told to stop.
 
         Returns:
-            0 after an orderly stop, 1 if a role died or the service did not become ready.
+            0 after an orderly stop; 1 if the service did not become ready, or a role was given up.
         """
-        self._spawn_all()
+        for role in self.all_roles:
+            self._spawn(role)
         if not self._wait_until_ready():
             return 0 if self._stop.is_set else 1
+        self._was_ready = True
         sys.stdout.write(f"mmcached ready: {self._directory.path} (pid {os.getpid()})\n")
         sys.stdout.flush()
         while not self._stop.is_set:
             self._wait_for_event()
-            dead = self._first_dead()
-            if dead is not None:
-                logger.error("%s ended with status %s; stopping", dead.name, dead.process.returncode)
+            if not self._keep_alive(time.monotonic()):
                 return 1
         return 0
 
     def close(self) -> None:
         """End all roles in order (frontend first, so that it can drain), remove sockets, let the directory go."""
-        self._stop_frontend()
-        self._stop_rest()
-        for child in self._children:
-            self._selector.unregister(child.pidfd)
-            os.close(child.pidfd)
-        self._selector.close()
-        self._children.clear()
-        self._directory.remove_leftovers()
-        self._lock.close()
+        self._terminate([self._frontend], self.config.drain_timeout_s + TERMINATE_GRACE_S)
+        self._terminate([self._engine], TERMINATE_GRACE_S)
+        self._terminate(self._workers, TERMINATE_GRACE_S)
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -123,36 +145,29 @@ class Supervisor:
         lock.write(f"{os.getpid()}\n")
         return lock
 
-    def _spawn_all(self) -> None:
-        self._spawn("frontend", "frontend")
-        self._spawn("engine 0", "engine")
-        for rank in range(self._config.world_size):
-            self._spawn(f"worker {rank}", "worker", "--rank", str(rank))
+    def _remove_leftovers(self) -> None:
+        """Remove what a dead service or client has left; a living client keeps its lock, whoever serves."""
+        self._directory.remove_sockets()
+        for path in self._directory.clients.glob("*.lock"):
+            remove_if_free(path)
 
-    def _spawn(self, name: str, *arguments: str) -> None:
-        cores = os.cpu_count() or 1
-        environment = environment_for_children()
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._config.world_size)))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mmcached", *arguments, "--run-dir", str(self._directory.path)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            # stdout carries the ready line alone; a role that prints must not be taken for it.
-            stdout=sys.stderr,
-            # Ctrl-C goes to the foreground group: the children must hear it from here, in order.
-            process_group=0,
-        )
-        pidfd = os.pidfd_open(process.pid)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        self._children.append(Child(name, process, pidfd))
+    def _make_role(self, name: RoleName, *arguments: str) -> Role:
+        num_threads = max(1, (os.cpu_count() or 1) // self.config.world_size)
+        command = [*arguments, "--run-dir", str(self._directory.path)]
+        return Role(name, command, RestartPolicy.from_config(self.config), num_threads=num_threads)
+
+    def _spawn(self, role: Role) -> None:
+        role.spawn()
+        self._selector.register(role.pidfd, selectors.EVENT_READ)
 
     def _wait_until_ready(self) -> bool:
-        deadline = time.monotonic() + self._config.start_timeout_s
+        deadline = time.monotonic() + self.config.start_timeout_s
         reason = "not asked yet"
         while time.monotonic() < deadline and not self._stop.is_set:
-            dead = self._first_dead()
-            if dead is not None:
-                logger.error("%s ended with status %s before the service was ready", dead.name, dead.process.returncode)
+            dead = next((role for role in self.all_roles if not role.is_alive), None)
+            if dead is not None and dead.process is not None:
+                status = dead.process.returncode
+                log.error("role ended before the service was ready", name=str(dead.name), status=status)
                 return False
             try:
                 probe(self._directory.path)
@@ -161,40 +176,66 @@ class Supervisor:
                 self._wait_for_event()
             else:
                 return True
-        logger.error("not ready after %s s: %s", self._config.start_timeout_s, reason)
+        log.error("not ready in time", timeout_s=self.config.start_timeout_s, reason=reason)
         return False
 
-    # ---- watching and stopping
+    # ---- keeping alive
 
     def _wait_for_event(self) -> None:
-        """Return when a child has died, or after a short while, so that signals are noticed."""
+        """Return when a child has died, or after a short while, so that signals and due times are noticed."""
         self._selector.select(WAKE_INTERVAL_S)
+        self._page.publish_if_due(self._stats)
 
-    def _first_dead(self) -> Child | None:
-        return next((child for child in self._children if not child.is_alive), None)
+    def _stats(self) -> SupervisorStats:
+        restarts = sum(role.num_restarts for role in self.all_roles)
+        return SupervisorStats(restarts=restarts, draining=int(self.is_draining))
 
-    def _stop_frontend(self) -> None:
-        frontend = [child for child in self._children if child.name == "frontend"]
-        self._terminate(frontend, self._config.drain_timeout_s + TERMINATE_GRACE_S)
+    def _keep_alive(self, now: float) -> bool:
+        """Reap the dead, start what is due, kill what should be gone; return False when a role is given up."""
+        for role in self.all_roles:
+            if role.due is None and not role.is_alive and not self._reap(role, now):
+                return False
+            if role.kill_at is not None and role.kill_at <= now:
+                log.warning("role did not end with its engine: killed", name=str(role.name))
+                role.kill()
+                role.kill_at = None
+            if role.due is not None and role.due <= now:
+                self._spawn(role)
+        return True
 
-    def _stop_rest(self) -> None:
-        engines = [child for child in self._children if child.name.startswith("engine")]
-        self._terminate(engines, TERMINATE_GRACE_S)
-        self._terminate(self._children, TERMINATE_GRACE_S)
+    def _reap(self, role: Role, now: float) -> bool:
+        status = None if role.process is None else role.process.returncode
+        if role.pidfd >= 0:
+            self._selector.unregister(role.pidfd)
+        delay = role.reap(now)
+        if delay is None:
+            log.error("role died once too often: given up", name=str(role.name), status=status)
+            return False
+        log.warning("role died: started again", name=str(role.name), status=status, in_s=delay)
+        if role is self._engine:
+            # A hung worker holds its byte of the row: until it is dead, what it reads stays pinned.
+            for worker in self._workers:
+                worker.kill_at = now + ORPHAN_GRACE_S if worker.is_alive else None
+        return True
 
-    def _terminate(self, children: list[Child], grace_s: float) -> None:
+    # ---- stopping
+
+    def _terminate(self, roles: Sequence[Role], grace_s: float) -> None:
         """SIGTERM, wait, SIGKILL what is left. A second signal to this process cuts the wait short."""
-        for child in children:
-            if child.is_alive:
-                child.process.send_signal(signal.SIGTERM)
+        for role in roles:
+            role.terminate()
         deadline = time.monotonic() + grace_s
-        while any(child.is_alive for child in children):
+        while any(role.is_alive for role in roles):
             if time.monotonic() > deadline or self._stop.num_signals > 1:
                 break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                next(child for child in children if child.is_alive).process.wait(WAKE_INTERVAL_S)
-        for child in children:
-            if child.is_alive:
-                logger.warning("%s did not end in time: killed", child.name)
-                child.process.kill()
-            child.process.wait()
+            living = next((role.process for role in roles if role.is_alive), None)
+            if living is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    living.wait(WAKE_INTERVAL_S)
+        for role in roles:
+            if role.is_alive:
+                log.warning("role did not end in time: killed", name=str(role.name))
+                role.kill()
+            if role.pidfd >= 0:
+                self._selector.unregister(role.pidfd)
+            role.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import zmq
 import zmq.asyncio
 
-from mmcached.client.conversation import Conversation, Options, answer_id, expect, failure_of, open_presence
+from mmcached.client.conversation import Ask, Conversation, Options, answer_id, expect, failure_of, open_presence
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
 from mmcached.client.synchronous import GRACE_S
 from mmcached.wire.channels import LINGER_MS, SEND_HIGH_WATER_MARK, Frame, decode_frames, encode_frames, make_decoder
@@ -20,12 +20,13 @@ from mmcached.wire.errors import (
     ChannelFull,
     DeadlineExceeded,
     MmcachedError,
+    PeerGone,
     RemoteProtocolError,
     RequestAborted,
     ServiceUnavailable,
 )
-from mmcached.wire.messages.client import Encoded, Generated, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import ClientBye, Encode, Generate, GetStats
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
+from mmcached.wire.messages.frontend import ClientBye
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -64,9 +65,11 @@ class AsyncClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(self._directory.client_address)
         self._welcome = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read())
+        self._watcher = asyncio.create_task(self._watch())
         timeout_s = self._options.connect_timeout_s
         try:
             await self._send(self._talk.hello())
@@ -109,20 +112,33 @@ class AsyncClient:
         message, _ = await self._call(self._talk.get_stats(), (), timeout_s)
         return expect(message, Stats).stats
 
+    async def probe(self, *, timeout_s: float = 1.0) -> Probed:
+        """As `Client.probe`."""
+        message, _ = await self._call(self._talk.probe(timeout_s=timeout_s), (), timeout_s)
+        return expect(message, Probed)
+
+    async def flush(self, *, timeout_s: float = 30.0) -> None:
+        """As `Client.flush`."""
+        message, _ = await self._call(self._talk.flush(), (), timeout_s)
+        expect(message, Flushed)
+
     async def close(self) -> None:
         """Let go of everything; open calls end with `RequestAborted`. A second call does nothing."""
         if self._reader is None:
             return
         self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        self._watcher.cancel()
+        await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
         self._reader = None
         self._fail_all(RequestAborted("the client was closed"))
         await self._send(ClientBye(self._talk.client_id))
+        self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
         self._context.term()
         self._presence.close()
 
-    async def _call(self, request: Generate | Encode | GetStats, payload: Sequence[Frame], timeout_s: float) -> Reply:
+    async def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> Reply:
         if self._reader is None:
             raise RequestAborted("the client is closed; use it inside `async with`")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -167,6 +183,14 @@ class AsyncClient:
             future = self._waiting.get(request_id)
             if future is not None and not future.done():
                 future.set_result((message, payload))
+
+    async def _watch(self) -> None:
+        """End all open calls when the connection is lost: the frontend that knew of them has died."""
+        while True:
+            await self._monitor.recv_multipart()
+            while await self._socket.poll(0):  # noqa: ASYNC110 (the reader task empties it)
+                await asyncio.sleep(0)  # what the frontend said before it ended is read first
+            self._fail_all(PeerGone("the frontend died while the call was open; try again"))
 
     def _fail_all(self, error: MmcachedError) -> None:
         for future in self._waiting.values():

@@ -10,12 +10,13 @@ from typing import TypeVar
 
 from mmcached.shm.lock_file import LockFile
 from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, ServiceUnavailable, error_from_wire
-from mmcached.wire.messages.client import Encoded, Failed, Generated, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, Generate, GetStats
+from mmcached.wire.messages.client import Encoded, Failed, Flushed, Generated, Probed, Stats, ToClient, Welcome
+from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, Flush, Generate, GetStats, Probe
 from mmcached.wire.paths import RunDir
 
 MAX_TIMEOUT_S = 86_400.0
-AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats)
+AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed)
+Ask = Generate | Encode | GetStats | Probe | Flush
 
 
 @dataclass(slots=True)
@@ -59,6 +60,12 @@ class Conversation:
 
     def encode(self, *, timeout_s: float | None) -> Encode:
         return Encode(self.client_id, next(self._ids), self._timeout(timeout_s), self.options.tenant)
+
+    def probe(self, *, timeout_s: float) -> Probe:
+        return Probe(next(self._ids), self._timeout(timeout_s))
+
+    def flush(self) -> Flush:
+        return Flush(next(self._ids))
 
     def get_stats(self) -> GetStats:
         return GetStats(next(self._ids))

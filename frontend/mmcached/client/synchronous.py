@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Self
 
 import zmq
 
-from mmcached.client.conversation import Conversation, Options, answer_id, expect, failure_of, open_presence
+from mmcached.client.conversation import Ask, Conversation, Options, answer_id, expect, failure_of, open_presence
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
 from mmcached.wire.channels import DealerChannel, Frame
-from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
-from mmcached.wire.messages.client import Encoded, Generated, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import ClientBye, Encode, Generate, GetStats
+from mmcached.wire.errors import DeadlineExceeded, PeerGone, ServiceUnavailable
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
+from mmcached.wire.messages.frontend import ClientBye
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 2.0
 """How much longer than the request's own deadline a client waits, so that the service can report it first."""
+LOOK_INTERVAL_S = 0.1
+"""How often a waiting client looks whether the frontend is still there."""
 
 
 class Client:
@@ -81,7 +83,7 @@ class Client:
             timeout_s: deadline of this call.
         Raises:
             InvalidRequest: (and subclasses) the input is not acceptable; names field, value and limit.
-            DeadlineExceeded, ServiceUnavailable, RequestAborted: retryable.
+            DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: retryable.
         """
         request = self._talk.generate(prompt, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s)
         message, payload = self._call(request, read_images(images), request.timeout_s)
@@ -97,6 +99,22 @@ class Client:
         """Return what all roles have counted since they started."""
         message, _ = self._call(self._talk.get_stats(), (), timeout_s)
         return expect(message, Stats).stats
+
+    def probe(self, *, timeout_s: float = 1.0) -> Probed:
+        """Return how many engines and workers the data path reaches: a small item goes through all of them.
+
+        Raises:
+            DeadlineExceeded, ServiceUnavailable: it does not work; the text says where.
+        """
+        message, _ = self._call(self._talk.probe(timeout_s=timeout_s), (), timeout_s)
+        return expect(message, Probed)
+
+    def flush(self, *, timeout_s: float = 30.0) -> None:
+        """Make the whole service forget what it has cached; requests that run start over, and end as they would
+        have.
+        """
+        message, _ = self._call(self._talk.flush(), (), timeout_s)
+        expect(message, Flushed)
 
     def close(self) -> None:
         """Tell the service that this client goes, and let go of everything. A second call does nothing."""
@@ -124,17 +142,21 @@ class Client:
             return message
         raise failure_of(message) or ServiceUnavailable(f"unexpected greeting {type(message).__name__}")
 
-    def _call(
-        self, request: Generate | Encode | GetStats, payload: Sequence[Frame], timeout_s: float
-    ) -> tuple[ToClient, list[Frame]]:
+    def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> tuple[ToClient, list[Frame]]:
         """Send and wait for the answer to this request; late answers to earlier ones are dropped."""
+        operation = type(request).__name__.lower()
         deadline = time.monotonic() + timeout_s + GRACE_S
+        self._channel.take_disconnects()  # of former calls
         self._channel.send(request, payload)
-        try:
-            while True:
-                message, frames = self._channel.receive(max(0.0, deadline - time.monotonic()))
-                if answer_id(message) in (request.request_id, None) and not isinstance(message, Welcome):
-                    return message, frames
-        except DeadlineExceeded:
-            self._channel.send(self._talk.cancel(request.request_id))
-            raise DeadlineExceeded(type(request).__name__.lower(), timeout_s) from None
+        while True:
+            try:
+                message, frames = self._channel.receive(min(LOOK_INTERVAL_S, max(0.0, deadline - time.monotonic())))
+            except DeadlineExceeded:
+                if self._channel.take_disconnects():
+                    raise PeerGone(f"{operation}: the frontend died while it was open; try again") from None
+                if time.monotonic() < deadline:
+                    continue
+                self._channel.send(self._talk.cancel(request.request_id))
+                raise DeadlineExceeded(operation, timeout_s) from None
+            if answer_id(message) in (request.request_id, None) and not isinstance(message, Welcome):
+                return message, frames

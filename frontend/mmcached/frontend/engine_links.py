@@ -1,7 +1,8 @@
-"""The engines that are connected to this frontend, and how far each has come in attaching to the ring.
+"""The engines that this frontend knows, and how far each has come in attaching to the ring.
 
-    hello --> (row attached) --> ready --> dead
-An engine is dead when the kernel says so (its lock byte is free) or its connection is gone; never by silence.
+    hello --> (row attached) --> ready --> gone
+An engine is gone when the kernel says so (its lock byte is free), when another process has taken its place, or when its
+connection is closed; never by silence.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from mmcached.wire.errors import ServiceUnavailable
 
 @dataclass(slots=True)
 class EngineLink:
-    """One engine. `row` and `nonce` are its row of the ring once attached; None without a ring."""
+    """One engine process.
+
+    Attributes:
+        peer: its connection now; it changes when the engine connects anew.
+        row, nonce: its row of the ring once attached; None before, or without a ring.
+    """
 
     peer: bytes
+    index: int
     incarnation: int
     row: int | None = None
     nonce: int | None = None
@@ -24,10 +31,10 @@ class EngineLink:
 
 
 class EngineLinks:
-    """All connected engines by connection."""
+    """All engines by incarnation."""
 
     def __init__(self) -> None:
-        self._links: dict[bytes, EngineLink] = {}
+        self._links: dict[int, EngineLink] = {}
 
     def __len__(self) -> int:
         return len(self._links)
@@ -35,23 +42,25 @@ class EngineLinks:
     def __iter__(self) -> Iterator[EngineLink]:
         return iter(list(self._links.values()))
 
-    def hello(self, peer: bytes, incarnation: int) -> EngineLink:
-        """Return the link of this connection, made anew if the engine behind it is another one."""
-        link = self._links.get(peer)
-        if link is None or link.incarnation != incarnation:
-            link = self._links[peer] = EngineLink(peer, incarnation)
-        return link
+    def add(self, link: EngineLink) -> None:
+        self._links[link.incarnation] = link
 
-    def get(self, peer: bytes) -> EngineLink | None:
-        return self._links.get(peer)
+    def get(self, incarnation: int) -> EngineLink | None:
+        return self._links.get(incarnation)
 
-    def remove(self, peer: bytes) -> None:
-        self._links.pop(peer, None)
+    def remove(self, link: EngineLink) -> None:
+        self._links.pop(link.incarnation, None)
 
-    def with_row(self, row: int) -> EngineLink | None:
-        return next((link for link in self if link.row == row), None)
+    def by_peer(self, peer: bytes) -> EngineLink | None:
+        return next((link for link in self if link.peer == peer), None)
 
-    def choose(self, num_open: Callable[[bytes], int]) -> EngineLink:
+    def by_index(self, index: int) -> EngineLink | None:
+        return next((link for link in self if link.index == index), None)
+
+    def by_row(self, row: int, nonce: int) -> EngineLink | None:
+        return next((link for link in self if (link.row, link.nonce) == (row, nonce)), None)
+
+    def choose(self, num_open: Callable[[EngineLink], int]) -> EngineLink:
         """Return the ready engine with the fewest open requests.
 
         Raises:
@@ -60,4 +69,4 @@ class EngineLinks:
         ready = [link for link in self if link.is_ready]
         if not ready:
             raise ServiceUnavailable("no engine is ready yet; try again")
-        return min(ready, key=lambda link: num_open(link.peer))
+        return min(ready, key=num_open)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
+from mmcached.cache import processor_cache_kind
+from mmcached.frontend.lru_sender_cache import MultiModalProcessorSenderCache
+from mmcached.frontend.processor_only_cache import MultiModalProcessorOnlyCache
 from mmcached.frontend.sender_cache import Grant, ShmObjectStoreSenderCache
 from mmcached.shm import ObjectStoreWriter
 from mmcached.wire.config import ServiceConfig
 
+ProcessorCache: TypeAlias = ShmObjectStoreSenderCache | MultiModalProcessorSenderCache | MultiModalProcessorOnlyCache
+
 
 def processor_cache_from_config(
     config: ServiceConfig, store: ObjectStoreWriter | None, *, grant: Grant | None = None
-) -> ShmObjectStoreSenderCache | None:
+) -> ProcessorCache | None:
     """Return P0's processor cache, or None when it is switched off: then every item is processed and travels inline.
 
-        not is_multimodal_model          None
-        mm_processor_cache_gb = 0        None    (no ring either, so `store` is None)
-        mm_processor_cache_type = "shm"  ShmObjectStoreSenderCache
+        processor_cache_kind(config)
+        off              None
+        shm              ShmObjectStoreSenderCache           None without a ring
+        lru              MultiModalProcessorSenderCache
+        processor_only   MultiModalProcessorOnlyCache
 
     Args:
         store: of the ring that this process writes; None when there is no ring.
         grant: see `ShmObjectStoreSenderCache`.
     """
-    if not config.is_multimodal_model or config.ring_data_bytes == 0 or store is None:
-        return None
-    return ShmObjectStoreSenderCache(config, store, grant=grant)
+    match processor_cache_kind(config):
+        case "off":
+            return None
+        case "shm":
+            return None if store is None else ShmObjectStoreSenderCache(config, store, grant=grant)
+        case "lru":
+            return MultiModalProcessorSenderCache(config)
+        case "processor_only":
+            return MultiModalProcessorOnlyCache(config)
+
+
+def processor_only_cache_from_config(config: ServiceConfig) -> MultiModalProcessorOnlyCache | None:
+    """Return a cache for whoever processes items and sends them nowhere, or None when caching is switched off."""
+    return None if processor_cache_kind(config) == "off" else MultiModalProcessorOnlyCache(config)

@@ -18,7 +18,7 @@ class OpenRequest:
         message: what the client asked.
         images: the encoded image files, kept so that the items can be sent again after a miss.
         deadline: on the frontend's clock, seconds.
-        engine: connection of the engine that has it.
+        engine: incarnation of the engine that has it.
         num_prompt_tokens: with all placeholders.
         num_resends: how often an engine has missed items of it.
     """
@@ -28,7 +28,7 @@ class OpenRequest:
     message: Generate | Encode
     images: list[bytes]
     deadline: float
-    engine: bytes = b""
+    engine: int = 0
     num_prompt_tokens: int = 0
     num_resends: int = 0
 
@@ -70,7 +70,7 @@ class OpenRequests:
     def of_client(self, client_id: str) -> Iterable[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]
 
-    def on_engine(self, engine: bytes) -> Iterable[OpenRequest]:
+    def on_engine(self, engine: int) -> Iterable[OpenRequest]:
         return [request for request in self if request.engine == engine]
 
     def expired(self, now: float) -> Iterable[OpenRequest]:

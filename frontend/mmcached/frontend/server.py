@@ -1,18 +1,17 @@
 """P0: the one process per host that clients talk to. Owns the sender cache and the ring; books no blocks, runs no
 model.
 
-    clients ==ROUTER client.sock==> Frontend ==ROUTER engine.sock==> engines
+    clients ==ROUTER client.sock==> Frontend ==(engine_gate) ROUTER engine.sock==> engines
                                        |
                                        +-- writes the ring (leases go with `AddRequest`)
 
-One thread, one loop. An event never ends the loop: what a client or an engine sent wrong is answered or logged.
-Invariants: a lease is counted before the message that carries it is sent, and taken back if that message was not
-accepted · a request is answered exactly once · nothing here waits for a reader, an engine or a client.
+One thread, one loop. An event never ends the loop: what a client or an engine sent wrong is answered or logged. A
+request is answered exactly once; a miss is sent again and never reaches the client; nothing here waits for an engine or
+a client.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,16 +19,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
 import zmq
 
-from mmcached.frontend.engine_links import EngineLink, EngineLinks
+from mmcached.frontend.engine_gate import EngineGate
+from mmcached.frontend.engine_links import EngineLink
 from mmcached.frontend.factories import processor_cache_from_config
+from mmcached.frontend.flushes import Flushes
 from mmcached.frontend.open_requests import OpenRequest, OpenRequests
-from mmcached.frontend.sender_cache import ShmItem
+from mmcached.frontend.probes import Probes
+from mmcached.frontend.processing import Processing
+from mmcached.frontend.request_builder import build_request, prompt_tokens
+from mmcached.frontend.routes import route_for
 from mmcached.frontend.statistics import StatsCollector
-from mmcached.frontend.submission import FeatureBuilder, Preparer, ResolvedItem
-from mmcached.shm import ObjectStoreWriter, RingWriter, RowVoided, sweep
+from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
 from mmcached.shm.lock_file import is_held, remove_if_free
+from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
@@ -48,10 +53,10 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
-from mmcached.wire.stats import ServiceStats
+from mmcached.wire.stats import FrontendStats, RingStats, RoleName, ServiceStats, extend
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
-logger = logging.getLogger("mmcached.frontend")
+log = structlog.get_logger("mmcached.frontend")
 
 MAX_RESENDS = 2
 CHECK_INTERVAL_S = 0.25
@@ -73,7 +78,6 @@ class Frontend:
         self._config = config
         self._clock = clock
         self._requests = OpenRequests()
-        self._engines = EngineLinks()
         self._statistics = StatsCollector()
         self._num_clients = 0
         self._is_draining = False
@@ -81,36 +85,43 @@ class Frontend:
         with ExitStack() as stack:
             self._ring = _make_ring(config, stack)
             store = None if self._ring is None else ObjectStoreWriter(self._ring)
-            self._cache = processor_cache_from_config(config, store, grant=grant_when_sent)
-            if self._cache is not None:
-                stack.callback(self._cache.close)
+            cache = processor_cache_from_config(config, store, grant=grant_when_sent)
+            if cache is not None:
+                stack.callback(cache.close)
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
             self._clients: RouterChannel[received.FromClient] = stack.enter_context(
                 RouterChannel(context, run_dir.client_address, received.FromClient)
             )
-            self._engine_channel: RouterChannel[received.FromEngine] = stack.enter_context(
+            engines: RouterChannel[received.FromEngine] = stack.enter_context(
                 RouterChannel(context, run_dir.engine_address, received.FromEngine)
             )
             self._closing = stack.pop_all()
-        self._preparer = Preparer(config, self._cache)
+        self._engine_socket = engines.socket
+        self._route = route_for(cache, Processing(config))
+        self._gate = EngineGate(engines, self._ring, config, on_lost=self._on_engine_lost, on_new=self._on_new_engine)
+        self._probes = Probes(self._gate, store)
+        self._flushes = Flushes(self._gate)
         self._poller = zmq.Poller()
         self._poller.register(self._clients.socket, zmq.POLLIN)
-        self._poller.register(self._engine_channel.socket, zmq.POLLIN)
+        self._poller.register(self._engine_socket, zmq.POLLIN)
 
     # ---- the loop
 
     def poll(self, timeout_s: float) -> None:
         """Serve what has come, waiting up to `timeout_s` for something; then look at deaths and deadlines if due."""
         ready = dict(self._poller.poll(max(0, round(timeout_s * 1000))))
-        if self._engine_channel.socket in ready:
-            self._serve_engines()
+        if self._engine_socket in ready:
+            for link, message, payload in self._gate.serve():
+                self._handle_engine(link, message, payload)
         if self._clients.socket in ready:
             self._serve_clients()
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
-            self._check_deaths()
+            self._gate.check_deaths()
+            self._check_clients()
             self._check_deadlines(now)
+        self._answer_finished(now)
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
@@ -143,7 +154,7 @@ class Frontend:
                 message, payload = self._clients.decode(frames)
             except RemoteProtocolError as error:
                 self._statistics.protocol_errors += 1
-                logger.warning("client %s: %s", peer.hex(), error)
+                log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
                 self._answer(peer, to_client.Failed(None, error_to_wire(error)))
                 continue
             self._handle_client(peer, message, payload)
@@ -157,11 +168,16 @@ class Frontend:
             case received.Cancel():
                 request = self._requests.find(message.client_id, message.request_id)
                 if request is not None:
-                    self._end(request.number)
+                    self._end(request)
             case received.ClientBye():
                 self._end_client(message.client_id)
             case received.GetStats():
                 self._collect_stats(peer, message.request_id)
+            case received.Probe():
+                self._probe(peer, message)
+            case received.Flush():
+                self._route.clear()
+                self._flushes.start(peer, message.request_id, self._clock())
 
     def _welcome(self) -> to_client.Welcome:
         return to_client.Welcome(
@@ -181,7 +197,7 @@ class Frontend:
             self._submit(request)
         except MmcachedError as error:
             self._statistics.requests_failed += 1
-            logger.info("request %d refused: %s", request.number, error)
+            log.info("request refused", request_id=request.number, code=error.code)
             self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
             return
         self._requests.add(request)
@@ -195,88 +211,47 @@ class Frontend:
             raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
 
     def _submit(self, request: OpenRequest) -> None:
-        """Prepare, lease, send. Either the engine's queue has the request, or no lease and no pin is left."""
-        engine = self._engines.choose(lambda peer: len(list(self._requests.on_engine(peer))))
-        token_ids = self._preparer.prepare(request.message, request.images)
+        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved."""
+        link = self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
+        token_ids = prompt_tokens(request.message, len(request.images), self._config)
         try:
-            items = self._preparer.resolve(request.images, request.message.tenant)
-            token_ids, places = self._preparer.expand(request.message, token_ids, items)
-            self._lease_and_send(engine, request, token_ids, list(zip(items, places, strict=True)))
+            items = self._route.resolve(request.images, request.message.tenant)
+
+            def make(leases: Sequence[LeaseId | None]) -> tuple[to_engine.AddRequest, list[Frame]]:
+                add, payload = build_request(
+                    request.number,
+                    request.message,
+                    token_ids,
+                    items,
+                    leases=leases,
+                    mirror_seq=self._route.next_mirror_seq,
+                    config=self._config,
+                )
+                request.num_prompt_tokens = len(add.prompt_token_ids)
+                return add, payload
+
+            self._gate.send_with_leases(link, items, make)
+            self._route.sent(items)
         finally:
-            self._preparer.release()
-        request.engine = engine.peer
-        request.num_prompt_tokens = len(token_ids)
+            self._route.release()
+        request.engine = link.incarnation
 
-    def _lease_and_send(
-        self,
-        engine: EngineLink,
-        request: OpenRequest,
-        token_ids: list[int],
-        items: Sequence[tuple[ResolvedItem, tuple[int, int]]],
-    ) -> None:
-        message = request.message
-        is_generate = isinstance(message, received.Generate)
-        granted: list[tuple[Handle, LeaseId]] = []
-        builder = FeatureBuilder()
-        try:
-            for item, place in items:
-                lease = None
-                if isinstance(item.item, ShmItem):
-                    lease = self._grant(engine, item.item.handle)
-                    granted.append((item.item.handle, lease))
-                builder.add(item, place, lease)
-            add = to_engine.AddRequest(
-                request_id=request.number,
-                kind="generate" if is_generate else "encode",
-                prompt_token_ids=token_ids,
-                features=builder.features,
-                max_tokens=message.max_tokens if isinstance(message, received.Generate) else 0,
-                want_hidden_states=isinstance(message, received.Generate) and message.want_hidden_states,
-                tenant=message.tenant,
-            )
-            self._engine_channel.send(engine.peer, add, builder.payload)
-        except MmcachedError as error:
-            # Not queued, so no descriptor can arrive: undo in reverse order, or seq would show a gap.
-            for handle, lease in reversed(granted):
-                self._undo_grant(engine, handle, lease)
-            if isinstance(error, PeerGone):
-                self._lose_engine(engine, "its connection is gone")
-            raise
-        self._statistics.inline_items += sum(not isinstance(item.item, ShmItem) for item, _ in items)
-
-    def _grant(self, engine: EngineLink, handle: Handle) -> LeaseId:
-        if self._ring is None or engine.row is None:
-            raise ServiceUnavailable("the engine is not attached to the ring yet; try again")
-        return self._ring.grant(engine.row, handle)
-
-    def _undo_grant(self, engine: EngineLink, handle: Handle, lease: LeaseId) -> None:
-        if self._ring is not None and engine.row is not None:
-            self._ring.undo_grant(engine.row, handle, lease)
+    def _check_clients(self) -> None:
+        """End the requests of clients whose lock is free: they are dead."""
+        self._num_clients = 0
+        for path in self._run_dir.clients.glob("*.lock"):
+            if is_held(path):
+                self._num_clients += 1
+            elif remove_if_free(path):
+                log.info("client dead", client_id=path.stem)
+        for client_id in self._requests.clients():
+            if not self._run_dir.client_lock(client_id).exists():
+                self._end_client(client_id)
 
     # ---- engines
 
-    def _serve_engines(self) -> None:
-        while (raw := self._engine_channel.receive_raw()) is not None:
-            peer, frames = raw
-            try:
-                message, payload = self._engine_channel.decode(frames)
-            except RemoteProtocolError as error:
-                self._statistics.protocol_errors += 1
-                logger.warning("engine %s: %s", peer.hex(), error)
-                continue
-            self._handle_engine(peer, message, payload)
-
-    def _handle_engine(self, peer: bytes, message: received.FromEngine, payload: list[Frame]) -> None:
+    def _handle_engine(self, link: EngineLink, message: received.FromEngine, payload: list[Frame]) -> None:
         match message:
-            case received.EngineHello():
-                self._greet_engine(peer, message)
-            case received.RowHello():
-                self._attach_row(peer, message)
-            case received.EngineReady():
-                link = self._engines.get(peer)
-                if link is not None and (self._ring is None or link.row is not None):
-                    link.is_ready = True
-                    logger.info("engine %s is ready with %d worker(s)", peer.hex(), message.num_workers)
             case received.RequestGenerated():
                 self._finish_generation(message, payload)
             case received.RequestEncoded():
@@ -293,30 +268,11 @@ class Frontend:
             case received.RequestMissed():
                 self._resend(message)
             case received.EngineStatsReply():
-                self._statistics.add_reply(peer, message.token, message.stats)
-                self._answer_stats()
-
-    def _greet_engine(self, peer: bytes, message: received.EngineHello) -> None:
-        if message.config_digest != self._config.digest():
-            logger.error(
-                "engine %s has configuration %s, this frontend %s: refused; start both from one config.json",
-                peer.hex(),
-                message.config_digest,
-                self._config.digest(),
-            )
-            return
-        self._engines.hello(peer, message.incarnation)
-        self._tell(peer, to_engine.Ring(None if self._ring is None else self._ring.announcement))
-
-    def _attach_row(self, peer: bytes, message: received.RowHello) -> None:
-        link = self._engines.get(peer)
-        if link is None or self._ring is None or message.epoch != self._ring.announcement.epoch:
-            return
-        if not self._ring.attach(message.row, message.nonce):
-            logger.warning("engine %s: row %d does not hold its nonce; ignored", peer.hex(), message.row)
-            return
-        link.row, link.nonce = message.row, message.nonce
-        self._tell(peer, to_engine.RowAttached(message.epoch, message.row, message.nonce))
+                self._statistics.add_reply(link.incarnation, message.token, message.stats)
+            case received.EngineProbed():
+                self._probes.answered(link, message)
+            case received.EngineFlushed():
+                self._flushes.answered(link, message.token)
 
     def _finish_generation(self, message: received.RequestGenerated, payload: list[Frame]) -> None:
         request = self._requests.take(message.request_id)
@@ -335,63 +291,46 @@ class Frontend:
 
     def _resend(self, message: received.RequestMissed) -> None:
         """Send a request again whose items the engine could not use: a miss never reaches the client."""
+        self._route.missed(message.mm_hashes)
         request = self._requests.get(message.request_id)
         if request is None:
             return
         request.num_resends += 1
         self._statistics.resends += 1
         if request.num_resends > MAX_RESENDS:
-            self._fail(
-                request.number, RequestAborted(f"the engine missed items {request.num_resends} times; try again")
-            )
+            reason = f"the engine missed items {request.num_resends} times; try again"
+            self._fail(request.number, RequestAborted(reason))
             return
         try:
             self._submit(request)
         except MmcachedError as error:
             self._fail(request.number, error)
 
-    # ---- deaths, deadlines, ends
+    def _on_new_engine(self, link: EngineLink) -> None:
+        log.info("engine connected", engine=link.index)
+        self._route.engine_changed()
 
-    def _check_deaths(self) -> None:
-        if self._ring is not None:
-            for event in self._ring.poll_deaths():
-                link = self._engines.with_row(event.row)
-                reason = "no process holds its row" if isinstance(event, RowVoided) else event.reason
-                if link is not None and link.nonce == event.nonce:
-                    self._lose_engine(link, reason)
-        self._num_clients = 0
-        for path in self._run_dir.clients.glob("*.lock"):
-            if is_held(path):
-                self._num_clients += 1
-            elif remove_if_free(path):
-                logger.info("client %s is dead", path.stem[:12])
-        for client_id in self._requests.clients():
-            if not self._run_dir.client_lock(client_id).exists():
-                self._end_client(client_id)
+    def _on_engine_lost(self, link: EngineLink, reason: str) -> None:
+        for request in self._requests.on_engine(link.incarnation):
+            self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
+
+    # ---- deadlines and ends
 
     def _check_deadlines(self, now: float) -> None:
         for request in self._requests.expired(now):
             timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
             self._abort_in_engine(request)
             self._fail(request.number, DeadlineExceeded(type(request.message).__name__.lower(), timeout_s))
-        self._answer_stats(now)
-
-    def _lose_engine(self, link: EngineLink, reason: str) -> None:
-        logger.warning("engine %s is lost: %s", link.peer.hex(), reason)
-        self._engines.remove(link.peer)
-        for request in self._requests.on_engine(link.peer):
-            self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _end_client(self, client_id: str) -> None:
         for request in self._requests.of_client(client_id):
-            self._end(request.number)
+            self._end(request)
 
-    def _end(self, number: int) -> None:
+    def _end(self, request: OpenRequest) -> None:
         """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
-        request = self._requests.take(number)
-        if request is not None:
-            self._statistics.requests_failed += 1
-            self._abort_in_engine(request)
+        self._requests.take(request.number)
+        self._statistics.requests_failed += 1
+        self._abort_in_engine(request)
 
     def _fail(self, number: int, error: MmcachedError) -> None:
         request = self._requests.take(number)
@@ -400,46 +339,56 @@ class Frontend:
             self._answer(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)))
 
     def _abort_in_engine(self, request: OpenRequest) -> None:
-        self._tell(request.engine, to_engine.AbortRequest(request.number))
+        link = self._gate.links.get(request.engine)
+        if link is not None:
+            self._gate.tell(link, to_engine.AbortRequest(request.number))
 
-    # ---- statistics
+    # ---- looking in
+
+    def stats(self) -> FrontendStats:
+        """Return the frontend's own figures."""
+        return FrontendStats(
+            requests_open=len(self._requests),
+            requests_done=self._statistics.requests_done,
+            requests_failed=self._statistics.requests_failed,
+            protocol_errors=self._statistics.protocol_errors + self._gate.num_protocol_errors,
+            resends=self._statistics.resends,
+            clients=self._num_clients,
+            processor=self._route.stats(),
+            ring=RingStats() if self._ring is None else self._ring.stats(),
+            desyncs=self._route.num_desyncs,
+        )
 
     def _collect_stats(self, peer: bytes, request_id: int) -> None:
-        asked = [link.peer for link in self._engines if link.is_ready]
-        token = self._statistics.ask(peer, request_id, asked, self._clock())
-        for engine in asked:
-            self._tell(engine, to_engine.GetEngineStats(token))
-        self._answer_stats()
+        asked = [link for link in self._gate.links if link.is_ready]
+        token = self._statistics.ask(peer, request_id, [link.incarnation for link in asked], self._clock())
+        for link in asked:
+            self._gate.tell(link, to_engine.GetEngineStats(token))
 
-    def _answer_stats(self, now: float | None = None) -> None:
-        for peer, request_id, engines in self._statistics.take_complete(self._clock() if now is None else now):
-            stats = ServiceStats(
-                requests_open=len(self._requests),
-                requests_done=self._statistics.requests_done,
-                requests_failed=self._statistics.requests_failed,
-                protocol_errors=self._statistics.protocol_errors,
-                resends=self._statistics.resends,
-                clients=self._num_clients,
-                processor=self._statistics.processor(self._cache, self._preparer.items_processed),
-                ring=self._statistics.ring(self._ring),
-                engines=engines,
-            )
-            self._answer(peer, to_client.Stats(request_id, stats))
+    def _probe(self, peer: bytes, message: received.Probe) -> None:
+        try:
+            if self._is_draining:
+                raise ServiceUnavailable("the service is draining")
+            self._probes.start(peer, message.request_id, message.timeout_s, self._clock())
+        except MmcachedError as error:
+            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
-    # ---- sending
+    def _answer_finished(self, now: float) -> None:
+        """Answer the questions whose answers have come from all engines, or whose time is over."""
+        for peer, request_id, engines in self._statistics.take_complete(now):
+            self._answer(peer, to_client.Stats(request_id, extend(self.stats(), ServiceStats, engines=engines)))
+        for peer, request_id, outcome in (*self._probes.take_finished(now), *self._flushes.take_finished(now)):
+            if isinstance(outcome, MmcachedError):
+                self._answer(peer, to_client.Failed(request_id, error_to_wire(outcome)))
+            else:
+                self._answer(peer, outcome)
 
     def _answer(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> None:
         """Send to a client; one that is gone or does not read loses its answer, nobody else waits."""
         try:
             self._clients.send(peer, message, payload)
         except (PeerGone, ChannelFull) as error:
-            logger.info("answer dropped: %s", error)
-
-    def _tell(self, peer: bytes, message: to_engine.FromFrontend) -> None:
-        try:
-            self._engine_channel.send(peer, message)
-        except (PeerGone, ChannelFull) as error:
-            logger.warning("engine not told %s: %s", type(message).__name__, error)
+            log.info("answer dropped", reason=str(error))
 
 
 def _make_ring(config: ServiceConfig, stack: ExitStack) -> RingWriter | None:
@@ -467,12 +416,15 @@ def main(run_dir: Path) -> int:
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
     for name in sweep():
-        logger.info("removed %s, left behind by a dead process", name)
-    with Frontend(directory, config) as frontend:
+        log.info("removed what a dead process left behind", name=name)
+    page = StatsPublisher(directory.stats_page, RoleName("frontend"))
+    with page, Frontend(directory, config) as frontend:
         while not stop.is_set:
             frontend.poll(CHECK_INTERVAL_S)
+            page.publish_if_due(frontend.stats)
         frontend.drain()
         give_up = time.monotonic() + config.drain_timeout_s
         while not frontend.is_drained and time.monotonic() < give_up:
             frontend.poll(CHECK_INTERVAL_S)
+            page.publish_if_due(frontend.stats)
     return 0

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
-from mmcached.frontend.sender_cache import ShmObjectStoreSenderCache
-from mmcached.shm import RingWriter
-from mmcached.wire.stats import EngineStats, ProcessorCacheStats, RingStats
+from mmcached.wire.stats import EngineStats
 
 STATS_TIMEOUT_S = 2.0
 """An engine in a long step answers late; after this the others' figures are sent without it."""
@@ -18,30 +14,29 @@ STATS_TIMEOUT_S = 2.0
 class _Question:
     peer: bytes
     request_id: int
-    missing: set[bytes]
+    missing: set[int]
     give_up: float
     replies: list[EngineStats] = field(default_factory=list)
 
 
 class StatsCollector:
-    """Counts, and remembers which engines still owe an answer to which client."""
+    """Counts, and remembers which engines (by incarnation) still owe an answer to which client."""
 
     def __init__(self) -> None:
         self.requests_done = 0
         self.requests_failed = 0
         self.protocol_errors = 0
         self.resends = 0
-        self.inline_items = 0
         self._questions: dict[int, _Question] = {}
         self._last_token = 0
 
-    def ask(self, peer: bytes, request_id: int, engines: list[bytes], now: float) -> int:
+    def ask(self, peer: bytes, request_id: int, engines: list[int], now: float) -> int:
         """Open a question to these engines; return its token."""
         self._last_token += 1
         self._questions[self._last_token] = _Question(peer, request_id, set(engines), now + STATS_TIMEOUT_S)
         return self._last_token
 
-    def add_reply(self, engine: bytes, token: int, stats: EngineStats) -> None:
+    def add_reply(self, engine: int, token: int, stats: EngineStats) -> None:
         question = self._questions.get(token)
         if question is not None and engine in question.missing:
             question.missing.discard(engine)
@@ -52,10 +47,3 @@ class StatsCollector:
         done = [token for token, q in self._questions.items() if not q.missing or q.give_up <= now]
         taken = [self._questions.pop(token) for token in done]
         return [(question.peer, question.request_id, question.replies) for question in taken]
-
-    def processor(self, cache: ShmObjectStoreSenderCache | None, items_processed: int) -> ProcessorCacheStats:
-        stats = ProcessorCacheStats() if cache is None else cache.stats()
-        return msgspec.structs.replace(stats, items_processed=items_processed, inline_items=self.inline_items)
-
-    def ring(self, ring: RingWriter | None) -> RingStats:
-        return RingStats() if ring is None else ring.stats()

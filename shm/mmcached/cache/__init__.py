@@ -5,6 +5,9 @@
     features  where an item belongs in a prompt; what P0 sends to P1
     lru       the LRU cache
     sizes     how large an item counts
+    kinds     which kind of cache a configuration asks for
+    request_lru    the move that P0 and P1 make alike
+    query_counter  what a cache of P0 was asked
     base      the contract of all caches, both sides
 
 Knows nothing of sockets, or of how a ring works; imports neither numpy nor torch.
@@ -25,8 +28,11 @@ from mmcached.cache.items import (
     MultiModalKwargsItem,
     MultiModalKwargsItems,
 )
+from mmcached.cache.kinds import ProcessorCacheKind, processor_cache_kind
 from mmcached.cache.lru import CacheInfo, LRUCache
 from mmcached.cache.nested import NestedTensors
+from mmcached.cache.query_counter import QueryCounter
+from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.cache.sizes import MultiModalCache, MultiModalProcessorCacheItem, MultiModalProcessorCacheItemMetadata
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "BaseMultiModalProcessorCache",
     "BaseMultiModalReceiverCache",
     "CacheInfo",
+    "Entry",
     "LRUCache",
     "MultiModalBatchedField",
     "MultiModalCache",
@@ -45,9 +52,13 @@ __all__ = [
     "MultiModalProcessorCacheItemMetadata",
     "NestedTensors",
     "PlaceholderRange",
+    "ProcessorCacheKind",
+    "QueryCounter",
     "ReceiverInput",
+    "RequestLRU",
     "ResolvedPromptUpdate",
     "SenderInput",
     "SenderOutput",
     "ShmItem",
+    "processor_cache_kind",
 ]

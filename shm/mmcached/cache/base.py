@@ -23,6 +23,7 @@ from mmcached.cache.features import MultiModalFeatureSpec, ResolvedPromptUpdate,
 from mmcached.cache.items import MultiModalKwargsItem
 from mmcached.cache.lru import CacheInfo
 from mmcached.wire.errors import CacheMiss
+from mmcached.wire.stats import ProcessorCacheStats
 
 InT = TypeVar("InT")
 OutT = TypeVar("OutT")
@@ -114,6 +115,10 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput
     @abstractmethod
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         """Return hits and queries since `clear_cache`, or with `delta` since the last call with `delta`."""
+
+    @abstractmethod
+    def stats(self) -> ProcessorCacheStats:
+        """Return what was counted since the start; `clear_cache` does not touch it."""
 
 
 class BaseMultiModalReceiverCache(BaseMultiModalCache[ReceiverInput, MultiModalKwargsItem]):

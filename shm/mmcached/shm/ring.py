@@ -198,6 +198,10 @@ class RingWriter:
         """Return whether the handle names a chunk of this ring that is committed and not evicted or discarded."""
         return self._slot_to_handle.get(handle.slot) == handle
 
+    def is_leased(self, handle: Handle) -> bool:
+        """Return whether a living reader has not given back a lease of this slot."""
+        return self._rows.is_pinned(handle.slot)
+
     def pin(self, handle: Handle) -> None:
         """Keep a chunk from being evicted until `unpin`; pins count. Readers are not concerned.
 

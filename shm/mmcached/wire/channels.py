@@ -17,6 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
 
@@ -107,7 +108,26 @@ class DealerChannel(_Channel[ReceivesT]):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
         super().__init__(context, zmq.DEALER, receives)
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.connect(address)
+
+    def take_disconnects(self) -> int:
+        """Return how often the connection was lost since the last call; what was sent before may be lost.
+
+        ZeroMQ connects again by itself. Ask only when there is nothing left to receive: what the peer said before it
+        ended is still to be read.
+        """
+        count = 0
+        while self._monitor.poll(0, zmq.POLLIN):
+            recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            count += 1
+        return count
+
+    def close(self) -> None:
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._monitor.close()
+        super().close()
 
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
         """Queue one message without blocking.

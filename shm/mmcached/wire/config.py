@@ -40,7 +40,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # the processor cache of P0 and the ring
     mm_processor_cache_gb: float = 0.25
-    mm_processor_cache_type: Literal["shm"] = "shm"
+    mm_processor_cache_type: Literal["shm", "lru", "processor_only"] = "shm"
     mm_shm_cache_max_object_size_mb: int = 64
     ring_num_slots: int = 4096
     ring_max_rows: int = 8
@@ -74,6 +74,20 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step_timeout_s: float = 60.0
     start_timeout_s: float = 120.0
     drain_timeout_s: float = 25.0
+    probe_timeout_s: float = 1.0
+
+    # what the supervisor does with a role that dies: waits backoff, twice as long each time, up to the maximum; gives
+    # up after `max_restarts` within the window
+    max_restarts: int = 5
+    restart_window_s: float = 60.0
+    restart_backoff_s: float = 0.2
+    restart_backoff_max_s: float = 5.0
+
+    # how to watch it; port 0 takes a free one, which `mmcached status` finds in the run directory
+    http_host: str = "127.0.0.1"
+    http_port: int = 0
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["auto", "console", "json"] = "auto"
 
     # fields of a vLLM deployment that decide which caches are possible
     is_multimodal_model: bool = True
@@ -85,7 +99,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check_range("mm_processor_cache_gb", self.mm_processor_cache_gb, 0.0, 4096.0)
         for field, low, high in _INT_RANGES:
             _check_range(field, getattr(self, field), low, high)
-        for field in ("request_timeout_s", "step_timeout_s", "start_timeout_s", "drain_timeout_s"):
+        for field in _DURATIONS:
             _check_range(field, getattr(self, field), 0.001, 86_400.0)
         for field in ("hidden_size", "num_layers", "num_heads", "encoder_width", "encoder_layers", "patch_size"):
             _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
@@ -98,9 +112,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check_device(self.device)
 
     @property
+    def processor_cache_bytes(self) -> int:
+        """Capacity of the processor cache in bytes; 0 = off."""
+        return int(self.mm_processor_cache_gb * GIB)
+
+    @property
     def ring_data_bytes(self) -> int:
         """Size of the ring's data object in bytes; 0 = no ring, every item travels inline."""
-        return int(self.mm_processor_cache_gb * GIB)
+        return self.processor_cache_bytes if self.mm_processor_cache_type == "shm" else 0
 
     @property
     def max_object_bytes(self) -> int:
@@ -129,7 +148,20 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError("config", str(path), str(error)) from error
 
 
+_DURATIONS = (
+    "request_timeout_s",
+    "step_timeout_s",
+    "start_timeout_s",
+    "drain_timeout_s",
+    "probe_timeout_s",
+    "restart_window_s",
+    "restart_backoff_s",
+    "restart_backoff_max_s",
+)
+
 _INT_RANGES = (
+    ("max_restarts", 0, 1_000_000),
+    ("http_port", 0, 65_535),
     ("mm_shm_cache_max_object_size_mb", 1, 1 << 20),
     ("ring_num_slots", 1, 1 << 20),
     ("ring_max_rows", 1, 64),

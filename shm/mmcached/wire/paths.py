@@ -6,6 +6,8 @@
       client.sock              clients  -> frontend
       engine.sock              engines  -> frontend
       workers-<i>.sock         workers  -> engine i
+      stats.page               counters, one slot per role
+      http.json                where the health and metrics server listens
       clients/<id>.lock        held by a client for its life; free = the client is dead
 
 A unix socket path may have 107 bytes, so a run directory must be short.
@@ -82,10 +84,15 @@ class RunDir:
     def worker_address(self, engine_index: int) -> str:
         return f"ipc://{self.path / f'workers-{engine_index}.sock'}"
 
-    def remove_leftovers(self) -> list[Path]:
-        """Delete sockets and client locks of a former service; the caller holds `supervisor_lock`."""
-        removed = []
-        for path in (*self.path.glob("*.sock"), *self.clients.glob("*.lock")):
+    @property
+    def stats_page(self) -> Path:
+        return self.path / "stats.page"
+
+    @property
+    def http_info(self) -> Path:
+        return self.path / "http.json"
+
+    def remove_sockets(self) -> None:
+        """Delete the sockets of a former service; the caller holds `supervisor_lock`."""
+        for path in self.path.glob("*.sock"):
             path.unlink(missing_ok=True)
-            removed.append(path)
-        return removed

@@ -1,8 +1,38 @@
-"""Frozen records of what each part has counted since it started. Counters only rise; gauges say so."""
+"""Frozen records of what each part has counted since it started, and the names of those who count.
+
+A field is a counter, which only rises, unless its type says `Gauge`.
+"""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal, TypeVar
+
 import msgspec
+
+GAUGE_MARK = "is_gauge"
+Gauge = Annotated[int, msgspec.Meta(extra={GAUGE_MARK: True})]
+"""A figure of this moment: starts at 0 when its role starts, and may fall."""
+
+
+class RoleName(msgspec.Struct, frozen=True, order=True):
+    """Who counts: one process of the service. `engine` and `rank` are 0 where they mean nothing.
+
+    >>> str(RoleName("frontend")), str(RoleName("engine", 0)), str(RoleName("worker", 0, 3))
+    ('frontend', 'engine 0', 'worker 0.3')
+    """
+
+    kind: Literal["supervisor", "frontend", "engine", "worker"]
+    engine: int = 0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "engine":
+                return f"engine {self.engine}"
+            case "worker":
+                return f"worker {self.engine}.{self.rank}"
+            case _:
+                return self.kind
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,13 +53,13 @@ class ProcessorCacheStats(Stats, frozen=True):
 
 
 class RingStats(Stats, frozen=True):
-    """The ring as its writer sees it. `*_bytes` in use and `leases` are gauges."""
+    """The ring as its writer sees it."""
 
-    data_bytes: int = 0
-    used_bytes: int = 0
-    pinned_bytes: int = 0
-    chunks: int = 0
-    leases: int = 0
+    data_bytes: Gauge = 0
+    used_bytes: Gauge = 0
+    pinned_bytes: Gauge = 0
+    chunks: Gauge = 0
+    leases: Gauge = 0
     puts: int = 0
     put_bytes: int = 0
     evictions: int = 0
@@ -42,9 +72,9 @@ class KVCacheStats(Stats, frozen=True):
 
     queries: int = 0
     hits: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    blocks_total: int = 0
+    blocks_used: Gauge = 0
+    blocks_cached: Gauge = 0
+    blocks_total: Gauge = 0
 
 
 class EncoderCacheStats(Stats, frozen=True):
@@ -52,8 +82,8 @@ class EncoderCacheStats(Stats, frozen=True):
 
     queries: int = 0
     hits: int = 0
-    embeds_used: int = 0
-    embeds_total: int = 0
+    embeds_used: Gauge = 0
+    embeds_total: Gauge = 0
     evictions: int = 0
 
 
@@ -67,36 +97,60 @@ class WorkerStats(Stats, frozen=True):
     bytes_viewed: int = 0
     items_copied: int = 0
     bytes_copied: int = 0
-    encoder_entries: int = 0
-    encoder_bytes: int = 0
+    encoder_entries: Gauge = 0
+    encoder_bytes: Gauge = 0
     prefix_row_queries: int = 0
     prefix_row_hits: int = 0
-    prefix_bytes: int = 0
+    prefix_bytes: Gauge = 0
 
 
 class EngineStats(Stats, frozen=True):
-    """One engine and its workers. `requests_*` and `leases_held` are gauges."""
+    """One engine and its workers."""
 
     steps: int = 0
-    requests_running: int = 0
-    requests_waiting: int = 0
+    requests_running: Gauge = 0
+    requests_waiting: Gauge = 0
     requests_finished: int = 0
     preemptions: int = 0
-    leases_held: int = 0
+    leases_held: Gauge = 0
     kv: KVCacheStats = KVCacheStats()
     encoder: EncoderCacheStats = EncoderCacheStats()
     workers: list[WorkerStats] = []
 
 
-class ServiceStats(Stats, frozen=True):
-    """All roles. `requests_open` and `clients` (those that live) are gauges."""
+class FrontendStats(Stats, frozen=True):
+    """The frontend. `clients` are those that live.
 
-    requests_open: int = 0
+    `desyncs` counts items that the sender believed in an engine's mirrored cache and that were not there: must stay 0.
+    """
+
+    requests_open: Gauge = 0
     requests_done: int = 0
     requests_failed: int = 0
     protocol_errors: int = 0
     resends: int = 0
-    clients: int = 0
+    clients: Gauge = 0
     processor: ProcessorCacheStats = ProcessorCacheStats()
     ring: RingStats = RingStats()
+    desyncs: int = 0
+
+
+class SupervisorStats(Stats, frozen=True):
+    """The supervisor: `restarts` of all roles together; `draining` is 1 from the first signal on."""
+
+    restarts: int = 0
+    draining: Gauge = 0
+
+
+class ServiceStats(FrontendStats, frozen=True):
+    """The frontend, and its engines with their workers."""
+
     engines: list[EngineStats] = []
+
+
+StatsT = TypeVar("StatsT", bound=Stats)
+
+
+def extend(stats: Stats, kind: type[StatsT], **more: object) -> StatsT:
+    """Return a record of a larger kind with the fields of `stats` and what is added."""
+    return kind(**(msgspec.structs.asdict(stats) | more))

@@ -7,7 +7,8 @@ Knows nothing of what a plan means (`runner`) or of how bytes are shared (`attac
     attached ── WorkerAttached ──>             only now are plans taken, of this engine nonce and this worker epoch
              <── StepPlan ── StepOutput | StepFailed ──>
              <── Attach ──                     of the same engine: another ring (the frontend was restarted)
-             <── ClearCaches, Shutdown ──
+             <── ProbeWorker ── WorkerProbed ──>
+             <── ClearCaches, Shutdown, WorkerRefused ──
 
 A message of another engine, and any but `Attach` before the first `Attach`, is dropped. A frame that does not
 validate is logged and dropped.
@@ -21,6 +22,7 @@ Invariant: no wait is longer than `POLL_S`, but for a step itself and the linger
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -30,20 +32,30 @@ from pathlib import Path
 
 import torch
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.channels import DealerChannel, Frame
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError, DeadlineExceeded, MmcachedError, RemoteProtocolError
-from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
-from mmcached.wire.messages.worker import Attach, ClearCaches, FromEngineToWorker, Shutdown, StepPlan
+from mmcached.wire.messages.engine import WorkerAttached, WorkerHello, WorkerProbed
+from mmcached.wire.messages.worker import (
+    Attach,
+    ClearCaches,
+    FromEngineToWorker,
+    ProbeWorker,
+    Shutdown,
+    StepPlan,
+    WorkerRefused,
+)
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
+from mmcached.wire.stats import RoleName
 from mmcached.worker.attachment import Attachment
 from mmcached.worker.runner import ModelRunner
 
 POLL_S = 0.1
 HELLO_S = 0.5
+REFUSED = 1
 ENGINE_GONE = 3
 """Exit status: start the worker anew, it has no engine."""
 
@@ -73,10 +85,11 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
         _logger.error("worker %d: %s", rank, error)
         return 1
     hello = WorkerHello(rank, secrets.randbits(63), config.digest(), str(device))
-    with zmq.Context() as context:
+    page = StatsPublisher(paths.stats_page, RoleName("worker", engine_index, rank))
+    with page, zmq.Context() as context:
         server = WorkerServer(runner, hello, context, paths.worker_address(engine_index))
         try:
-            return server.run(lambda: stop.is_set)
+            return server.run(lambda: stop.is_set, lambda: page.publish_if_due(runner.stats))
         finally:
             server.close()
 
@@ -117,24 +130,21 @@ class WorkerServer:
         self._runner = runner
         self._hello = hello
         self._clock = clock
-        # Queue nothing for an engine that is not there: it would find hellos of minutes when it comes.
-        context.setsockopt(zmq.IMMEDIATE, 1)
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
-        self._monitor = self._channel.socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        self._num_connection_events = 0
-        self._num_events_at_attach = 0
         self._attachment: Attachment | None = None
         self._next_hello_s = clock()
         self._status: int | None = None
         self.num_dropped = 0
 
-    def run(self, should_stop: Callable[[], bool] = lambda: False) -> int:
+    def run(self, should_stop: Callable[[], bool] = lambda: False, on_turn: Callable[[], None] = lambda: None) -> int:
         """Serve until told to stop, shut down, or without an engine; return the exit status.
 
         Args:
             should_stop: asked between messages, so a step at hand is finished and answered.
+            on_turn: called between messages, and every `POLL_S` without any.
         """
         while self._status is None and not should_stop():
+            on_turn()
             self._say_hello_if_due()
             try:
                 message, frames = self._channel.receive(POLL_S)
@@ -152,13 +162,14 @@ class WorkerServer:
         if self._attachment is not None:
             self._attachment.close()
             self._attachment = None
-        self._channel.socket.disable_monitor()
-        self._monitor.close()
         self._channel.close()
 
     def _handle(self, message: FromEngineToWorker, frames: list[Frame]) -> None:
         if isinstance(message, Attach):
             self._attach(message)
+        elif isinstance(message, WorkerRefused):
+            _logger.error("the engine refuses this worker: %s", message.error.message)
+            self._status = REFUSED
         elif self._attachment is None or message.engine_nonce != self._attachment.attach.engine_nonce:
             self._drop(
                 f"{type(message).__name__} of engine {message.engine_nonce}, which this worker is not attached to"
@@ -167,6 +178,8 @@ class WorkerServer:
             match message:
                 case StepPlan():
                     self._execute(message, frames, self._attachment)
+                case ProbeWorker():
+                    self._probe(message, frames, self._attachment)
                 case ClearCaches():
                     self._runner.clear()
                 case Shutdown():
@@ -178,6 +191,20 @@ class WorkerServer:
             return
         answer, payload = self._runner.execute(plan, frames, attachment.payloads)
         self._send(answer, payload)
+
+    def _probe(self, probe: ProbeWorker, frames: list[Frame], attachment: Attachment) -> None:
+        """Answer what a probe's item holds, as this worker reads it; or, instead of a checksum, why it cannot."""
+        if probe.worker_epoch != self._hello.worker_epoch:
+            self._drop(f"probe {probe.token} for worker epoch {probe.worker_epoch}")
+            return
+        try:
+            record = attachment.payloads.read(probe.payload, frames, mm_hash="probe")
+            checksum = hashlib.blake2b(record["probe"].numpy().tobytes(), digest_size=16).hexdigest()
+            del record  # the answer says that nothing is read any more
+        except (MmcachedError, KeyError, AttributeError) as error:
+            checksum = error.code if isinstance(error, MmcachedError) else "not a probe"
+        attached_to = attachment.attach.engine_nonce
+        self._send(WorkerProbed(attached_to, self._hello.worker_epoch, probe.token, checksum), [])
 
     def _attach(self, attach: Attach) -> None:
         """Attach, or repeat the answer to an `Attach` that came before; a repetition changes nothing."""
@@ -194,8 +221,7 @@ class WorkerServer:
             except MmcachedError as error:
                 self._leave(f"cannot attach: {error}")
                 return
-            self._count_connection_events()
-            self._num_events_at_attach = self._num_connection_events
+            self._channel.take_disconnects()  # those of former engines say nothing about this one
         epoch = self._attachment.ring_epoch
         self._send(WorkerAttached(self._hello.worker_epoch, attach.engine_nonce, epoch), [])
 
@@ -215,19 +241,14 @@ class WorkerServer:
 
     def _look_for_engine(self) -> None:
         """Find out whether the engine of the attachment has died."""
-        self._count_connection_events()
+        num_disconnects = self._channel.take_disconnects()
         if self._attachment is None:
             return
         if not self._attachment.is_engine_alive():
             self._leave("the engine's byte is free")
-        elif self._num_connection_events != self._num_events_at_attach:
+        elif num_disconnects:
             # Local sockets do not break by themselves: the process that accepted this connection closed it, or died.
             self._leave("the engine has closed the connection")
-
-    def _count_connection_events(self) -> None:
-        while self._monitor.poll(0, zmq.POLLIN):
-            recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            self._num_connection_events += 1
 
     def _leave(self, reason: str) -> None:
         _logger.warning("worker %d leaves: %s", self._hello.rank, reason)

@@ -49,6 +49,18 @@ class Stats(Message, frozen=True):
     stats: ServiceStats
 
 
+class Probed(Message, frozen=True):
+    """The data path works: so many engines and workers have read the probe's item right, and all leases are back."""
+
+    request_id: Count
+    num_engines: Count
+    num_workers: Count
+
+
+class Flushed(Message, frozen=True):
+    request_id: Count
+
+
 class Failed(Message, frozen=True):
     """The request ended with an error; `request_id` is None when the frame could not be read at all."""
 
@@ -56,4 +68,4 @@ class Failed(Message, frozen=True):
     error: ErrorInfo
 
 
-ToClient = Welcome | Generated | Encoded | Stats | Failed
+ToClient = Welcome | Generated | Encoded | Stats | Probed | Flushed | Failed

@@ -7,17 +7,27 @@ from typing import Annotated, Literal
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count, RingAnnouncement
-from mmcached.wire.messages.parts import Feature, Message, Part, Tensor, Text, TokenId
+from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
+from mmcached.wire.messages.parts import Feature, Inline, Message, Part, Tensor, Text, TokenId
 from mmcached.wire.stats import WorkerStats
 
 # ---- from the frontend
 
 
 class Ring(Message, frozen=True):
-    """Answer to `EngineHello`: the ring to attach to; None when every item travels inline."""
+    """Answer to `EngineHello`: the ring to attach to; None when every item travels inline.
 
+    Another `frontend_incarnation` than before: the former frontend is dead, and its requests with it.
+    """
+
+    frontend_incarnation: Count
     announcement: RingAnnouncement | None
+
+
+class Refused(Message, frozen=True):
+    """Answer to a hello that cannot be accepted, such as one with another configuration."""
+
+    error: ErrorInfo
 
 
 class RowAttached(Message, frozen=True):
@@ -31,7 +41,9 @@ class RowAttached(Message, frozen=True):
 class AddRequest(Message, frozen=True):
     """A request, complete: its tokens with all placeholders, its items with where they lie.
 
-    `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items.
+    `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
+    messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
+    first. 0 = no mirror.
     """
 
     request_id: Count
@@ -41,6 +53,7 @@ class AddRequest(Message, frozen=True):
     max_tokens: Count
     want_hidden_states: bool
     tenant: Text = ""
+    mirror_seq: Count = 0
 
 
 class AbortRequest(Message, frozen=True):
@@ -53,7 +66,21 @@ class GetEngineStats(Message, frozen=True):
     token: Count
 
 
-FromFrontend = Ring | RowAttached | AddRequest | AbortRequest | GetEngineStats
+class ProbeEngine(Message, frozen=True):
+    """Let every worker read a small item and tell its checksum; then give the lease back."""
+
+    token: Count
+    payload: Handle | Inline
+    lease: LeaseId | None = None
+
+
+class FlushEngine(Message, frozen=True):
+    """Forget everything cached; requests that run start over."""
+
+    token: Count
+
+
+FromFrontend = Ring | RowAttached | Refused | AddRequest | AbortRequest | GetEngineStats | ProbeEngine | FlushEngine
 
 # ---- from workers
 
@@ -125,4 +152,13 @@ class StepFailed(Message, frozen=True):
     read_done: list[ReadDone]
 
 
-FromWorker = WorkerHello | WorkerAttached | StepOutput | StepFailed
+class WorkerProbed(Message, frozen=True):
+    """What a probe's item holds, as this worker reads it: hex digest of its bytes; the view of it is gone."""
+
+    engine_nonce: Count
+    worker_epoch: Count
+    token: Count
+    checksum: Text
+
+
+FromWorker = WorkerHello | WorkerAttached | StepOutput | StepFailed | WorkerProbed

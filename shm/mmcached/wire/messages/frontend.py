@@ -64,20 +64,37 @@ class GetStats(Message, frozen=True):
     request_id: Count
 
 
+class Probe(Message, frozen=True):
+    """Ask whether the data path works: an item goes through ring, engines and every worker, and its leases return."""
+
+    request_id: Count
+    timeout_s: Timeout
+
+
+class Flush(Message, frozen=True):
+    """Forget everything cached, in all roles; requests that run start over."""
+
+    request_id: Count
+
+
 class ClientBye(Message, frozen=True):
     """The client closes: its open requests are cancelled. No answer."""
 
     client_id: ClientId
 
 
-FromClient = ClientHello | Generate | Encode | Cancel | GetStats | ClientBye
+FromClient = ClientHello | Generate | Encode | Cancel | GetStats | Probe | Flush | ClientBye
 
 # ---- from engines
 
 
 class EngineHello(Message, frozen=True):
-    """First message of an engine, again after the frontend restarted. `incarnation` is new for each process."""
+    """First message of an engine, again after the frontend restarted. `incarnation` is new for each process.
 
+    Another incarnation with the same `engine_index`: the former engine is dead.
+    """
+
+    engine_index: Count
     incarnation: Count
     config_digest: Text
 
@@ -121,6 +138,17 @@ class RequestMissed(Message, frozen=True):
     mm_hashes: list[Text]
 
 
+class EngineProbed(Message, frozen=True):
+    """Every worker's checksum of the probe's item, by rank."""
+
+    token: Count
+    checksums: list[Text]
+
+
+class EngineFlushed(Message, frozen=True):
+    token: Count
+
+
 class EngineStatsReply(Message, frozen=True):
     token: Count
     stats: EngineStats
@@ -135,4 +163,6 @@ FromEngine = (
     | RequestFailed
     | RequestMissed
     | EngineStatsReply
+    | EngineProbed
+    | EngineFlushed
 )

@@ -44,8 +44,9 @@ class Feature(Part, frozen=True):
     Attributes:
         mm_hash: content key of the processed item, 64 hex digits.
         num_embeds: embeddings that the encoder makes of it.
-        payload: where the processed item is: in the ring, or inline.
-        lease: the grant that comes with a `Handle`; None for an inline item.
+        nbytes: size of the encoded item; both ends of a mirrored cache count with it.
+        payload: where the processed item is: in the ring, inline, or (None) in the receiver's cache.
+        lease: the grant that comes with a `Handle`; None otherwise.
     """
 
     mm_hash: Text
@@ -53,5 +54,6 @@ class Feature(Part, frozen=True):
     offset: Count
     length: Count
     num_embeds: Count
-    payload: Handle | Inline
+    nbytes: Count
+    payload: Handle | Inline | None
     lease: LeaseId | None = None

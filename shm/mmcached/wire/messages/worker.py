@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Inline, Message, Part, Text, TokenId
 
@@ -87,4 +88,19 @@ class Shutdown(Message, frozen=True):
     engine_nonce: Count
 
 
-FromEngineToWorker = Attach | StepPlan | ClearCaches | Shutdown
+class ProbeWorker(Message, frozen=True):
+    """Read a small item, whose frames follow if it is inline, and answer `WorkerProbed`."""
+
+    engine_nonce: Count
+    worker_epoch: Count
+    token: Count
+    payload: Handle | Inline
+
+
+class WorkerRefused(Message, frozen=True):
+    """Answer to a hello that cannot be accepted: the worker logs the error and ends."""
+
+    error: ErrorInfo
+
+
+FromEngineToWorker = Attach | StepPlan | ClearCaches | Shutdown | ProbeWorker | WorkerRefused

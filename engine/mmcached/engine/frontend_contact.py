@@ -1,0 +1,106 @@
+"""The engine's side of its frontend: hello until it answers, the row of its ring, and noticing that another one has
+come.
+
+unknown  -- EngineHello, repeated -->  frontend
+         <-- Ring --                   take a row, RowHello
+         <-- RowAttached --            leases may come
+known    -- connection lost -->        unknown again; requests go on until it is clear who answers
+         <-- Ring, other incarnation   the former frontend is dead, and with it its ring, leases and requests
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+import zmq
+
+from mmcached.shm import ReaderRow
+from mmcached.wire.channels import DealerChannel, Frame
+from mmcached.wire.errors import ChannelFull
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages import engine as received
+from mmcached.wire.messages import frontend as to_frontend
+
+log = structlog.get_logger("mmcached.engine")
+
+HELLO_INTERVAL_S = 0.5
+
+
+class FrontendContact:
+    """The connection to the frontend, whichever process it is.
+
+    Attributes:
+        row: this engine's row of the frontend's ring; None without a ring.
+        is_accepted: the frontend knows the row, or has no ring.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: to_frontend.EngineHello, now: float
+    ) -> None:
+        self.channel: DealerChannel[received.FromFrontend] = DealerChannel(context, address, received.FromFrontend)
+        self.row: ReaderRow | None = None
+        self.is_accepted = False
+        self._hello = hello
+        self._next_hello = now
+        self._is_known = False
+        self._frontend_incarnation: int | None = None
+
+    @property
+    def is_ring_known(self) -> bool:
+        """Whether some frontend has said whether it has a ring; then `row` is what workers attach under."""
+        return self._frontend_incarnation is not None
+
+    def keep(self, now: float) -> None:
+        """Notice a lost connection; say hello while nobody has answered. Call it when nothing is left to receive."""
+        if self.channel.take_disconnects():
+            log.warning("connection to the frontend lost")
+            self._is_known = False
+        if not self._is_known and now >= self._next_hello:
+            self._next_hello = now + HELLO_INTERVAL_S
+            self.tell(self._hello)
+
+    def on_ring(self, message: received.Ring) -> bool:
+        """Take in who the frontend is; return whether it is another one than before (or the first).
+
+        Then the row is a new one, or None, and is yet to be accepted.
+
+        Raises:
+            SegmentError: its ring cannot be attached.
+        """
+        self._is_known = True
+        is_new = message.frontend_incarnation != self._frontend_incarnation
+        if is_new:
+            self._frontend_incarnation = message.frontend_incarnation
+            if self.row is not None:
+                self.row.close()
+            self.row = None if message.announcement is None else ReaderRow.attach(message.announcement)
+            self.is_accepted = self.row is None
+        if self.row is not None:
+            self.tell(to_frontend.RowHello(self.row.announcement.epoch, self.row.row, self.row.nonce))
+        return is_new
+
+    def on_row_attached(self, message: received.RowAttached) -> None:
+        row = self.row
+        if row is not None and (message.row, message.nonce) == (row.row, row.nonce):
+            self.is_accepted = True
+
+    def owns(self, handle: Handle, lease: LeaseId | None) -> bool:
+        """Return whether a descriptor was meant for this incarnation; any other must not be given back."""
+        return self.row is not None and lease is not None and self.row.owns(handle, lease)
+
+    def give_back(self, handle: Handle) -> None:
+        if self.row is not None:
+            self.row.give_back(handle)
+
+    def tell(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
+        """Queue a message; one that cannot be queued is lost, as if the frontend had died, and logged."""
+        try:
+            self.channel.send(message, payload)
+        except ChannelFull as error:
+            log.error("frontend not told", message=type(message).__name__, reason=str(error))
+
+    def close(self) -> None:
+        self.channel.close()
+        if self.row is not None:
+            self.row.close()

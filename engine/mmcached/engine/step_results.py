@@ -1,0 +1,52 @@
+"""The outputs of the step in flight, as they come in from the ranks."""
+
+from __future__ import annotations
+
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.engine import StepFailed, StepOutput
+
+Result = StepOutput | StepFailed
+
+
+class StepResults:
+    """Complete when each rank has answered; the ranks must have computed the same.
+
+    Args:
+        deadline: on the engine's clock; later the step counts as hung.
+    """
+
+    def __init__(self, step: int, world_size: int, deadline: float) -> None:
+        self.step = step
+        self.deadline = deadline
+        self._world_size = world_size
+        self._results: dict[int, tuple[Result, list[Frame]]] = {}
+
+    def add(self, rank: int, result: Result, payload: list[Frame]) -> None:
+        self._results[rank] = (result, payload)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._results) == self._world_size
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if rank not in self._results]
+
+    def failure(self) -> StepFailed | None:
+        """Return the first failure in rank order, or None if every rank has run the step."""
+        ordered = (self._results[rank][0] for rank in sorted(self._results))
+        return next((result for result in ordered if isinstance(result, StepFailed)), None)
+
+    def answer(self) -> tuple[StepOutput, list[Frame]]:
+        """Return rank 0's output with its payload.
+
+        Raises:
+            InvariantError: the ranks computed different things.
+        """
+        outputs = {rank: result for rank, (result, _) in self._results.items() if isinstance(result, StepOutput)}
+        first = outputs[0]
+        differing = [rank for rank, output in outputs.items() if output.digest != first.digest]
+        if differing:
+            raise InvariantError(f"step {self.step}: ranks {differing} computed something else than rank 0")
+        return first, self._results[0][1]

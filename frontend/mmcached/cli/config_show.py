@@ -1,0 +1,84 @@
+"""`mmcached config show`: the configuration that a service would start with, and where each value comes from.
+
+Without `--json` the output is TOML, so that it can be kept in a file and given back by `--config`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from mmcached.cli.config_fields import SETTINGS
+
+if TYPE_CHECKING:
+    from mmcached.cli.settings import LoadedConfig
+    from mmcached.wire.config import ServiceConfig
+
+# Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
+TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings, or a JSON file that a service wrote.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    config = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+    config.command(context_settings=TAKES_SETTINGS)(show)
+    app.add_typer(config, name="config")
+
+
+def show(
+    context: typer.Context,
+    config: ConfigOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say which layer has set each value.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
+) -> None:
+    """Print every setting as a service started with the same flags, environment and file would have it.
+
+    Every setting is a flag here, as it is for `serve`.
+    """
+    loaded = load(context, config)
+    if as_json:
+        plain = msgspec.to_builtins(loaded.config)
+        typer.echo(json.dumps({"config": plain, "origins": loaded.origins} if origin else plain, indent=2))
+    else:
+        typer.echo("\n".join(_toml_lines(loaded, with_origin=origin)))
+
+
+def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) -> LoadedConfig:
+    """Read the configuration for a command whose context has `TAKES_SETTINGS`.
+
+    Args:
+        more: arguments that stand before those which the command has left.
+    """
+    from mmcached.cli.settings import load_config
+
+    own_flags = [flag for parameter in context.command.params for flag in parameter.opts]
+    return load_config(file=file, environment=os.environ, arguments=[*more, *context.args], other_flags=own_flags)
+
+
+def _toml_lines(loaded: LoadedConfig, *, with_origin: bool) -> list[str]:
+    lines = [f"{path} = {_toml(_value(loaded.config, path))}" for path in SETTINGS]
+    if not with_origin:
+        return lines
+    width = max(map(len, lines))
+    return [f"{line:{width}}  # {loaded.origins[path]}" for line, path in zip(lines, SETTINGS, strict=True)]
+
+
+def _value(config: ServiceConfig, path: str) -> Any:
+    found: Any = config
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _toml(value: str | float | bool) -> str:
+    # JSON's words for these types are TOML's, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

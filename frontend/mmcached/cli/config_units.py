@@ -1,0 +1,85 @@
+"""Sizes and durations with a unit: `2GiB`, `500ms`. A field's name says the unit that it counts in.
+
+    ..._gb       GiB        ..._bytes    bytes
+    ..._mb       MiB        ..._s        seconds
+
+Sizes: B; KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; case does not matter. The field
+names `_gb` and `_mb` do not make that distinction: they count GiB and MiB. Nothing is rounded: what is not whole in
+the unit of a field that takes whole numbers stays a fraction, for its type to refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mmcached.wire.errors import ConfigError
+
+_SIZES: Mapping[str, Fraction] = {
+    "b": Fraction(1),
+    **{f"{prefix}b": Fraction(1000 ** (power + 1)) for power, prefix in enumerate("kmgt")},
+    **{f"{prefix}ib": Fraction(1024 ** (power + 1)) for power, prefix in enumerate("kmgt")},
+}
+_DURATIONS: Mapping[str, Fraction] = {
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+}
+# Bounded, because reading a number of a million digits takes minutes.
+_QUANTITY = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a field counts in.
+
+    Attributes:
+        name: of one unit, for people.
+        size: of one unit, in that of `units` which is 1.
+        units: those that a value may carry, by lower-case name.
+        example: values with a unit, for people.
+    """
+
+    name: str
+    size: Fraction
+    units: Mapping[str, Fraction]
+    example: str
+
+
+_SIZE_EXAMPLE = "512MiB or 2GiB (KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB of 1000)"
+_DURATION_EXAMPLE = "500ms, 30s, 2m or 1h"
+_SUFFIXES = {
+    "gb": Unit("GiB", Fraction(1 << 30), _SIZES, _SIZE_EXAMPLE),
+    "mb": Unit("MiB", Fraction(1 << 20), _SIZES, _SIZE_EXAMPLE),
+    "bytes": Unit("bytes", Fraction(1), _SIZES, _SIZE_EXAMPLE),
+    "s": Unit("seconds", Fraction(1), _DURATIONS, _DURATION_EXAMPLE),
+}
+
+
+def unit_of(field: str) -> Unit | None:
+    """Return what the field counts in, or None if its name ends in no unit."""
+    return _SUFFIXES.get(field.rpartition("_")[2]) if "_" in field else None
+
+
+def in_unit_of(field: str, value: object) -> object:
+    """Convert a text like `2GiB` into the number of the field's units; return every other value as it is.
+
+    Returns:
+        An int if the number is whole, else a float.
+    Raises:
+        ConfigError: the unit is none of those that the field takes.
+    """
+    unit = unit_of(field)
+    quantity = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if unit is None or quantity is None:
+        return value
+    number, given = quantity.groups()
+    # A duration's "M" could be taken for a month or for mega; a size has no such pair.
+    factor = unit.units.get(given if unit.units is _DURATIONS else given.lower())
+    if factor is None:
+        raise ConfigError(field, str(value), f"{given} is no unit for it: give {unit.name}, or {unit.example}")
+    amount = Fraction(number) * factor / unit.size
+    return int(amount) if amount.denominator == 1 else float(amount)

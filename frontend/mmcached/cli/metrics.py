@@ -1,0 +1,241 @@
+"""The metrics page: what the roles have written into the stats page, under the names that Prometheus expects.
+
+Nothing is counted here. `FIGURES` says for each field of the records in `mmcached.wire.stats` which metric it is; a
+test holds the table complete. Counters continue over a role's death (see `mmcached.shm.stats_page`); after a restart of
+the whole service they start at 0, as Prometheus expects.
+
+Every metric of a role has the label `role` (`frontend`, `engine 0`, `worker 0.1`), so that each figure says who counted
+it; sum over it. Queries and hits are always both there: a ratio is for the dashboard.
+
+======================================= ==================== ==================================================
+metric                                  further labels       meaning
+======================================= ==================== ==================================================
+mmcached_build_info                     version, python      1
+mmcached_process_up                                          1 if the process runs
+mmcached_process_restarts_total                              how often the supervisor has started it again
+mmcached_heartbeat_age_seconds                               since its loop last turned
+mmcached_draining                       (no role)            1 while the service drains
+mmcached_cache_queries_total            cache                asked: items, tokens (kv_prefix) or rows (tensor_prefix)
+mmcached_cache_hits_total               cache                of these, found
+mmcached_cache_insertions_total         cache                items put
+mmcached_cache_evictions_total          cache                items evicted for room
+mmcached_cache_rejections_total         cache                items that found no room now: too much is leased
+mmcached_cache_bytes                    cache                bytes in use
+mmcached_cache_capacity_bytes           cache                limit of bytes in use
+mmcached_cache_entries                  cache                items held
+mmcached_cache_pinned_bytes             cache                bytes in use that may not be evicted now
+mmcached_kv_blocks                      state                KV blocks used, cached, total
+mmcached_encoder_embeds                 state                encoder cache embeddings used, total
+mmcached_desync_total                   side                 items lost from a mirrored cache: must stay 0
+mmcached_ring_capacity_bytes                                 bytes of the ring; 0 = there is none
+mmcached_ring_used_bytes                                     bytes taken by chunks
+mmcached_ring_pinned_bytes                                   bytes taken by leased chunks
+mmcached_ring_chunks                                         chunks held
+mmcached_ring_written_bytes_total                            payload bytes put
+mmcached_ring_grants_total                                   leases granted
+mmcached_leases                         side                 granted and not back (writer), held (reader)
+mmcached_requests_total                 outcome              requests answered, by outcome done or failed
+mmcached_requests_open                                       accepted and not answered
+mmcached_clients                                             clients that live
+mmcached_protocol_errors_total                               frames that did not validate
+mmcached_resends_total                                       requests sent again after a typed miss
+mmcached_items_processed_total                               items preprocessed
+mmcached_items_inline_total                                  items sent as message frames, not through the ring
+mmcached_ring_fallbacks_total                                of these, because the ring had no room
+mmcached_engine_requests                state                requests in the scheduler: running, waiting
+mmcached_engine_requests_finished_total                      requests that left the scheduler
+mmcached_engine_steps_total                                  steps planned
+mmcached_preemptions_total                                   requests that had to start over for want of blocks
+mmcached_worker_items_encoded_total                          items encoded
+mmcached_worker_embeds_encoded_total                         embeddings computed
+mmcached_worker_tokens_computed_total                        token positions computed
+mmcached_worker_items_received_total    path                 items viewed in the ring, or copied from messages
+mmcached_worker_received_bytes_total    path                 bytes viewed in the ring, or copied from messages
+mmcached_saved_ipc_bytes_total                               bytes read in place that were not sent to the worker
+mmcached_saved_work_total               work                 not done again: items, tokens (prefill), rows
+mmcached_supervisor_restarts_total                           restarts of all roles
+======================================= ==================== ==================================================
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from mmcached.cli.service_status import Snapshots, SupervisorView, role_statuses
+from mmcached.shm.stats_layout import FIELDS
+
+PREFIX = "mmcached_"
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One field of a record, `source`, as one sample. A counter's metric goes without the `_total` of its name.
+
+    Attributes:
+        needs_ring: says something about the metric only where there is a ring; left out elsewhere.
+    """
+
+    source: str
+    metric: str
+    labels: dict[str, str] = field(default_factory=dict)
+    needs_ring: bool = False
+
+
+def _cache(name: str, *figures: tuple[str, str], needs_ring: bool = False) -> list[Figure]:
+    return [Figure(source, f"cache_{metric}", {"cache": name}, needs_ring) for source, metric in figures]
+
+
+FIGURES: dict[str, list[Figure]] = {
+    "supervisor": [
+        Figure("restarts", "supervisor_restarts"),
+    ],
+    "frontend": [
+        Figure("requests_open", "requests_open"),
+        Figure("requests_done", "requests", {"outcome": "done"}),
+        Figure("requests_failed", "requests", {"outcome": "failed"}),
+        Figure("protocol_errors", "protocol_errors"),
+        Figure("resends", "resends"),
+        Figure("clients", "clients"),
+        Figure("desyncs", "desync", {"side": "sender"}),
+        *_cache("processor", ("processor.queries", "queries"), ("processor.hits", "hits")),
+        Figure("processor.hits", "saved_work", {"work": "preprocessing"}),
+        Figure("processor.items_processed", "items_processed"),
+        Figure("processor.inline_items", "items_inline"),
+        Figure("processor.inline_fallbacks", "ring_fallbacks"),
+        # With a ring the processor cache is what lies in the ring.
+        *_cache(
+            "processor",
+            ("ring.puts", "insertions"),
+            ("ring.evictions", "evictions"),
+            ("ring.refusals", "rejections"),
+            ("ring.used_bytes", "bytes"),
+            ("ring.data_bytes", "capacity_bytes"),
+            ("ring.chunks", "entries"),
+            ("ring.pinned_bytes", "pinned_bytes"),
+            needs_ring=True,
+        ),
+        Figure("ring.data_bytes", "ring_capacity_bytes"),
+        Figure("ring.used_bytes", "ring_used_bytes"),
+        Figure("ring.pinned_bytes", "ring_pinned_bytes"),
+        Figure("ring.chunks", "ring_chunks"),
+        Figure("ring.put_bytes", "ring_written_bytes"),
+        Figure("ring.grants", "ring_grants"),
+        Figure("ring.leases", "leases", {"side": "writer"}),
+    ],
+    "engine": [
+        Figure("steps", "engine_steps"),
+        Figure("requests_running", "engine_requests", {"state": "running"}),
+        Figure("requests_waiting", "engine_requests", {"state": "waiting"}),
+        Figure("requests_finished", "engine_requests_finished"),
+        Figure("preemptions", "preemptions"),
+        Figure("leases_held", "leases", {"side": "reader"}),
+        *_cache("kv_prefix", ("kv.queries", "queries"), ("kv.hits", "hits")),
+        Figure("kv.hits", "saved_work", {"work": "prefill"}),
+        Figure("kv.blocks_used", "kv_blocks", {"state": "used"}),
+        Figure("kv.blocks_cached", "kv_blocks", {"state": "cached"}),
+        Figure("kv.blocks_total", "kv_blocks", {"state": "total"}),
+        *_cache(
+            "encoder", ("encoder.queries", "queries"), ("encoder.hits", "hits"), ("encoder.evictions", "evictions")
+        ),
+        Figure("encoder.hits", "saved_work", {"work": "encoding"}),
+        Figure("encoder.embeds_used", "encoder_embeds", {"state": "used"}),
+        Figure("encoder.embeds_total", "encoder_embeds", {"state": "total"}),
+    ],
+    "worker": [
+        Figure("items_encoded", "worker_items_encoded"),
+        Figure("embeds_encoded", "worker_embeds_encoded"),
+        Figure("tokens_computed", "worker_tokens_computed"),
+        Figure("items_viewed", "worker_items_received", {"path": "viewed"}),
+        Figure("items_copied", "worker_items_received", {"path": "copied"}),
+        Figure("bytes_viewed", "worker_received_bytes", {"path": "viewed"}),
+        Figure("bytes_copied", "worker_received_bytes", {"path": "copied"}),
+        Figure("bytes_viewed", "saved_ipc_bytes"),
+        *_cache("encoder", ("encoder_entries", "entries"), ("encoder_bytes", "bytes")),
+        *_cache("tensor_prefix", ("prefix_row_queries", "queries"), ("prefix_row_hits", "hits")),
+        *_cache("tensor_prefix", ("prefix_bytes", "bytes")),
+        Figure("prefix_row_hits", "saved_work", {"work": "hidden_states"}),
+    ],
+}
+"""By kind of role. `draining` is missing: the supervisor is asked for it."""
+
+
+@cache
+def documented_metrics() -> dict[str, str]:
+    """Return the meaning of each metric in the table of this module's docstring, by its name on the page."""
+    lines = (__doc__ or "").splitlines()
+    column = next((line.index("meaning") for line in lines if line.startswith("metric ")), 0)
+    return {line.split()[0]: line[column:].strip() for line in lines if line.startswith(PREFIX)}
+
+
+class StatsCollector(Collector):
+    """Looks at the page and at the supervisor each time Prometheus asks; keeps nothing."""
+
+    def __init__(self, view: SupervisorView, read_page: Callable[[], Snapshots]) -> None:
+        self._view = view
+        self._read_page = read_page
+
+    def collect(self) -> Iterator[Family | InfoMetricFamily]:
+        snapshots = self._read_page()
+        yield self._build()
+        yield from self._processes(snapshots)
+        yield from figures_of(snapshots)
+
+    def _build(self) -> InfoMetricFamily:
+        facts = {"version": metadata.version("mmcached"), "python": platform.python_version()}
+        return InfoMetricFamily(f"{PREFIX}build", "What runs here.", facts)
+
+    def _processes(self, snapshots: Snapshots) -> Iterator[Family]:
+        up, restarts, ages = (
+            _family(name, is_gauge=name != "process_restarts", label_names=["role"])
+            for name in ("process_up", "process_restarts", "heartbeat_age_seconds")
+        )
+        for role in role_statuses(self._view, snapshots):
+            up.add_metric([role.name], float(role.state in ("starting", "running")))
+            restarts.add_metric([role.name], role.restarts)
+            if role.heartbeat_age_s is not None:
+                ages.add_metric([role.name], role.heartbeat_age_s)
+        draining = _family("draining", is_gauge=True, label_names=[])
+        draining.add_metric([], float(self._view.is_draining))
+        yield from (up, restarts, ages, draining)
+
+
+def figures_of(snapshots: Snapshots) -> Iterator[Family]:
+    """Yield what the slots of the page say, one family per metric, each sample with its role."""
+    families: dict[str, Family] = {}
+    for role, snapshot in snapshots.items():
+        fields = FIELDS[role.kind]
+        values = dict(zip(fields.names, fields.values(snapshot.stats), strict=True))
+        gauges = {name for name, is_gauge in zip(fields.names, fields.is_gauge, strict=True) if is_gauge}
+        for figure in FIGURES[role.kind]:
+            # A frontend that has just started has its counters, and no ring yet.
+            if figure.needs_ring and not (values["ring.data_bytes"] or values[figure.source]):
+                continue
+            if figure.metric not in families:
+                is_gauge = figure.source in gauges
+                families[figure.metric] = _family(
+                    figure.metric, is_gauge=is_gauge, label_names=["role", *figure.labels]
+                )
+            families[figure.metric].add_metric([str(role), *figure.labels.values()], values[figure.source])
+    yield from families.values()
+
+
+def make_registry(view: SupervisorView, read_page: Callable[[], Snapshots]) -> CollectorRegistry:
+    """Return a registry of its own with our collector in it; nothing is collected before somebody asks."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatsCollector(view, read_page))
+    return registry
+
+
+def _family(metric: str, *, is_gauge: bool, label_names: list[str]) -> Family:
+    name = PREFIX + metric
+    described = documented_metrics().get(name if is_gauge else f"{name}_total", "")
+    kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
+    return kind(name, described, labels=label_names)

@@ -1,0 +1,43 @@
+"""When a role that died is started again, and when that is given up. Sans I/O: time is an argument.
+
+    died ... backoff ... started        each death within the window doubles the wait, up to a maximum
+    died more than `max_restarts` times within the window: given up
+
+>>> policy = RestartPolicy(max_restarts=3, window_s=60.0, backoff_s=0.5, backoff_max_s=2.0)
+>>> [policy.died(now) for now in (0.0, 1.0, 2.0, 3.0)]
+[0.5, 1.0, 2.0, None]
+>>> policy.died(100.0)
+0.5
+"""
+
+from __future__ import annotations
+
+from mmcached.wire.config import ServiceConfig
+
+
+class RestartPolicy:
+    """The deaths of one role."""
+
+    def __init__(self, *, max_restarts: int, window_s: float, backoff_s: float, backoff_max_s: float) -> None:
+        self._max_restarts = max_restarts
+        self._window_s = window_s
+        self._backoff_s = backoff_s
+        self._backoff_max_s = backoff_max_s
+        self._deaths: list[float] = []
+
+    @classmethod
+    def from_config(cls, config: ServiceConfig) -> RestartPolicy:
+        return cls(
+            max_restarts=config.max_restarts,
+            window_s=config.restart_window_s,
+            backoff_s=config.restart_backoff_s,
+            backoff_max_s=config.restart_backoff_max_s,
+        )
+
+    def died(self, now: float) -> float | None:
+        """Take note of a death; return how long to wait before the restart, or None: it is of no use."""
+        self._deaths = [at for at in self._deaths if now - at < self._window_s]
+        self._deaths.append(now)
+        if len(self._deaths) > self._max_restarts:
+            return None
+        return min(self._backoff_max_s, self._backoff_s * 2.0 ** (len(self._deaths) - 1))

@@ -1,0 +1,82 @@
+"""From what a client asked to what an engine is told: tokens with placeholders, and features with where the items
+lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.frontend.prompt import check_length, expand, tokenise
+from mmcached.frontend.routes import RoutedItem
+from mmcached.wire.channels import Frame
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages.engine import AddRequest
+from mmcached.wire.messages.frontend import Encode, Generate
+from mmcached.wire.messages.parts import Feature, Inline
+from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
+
+
+def prompt_tokens(message: Generate | Encode, num_images: int, config: ServiceConfig) -> list[int]:
+    """Return the prompt's tokens with one image token per image.
+
+    Raises:
+        InvalidRequest: too many images, none to encode, or a prompt that does not fit.
+    """
+    limit = config.max_images_per_request
+    if num_images > limit:
+        raise InvalidRequest("images", num_images, f"at most {limit} images per request")
+    if isinstance(message, Generate):
+        return tokenise(message.prompt, num_images, max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    if not num_images:
+        raise InvalidRequest("images", 0, "at least one image is needed to encode")
+    return [IMAGE_TOKEN_ID] * num_images
+
+
+def build_request(
+    number: int,
+    message: Generate | Encode,
+    token_ids: list[int],
+    items: Sequence[RoutedItem],
+    *,
+    leases: Sequence[LeaseId | None],
+    mirror_seq: int,
+    config: ServiceConfig,
+) -> tuple[AddRequest, list[Frame]]:
+    """Return the message to the engine, with its payload frames.
+
+    Args:
+        token_ids: from `prompt_tokens`.
+        leases: one per item; None for one that is not in the ring.
+    Raises:
+        InvalidRequest: with the placeholders the prompt is longer than the model takes.
+    """
+    expanded, places = expand(token_ids, [item.updates for item in items])
+    if isinstance(message, Generate):
+        check_length(len(expanded), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    payload: list[Frame] = []
+    features = []
+    for item, place, lease in zip(items, places, leases, strict=True):
+        where = _place_payload(item.payload, payload)
+        feature = Feature(item.mm_hash, "image", place.offset, place.length, place.length, item.nbytes, where, lease)
+        features.append(feature)
+    add = AddRequest(
+        request_id=number,
+        kind="generate" if isinstance(message, Generate) else "encode",
+        prompt_token_ids=expanded,
+        features=features,
+        max_tokens=message.max_tokens if isinstance(message, Generate) else 0,
+        want_hidden_states=isinstance(message, Generate) and message.want_hidden_states,
+        tenant=message.tenant,
+        mirror_seq=mirror_seq,
+    )
+    return add, payload
+
+
+def _place_payload(where: Handle | list[Frame] | None, payload: list[Frame]) -> Handle | Inline | None:
+    """Append inline frames to the payload, and say where they are."""
+    if not isinstance(where, list):
+        return where
+    payload.extend(where)
+    return Inline(len(payload) - len(where), len(where))

@@ -1,0 +1,51 @@
+"""A supervisor that says what a test tells it to, a page with some roles on it, and requests over real HTTP."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from email.message import Message
+from pathlib import Path
+
+from mmcached.cli.service_status import RoleView
+from mmcached.shm.stats_page import PAGE_NAME, StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.stats import RoleName
+
+FRONTEND, ENGINE, WORKER = RoleName("frontend"), RoleName("engine"), RoleName("worker", 0, 1)
+HTTP_DEADLINE_S = 60.0
+
+
+@dataclass
+class FakeView:
+    run_dir: Path
+    config: ServiceConfig = field(default_factory=lambda: ServiceConfig(probe_timeout_s=0.2))
+    is_draining: bool = False
+    given: list[RoleView] = field(default_factory=list)
+
+    def roles(self) -> list[RoleView]:
+        return list(self.given)
+
+
+@contextmanager
+def page_of(run_dir: Path, *roles: RoleName) -> Iterator[tuple[StatsPageReader, dict[RoleName, StatsPageWriter]]]:
+    """Make a page in which these roles, all of them this process, are attached."""
+    with ExitStack() as stack:
+        page = stack.enter_context(StatsPage.create(run_dir / PAGE_NAME))
+        writers = {role: stack.enter_context(StatsPageWriter(page.path, role)) for role in roles}
+        yield stack.enter_context(StatsPageReader(page.path)), writers
+
+
+def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, str, Message[str, str]]:
+    """Return status, text and headers of an answer, whatever its status."""
+    request = urllib.request.Request(url, headers=headers or {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=HTTP_DEADLINE_S) as answer:
+            return answer.status, answer.read().decode(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), error.headers

@@ -1,0 +1,252 @@
+"""The command line as its users and the supervisor call it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmcached.cli.config_fields import SETTINGS
+from mmcached.wire.config import ServiceConfig
+
+TIMEOUT_S = 60.0
+
+FILE = """
+world_size = 3
+max_image_bytes = "1MiB"
+drain_timeout_s = "500ms"
+
+[model]
+hidden_size = 32
+seed = 5
+"""
+ENVIRONMENT = {"MMC_WORLD_SIZE": "4", "MMC_MODEL__SEED": "6", "MMC_CRASH_AT": "nowhere"}
+FLAGS = ["--model.seed", "7", "--mm-processor-cache-gb", "64MiB", "--no-enable-prefix-caching"]
+
+EXPECTED = {
+    "world_size": (4, "environment MMC_WORLD_SIZE"),
+    "max_image_bytes": (1 << 20, "file {file}"),
+    "drain_timeout_s": (0.5, "file {file}"),
+    "model.hidden_size": (32, "file {file}"),
+    "model.seed": (7, "command line --model.seed"),
+    "mm_processor_cache_gb": (1 / 16, "command line --mm-processor-cache-gb"),
+    "enable_prefix_caching": (False, "command line --no-enable-prefix-caching"),
+    "block_size": (16, "default"),
+}
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python child whose only MMC_ variables are the given ones, and whose terminal is wide."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MMC_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=inherited | {"COLUMNS": "400", "TERM": "dumb"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+def mmcached(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "mmcached", *arguments, **environment)
+
+
+def mmcached_with(stand_in: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line after the statements that put a stand-in in the place of what a verb hands over to."""
+    code = f"import sys\n{stand_in}\nfrom mmcached.cli import main\nsys.argv[0] = 'mmcached'\nmain()"
+    return run_python("-c", code, *arguments, **environment)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_config_show_says_where_each_value_comes_from(file: Path) -> None:
+    shown = mmcached("config", "show", "--origin", "--config", str(file), *FLAGS, **ENVIRONMENT)
+    assert shown.returncode == 0, shown.stderr
+    lines = dict(line.split(" = ", 1) for line in shown.stdout.splitlines())
+    assert list(lines) == list(SETTINGS)
+    for path, (value, origin) in EXPECTED.items():
+        text, _, said = lines[path].partition("#")
+        assert json.loads(text) == value
+        assert said.strip() == origin.format(file=file)
+
+
+def test_config_show_is_a_file_that_gives_the_same_configuration(file: Path, tmp_path: Path) -> None:
+    shown = mmcached("config", "show", "--config", str(file), "--http-host", 'a"b\\c', *FLAGS, **ENVIRONMENT)
+    assert shown.returncode == 0, shown.stderr
+    assert tomllib.loads(shown.stdout)["model"]["seed"] == 7
+    (tmp_path / "again.toml").write_text(shown.stdout)
+    assert mmcached("config", "show", "--config", str(tmp_path / "again.toml")).stdout == shown.stdout
+
+
+def test_config_show_json_is_a_service_configuration(file: Path) -> None:
+    shown = mmcached("config", "show", "--json", "--config", str(file), *FLAGS, **ENVIRONMENT)
+    assert shown.returncode == 0, shown.stderr
+    config = msgspec.json.decode(shown.stdout, type=ServiceConfig)
+    assert (config.world_size, config.model.seed, config.enable_prefix_caching) == (4, 7, False)
+    both = mmcached("config", "show", "--json", "--origin", "--config", str(file), *FLAGS, **ENVIRONMENT)
+    answer = json.loads(both.stdout)
+    assert msgspec.convert(answer["config"], ServiceConfig) == config
+    assert answer["origins"]["world_size"] == "environment MMC_WORLD_SIZE"
+    assert answer["origins"].keys() == SETTINGS.keys()
+
+
+@pytest.mark.parametrize("verb", [["config", "show"], ["serve"], ["demo"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("arguments", "environment", "line"),
+    [
+        (
+            ["--wrold-size", "3"],
+            {},
+            "--wrold-size = '3': unknown setting (command line); did you mean --world-size?",
+        ),
+        (
+            ["--workers", "two"],
+            {},
+            "world_size = 'two': must be a whole number (command line --workers)",
+        ),
+        (
+            [],
+            {"MMC_WORLD_SIZE": "99"},
+            "world_size = 99: must be between 1 and 16 (environment MMC_WORLD_SIZE)",
+        ),
+    ],
+    ids=["unknown flag", "no number", "out of range"],
+)
+def test_an_error_is_one_line_and_status_1(
+    verb: list[str], arguments: list[str], environment: dict[str, str], line: str, tmp_path: Path
+) -> None:
+    ended = mmcached(*verb, *arguments, XDG_RUNTIME_DIR=str(tmp_path), **environment)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr == f"mmcached: config_error: {line}\n"
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+def test_a_verb_s_own_flag_is_proposed() -> None:
+    ended = mmcached("serve", "--rundir", "/tmp/x")
+    assert ended.returncode == 1
+    assert "did you mean --run-dir?" in ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["serve", "demo"])
+def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
+    helped = mmcached(verb, "--help")
+    assert helped.returncode == 0
+    text = " ".join(helped.stdout.split())
+    assert "Every configuration field is a flag too" in text
+    assert "`mmcached config show`" in text
+    for flag in ("--config", "--workers", "--device", "--mm-processor-cache-gb"):
+        assert flag in text
+
+
+SUPERVISOR = """
+import mmcached.cli.supervisor
+class Supervisor:
+    def __init__(self, run_dir, config):
+        import msgspec
+        sys.stdout.write(msgspec.json.encode(config).decode())
+    def run(self):
+        return 3
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        pass
+mmcached.cli.supervisor.Supervisor = Supervisor
+"""
+DEMO = """
+import os
+import mmcached.cli.demo.run
+def run_demo(config, *, images, num_users, num_turns):
+    import msgspec
+    sys.stdout.write(msgspec.json.encode(config).decode())
+    return 3 if (images, num_users, num_turns) == (None, 5, 4) and "MMC_WORLD_SIZE" not in os.environ else 4
+mmcached.cli.demo.run.run_demo = run_demo
+"""
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "own"), [(SUPERVISOR, ["serve", "--run-dir", "/tmp/x"]), (DEMO, ["demo", "--users", "5"])]
+)
+def test_serve_and_demo_take_every_layer(stand_in: str, own: list[str], file: Path) -> None:
+    """The own flags may stand between the settings; the demo's services must not hear the environment again."""
+    settings = ["--config", str(file), "--device", "cpu", *FLAGS]
+    ended = mmcached_with(stand_in, own[0], *FLAGS[:2], *own[1:], *settings, "--world-size=1", **ENVIRONMENT)
+    assert ended.returncode == 3, ended.stderr
+    config = msgspec.json.decode(ended.stdout, type=ServiceConfig)
+    assert (config.device, config.world_size) == ("cpu", 1)
+    assert (config.model.seed, config.model.hidden_size, config.max_image_bytes) == (7, 32, 1 << 20)
+
+
+@pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers=1"]], ids=" ".join)
+def test_workers_is_the_world_size(workers: list[str]) -> None:
+    ended = mmcached_with(SUPERVISOR, "serve", *workers)
+    assert ended.returncode == 3, ended.stderr
+    assert msgspec.json.decode(ended.stdout, type=ServiceConfig).world_size == 1
+
+
+ROLE = """
+import mmcached.{role}.server
+def run(*arguments):
+    print(*arguments)
+    print(*sys.modules)
+    return 3
+mmcached.{role}.server.main = run
+"""
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments", "handed"),
+    [("frontend", [], ""), ("engine", ["--index", "1"], "1"), ("worker", ["--rank", "2", "--index", "1"], "1 2")],
+)
+def test_a_role_reads_the_run_directory_alone_and_imports_little(
+    role: str, arguments: list[str], handed: str, run_dir: Path
+) -> None:
+    """A misspelt variable was the supervisor's to refuse; a role would only die of it at its restart."""
+    ServiceConfig(log_level="error").save(run_dir / "config.json")
+    ended = mmcached_with(
+        ROLE.format(role=role), role, "--run-dir", str(run_dir), *arguments, MMC_WROLD_SIZE="1", MMC_WORLD_SIZE="99"
+    )
+    assert ended.returncode == 3, ended.stderr
+    got, modules = ended.stdout.splitlines()
+    assert got.split() == [str(run_dir), *handed.split()]
+    imported = {module.partition(".")[0] for module in modules.split()}
+    assert "mmcached" in imported
+    assert not {"pydantic", "pydantic_settings", "starlette", "uvicorn"} & imported
+
+
+@pytest.mark.parametrize("role", [["frontend"], ["engine"], ["worker", "--rank", "0"]], ids=lambda role: role[0])
+def test_a_role_without_a_service_says_so(role: list[str], run_dir: Path) -> None:
+    ended = mmcached(*role, "--run-dir", str(run_dir))
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("mmcached: config_error: config = ")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--run-di", "/tmp/x"], ["--run-dir", "/tmp/x", "--world-size", "2"]], ids=" ".join
+)
+def test_a_role_takes_no_settings(arguments: list[str]) -> None:
+    ended = mmcached("frontend", *arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("usage: mmcached frontend")
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["serve", "--help"]], ids=" ".join)
+def test_what_reads_no_settings_does_not_wait_for_their_reader(arguments: list[str]) -> None:
+    ended = mmcached_with("import atexit\natexit.register(lambda: print(*sys.modules))", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    modules = ended.stdout.splitlines()[-1].split()
+    assert "typer" in modules
+    assert not {"pydantic_settings", "torch", "structlog"} & set(modules)

@@ -1,0 +1,136 @@
+"""`kill -9` of each role in mid-traffic: what was open ends right or retryably, and soon the service answers right
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mmcached.cli.child_service import ChildService
+from mmcached.client import AsyncClient, Client, Generation
+from mmcached.wire.errors import MmcachedError
+from tests.integration.processes import (
+    DEADLINE_S,
+    descendants,
+    eventually,
+    is_alive,
+    leases_of,
+    role_pids,
+    segments_of,
+    small_config,
+    stats_of,
+)
+from tests.integration.workloads import photo
+
+QUESTIONS = [(f"{index}: compare <image> with <image>, at length", (index % 4, (index + 1) % 4)) for index in range(8)]
+MAX_TOKENS = 120
+
+Outcome = Generation | BaseException
+
+
+async def ask_all(client: AsyncClient) -> list[Outcome]:
+    """Ask all questions at once; an error is an outcome."""
+    calls = [
+        client.generate(text, [photo(index) for index in photos], MAX_TOKENS, hidden_states=True)
+        for text, photos in QUESTIONS
+    ]
+    return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+def tokens_of(outcomes: Sequence[Outcome]) -> list[list[int]]:
+    assert all(isinstance(outcome, Generation) for outcome in outcomes), outcomes
+    return [outcome.tokens for outcome in outcomes if isinstance(outcome, Generation)]
+
+
+def assert_right_or_retryable(outcomes: Sequence[Outcome], wanted: Sequence[Sequence[int]]) -> None:
+    for outcome, tokens in zip(outcomes, wanted, strict=True):
+        if isinstance(outcome, Generation):
+            assert outcome.tokens == tokens
+        else:
+            assert isinstance(outcome, MmcachedError), repr(outcome)
+            assert outcome.retryable, repr(outcome)
+
+
+async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[list[int]]) -> None:
+    """Keep asking; kill once requests are open; go on until every answer is right again."""
+    async with AsyncClient(service.run_dir) as client, AsyncClient(service.run_dir) as watcher:
+        traffic = asyncio.create_task(ask_all(client))
+        while (await watcher.stats()).requests_open < len(QUESTIONS):
+            assert not traffic.done(), "the questions were answered before the kill"
+        os.kill(victim, signal.SIGKILL)
+        assert_right_or_retryable(await asyncio.wait_for(traffic, DEADLINE_S), wanted)
+        give_up = asyncio.get_running_loop().time() + DEADLINE_S
+        while True:
+            outcomes = await asyncio.wait_for(ask_all(client), DEADLINE_S)
+            assert_right_or_retryable(outcomes, wanted)
+            if all(isinstance(outcome, Generation) for outcome in outcomes):
+                return
+            assert asyncio.get_running_loop().time() < give_up, outcomes
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("role", ["frontend", "engine", "worker 0", "worker 1"])
+@pytest.mark.parametrize("mode", ["shm", "lru"])
+def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str) -> None:
+    config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.05)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
+        with Client(service.run_dir) as client:
+            wanted = [
+                client.generate(text, [photo(index) for index in photos], MAX_TOKENS).tokens
+                for text, photos in QUESTIONS
+            ]
+            client.flush()
+        pids = role_pids(service.process.pid)
+        kind, _, rank = role.partition(" ")
+        victim = pids[kind][int(rank or 0)]
+        rings = segments_of(descendants(service.process.pid))
+        asyncio.run(kill_in_mid_traffic(service, victim, wanted))
+        stats = eventually(
+            lambda: stats_of(service.run_dir), lambda s: leases_of(s) == 0 and s.requests_open == 0, "leases at rest"
+        )
+        assert stats.desyncs == 0
+        everybody = descendants(service.process.pid)
+        rings |= segments_of(everybody)
+        assert not is_alive(victim)
+        assert service.stop() == 0
+    assert not [pid for pid in everybody if is_alive(pid)]
+    assert not [path for path in rings if path.exists()]
+    assert not list((run_dir / "s").glob("*.sock"))
+
+
+def test_idle_client_of_a_restarted_frontend_goes_on(run_dir: Path, tmp_path: Path) -> None:
+    """Its connection, its lock and its requests need no care: the next call just works."""
+    config = small_config(restart_backoff_s=0.05)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+        wanted = client.generate("before and after").tokens
+        os.kill(role_pids(service.process.pid)["frontend"][0], signal.SIGKILL)
+        answer = eventually(lambda: _try(client), lambda tokens: tokens is not None, "an answer of the new frontend")
+        assert answer == wanted
+
+
+def _try(client: Client) -> list[int] | None:
+    """Ask once; None for an error that may be tried again. Any other is raised."""
+    try:
+        return client.generate("before and after", timeout_s=10.0).tokens
+    except MmcachedError as error:
+        if not error.retryable:
+            raise
+        return None
+
+
+def test_hung_worker_is_killed_and_the_service_answers_again(run_dir: Path, tmp_path: Path) -> None:
+    """A step past its deadline ends the group; a worker that is stopped cannot end by itself, so it is killed."""
+    config = small_config(step_timeout_s=1.0, restart_backoff_s=0.05)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+        wanted = client.generate("before and after").tokens
+        victim = role_pids(service.process.pid)["worker"][1]
+        os.kill(victim, signal.SIGSTOP)
+        answer = eventually(lambda: _try(client), lambda tokens: tokens is not None, "an answer of the new group")
+        assert answer == wanted
+        assert not is_alive(victim)

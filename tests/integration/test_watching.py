@@ -1,0 +1,142 @@
+"""Health, metrics and status of a real service: ready only if the data path works, and counters that survive a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mmcached.cli.child_service import ChildService
+from mmcached.cli.probe import tiny_png
+from mmcached.client import Client
+from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@pytest.fixture
+def service(run_dir: Path, tmp_path: Path) -> Iterator[ChildService]:
+    config = small_config(restart_backoff_s=0.05, probe_timeout_s=1.0)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
+        yield service
+
+
+def get(service: ChildService, path: str) -> tuple[int, str]:
+    url = json.loads((service.run_dir / "http.json").read_text())["url"]
+    try:
+        with urllib.request.urlopen(url + path, timeout=DEADLINE_S) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def mmcached(service: ChildService, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mmcached", *arguments, "--run-dir", str(service.run_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def counters(page: str) -> dict[Key, float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(page)
+        if family.type == "counter"
+        for sample in family.samples
+    }
+
+
+def queries_of(cache: str, found: dict[Key, float]) -> float:
+    return sum(
+        value
+        for (name, labels), value in found.items()
+        if name == "mmcached_cache_queries_total" and ("cache", cache) in labels
+    )
+
+
+def test_stopped_engine_makes_it_not_ready_although_every_process_lives(service: ChildService) -> None:
+    assert get(service, "/readyz")[0] == 200
+    assert mmcached(service, "ping").returncode == 0
+    engine = role_pids(service.process.pid)["engine"][0]
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        status, _ = eventually(lambda: get(service, "/readyz?verbose=1"), lambda answer: answer[0] == 503, "readiness")
+        assert status == 503
+        assert get(service, "/healthz")[0] == 200
+        reason = get(service, "/readyz?verbose=1")[1]
+        assert "engine 0" in reason
+        assert "stopped" in reason
+        shown = mmcached(service, "status")
+        assert shown.returncode == 1
+        assert "stopped" in shown.stdout
+        as_json = json.loads(mmcached(service, "status", "--json").stdout)
+        assert {role["name"]: role["state"] for role in as_json["roles"]}["engine 0"] == "stopped"
+        assert mmcached(service, "ping").returncode == 1
+        assert get(service, "/metrics")[0] == 200
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness after SIGCONT")
+
+
+def test_no_counter_goes_backwards_over_deaths_of_all_roles(service: ChildService) -> None:
+    with Client(service.run_dir) as client:
+        for index in range(3):
+            client.generate(f"{index} <image>", [tiny_png()], max_tokens=3)
+        client.encode([tiny_png()])
+    before = eventually(
+        lambda: counters(get(service, "/metrics")[1]),
+        lambda found: queries_of("processor", found) >= 5,
+        "the figures of all requests",
+    )
+    for kind in ("worker", "engine", "frontend"):
+        pids = role_pids(service.process.pid)[kind]
+        victim, num = pids[0], len(pids)
+        os.kill(victim, signal.SIGKILL)
+        page = counters(get(service, "/metrics")[1])
+        eventually(
+            lambda kind=kind: (role_pids(service.process.pid)[kind], get(service, "/readyz")[0]),
+            lambda found, victim=victim, num=num: victim not in found[0] and len(found[0]) == num and found[1] == 200,
+            f"a new {kind}",
+        )
+        after = counters(get(service, "/metrics")[1])
+        assert before.keys() <= page.keys() <= after.keys()
+        assert not [key for key in before if page[key] < before[key]], "while it was dead"
+        assert not [key for key in page if after[key] < page[key]], "after it was back"
+        before = after
+    restarts = {labels: value for (name, labels), value in before.items() if name == "mmcached_process_restarts_total"}
+    assert restarts[(("role", "frontend"),)] == 1
+    assert restarts[(("role", "engine 0"),)] == 1
+
+
+def test_status_without_a_service_exits_2(run_dir: Path) -> None:
+    command = [sys.executable, "-m", "mmcached", "ping", "--run-dir", str(run_dir / "nobody")]
+    assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 2
+
+
+def test_drain_verb_ends_the_service_in_order(service: ChildService) -> None:
+    done = mmcached(service, "drain")
+    assert done.returncode == 0, done.stderr
+    assert service.process.wait(DEADLINE_S) == 0
+    assert mmcached(service, "ping").returncode == 2
+
+
+def test_flush_verb_empties_every_cache(service: ChildService) -> None:
+    with Client(service.run_dir) as client:
+        first = client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2)
+        assert client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2).num_cached_tokens > 0
+        before = client.stats()
+        assert mmcached(service, "flush").returncode == 0
+        again = client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2)
+        after = client.stats()
+    assert again.tokens == first.tokens
+    assert again.num_cached_tokens == 0
+    assert after.processor.items_processed == before.processor.items_processed + 1
+    assert after.engines[0].workers[0].items_encoded == before.engines[0].workers[0].items_encoded + 1
