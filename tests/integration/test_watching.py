@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,15 @@ def test_stopped_engine_makes_it_not_ready_although_every_process_lives(service:
     eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness after SIGCONT")
 
 
+def living(service: ChildService, kind: str) -> tuple[list[int], int]:
+    return role_pids(service.process.pid)[kind], get(service, "/readyz")[0]
+
+
+def is_replaced(victim: int, num: int, found: tuple[list[int], int]) -> bool:
+    pids, readiness = found
+    return victim not in pids and len(pids) == num and readiness == 200
+
+
 def test_no_counter_goes_backwards_over_deaths_of_all_roles(service: ChildService) -> None:
     with Client(service.run_dir) as client:
         for index in range(3):
@@ -101,11 +111,7 @@ def test_no_counter_goes_backwards_over_deaths_of_all_roles(service: ChildServic
         victim, num = pids[0], len(pids)
         os.kill(victim, signal.SIGKILL)
         page = counters(get(service, "/metrics")[1])
-        eventually(
-            lambda kind=kind: (role_pids(service.process.pid)[kind], get(service, "/readyz")[0]),
-            lambda found, victim=victim, num=num: victim not in found[0] and len(found[0]) == num and found[1] == 200,
-            f"a new {kind}",
-        )
+        eventually(partial(living, service, kind), partial(is_replaced, victim, num), f"a new {kind}")
         after = counters(get(service, "/metrics")[1])
         assert before.keys() <= page.keys() <= after.keys()
         assert not [key for key in before if page[key] < before[key]], "while it was dead"

@@ -8,6 +8,7 @@ from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_cache_manager import EncoderCacheManager
 from mmcached.engine.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, KVCacheConfig
 from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
 from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
@@ -19,6 +20,7 @@ __all__ = [
     "KVCacheBlocks",
     "KVCacheConfig",
     "KVCacheManager",
+    "MultiModalReceiverCache",
     "Request",
     "RequestStatus",
     "ScheduledChunk",
@@ -27,5 +29,6 @@ __all__ = [
     "Scheduler",
     "SharedEncoderCacheManager",
     "compute_encoder_budget",
+    "engine_receiver_cache_from_config",
     "make_encoder_cache_manager",
 ]

@@ -54,7 +54,7 @@ class FrontendContact:
     def keep(self, now: float) -> None:
         """Notice a lost connection; say hello while nobody has answered. Call it when nothing is left to receive."""
         if self.channel.take_disconnects():
-            log.warning("connection to the frontend lost")
+            log.info("connection to the frontend lost")
             self._is_known = False
         if not self._is_known and now >= self._next_hello:
             self._next_hello = now + HELLO_INTERVAL_S

@@ -31,6 +31,7 @@ from mmcached.cli.probe import probe
 from mmcached.cli.restarts import RestartPolicy
 from mmcached.cli.roles import Role
 from mmcached.cli.service_status import RoleView
+from mmcached.shm import sweep
 from mmcached.shm.lock_file import LockFile, remove_if_free
 from mmcached.shm.stats_page import StatsPage, StatsPageReader
 from mmcached.shm.stats_publisher import StatsPublisher
@@ -146,8 +147,13 @@ class Supervisor:
         return lock
 
     def _remove_leftovers(self) -> None:
-        """Remove what a dead service or client has left; a living client keeps its lock, whoever serves."""
+        """Remove what the dead have left: a killed frontend its ring, a service its sockets, a client its lock.
+
+        A living client keeps its lock, whoever serves it next.
+        """
         self._directory.remove_sockets()
+        for name in sweep():
+            log.info("removed what a dead process left behind", name=name)
         for path in self._directory.clients.glob("*.lock"):
             remove_if_free(path)
 
