@@ -89,7 +89,7 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_under_every_pressure(mode: str, world_size: int, pool: str, steps: str, run_dir: Path) -> None:
     settings = MODES[mode] | POOLS[pool] | STEPS[steps] | {"world_size": world_size}
-    stats = play_twice(base(**settings), 1, run_dir)
+    stats = play_twice(base(**settings), 5, run_dir)
     engine = stats.engines[0]
     assert engine.encoder.hits > 0
     assert engine.kv.hits > 0

@@ -81,8 +81,15 @@ def test_sigterm_drains(run_dir: Path, tmp_path: Path) -> None:
         # The second client is connected before the signal; whoever comes later may find no socket at all.
         with Client(service.run_dir) as second:
             thread = threading.Thread(target=lambda: asyncio.run(ask()))
+            before = second.stats().requests_done
             thread.start()
-            eventually(lambda: second.stats().requests_open, lambda n: n == NUM_REQUESTS, "open requests")
+            eventually(
+                second.stats,
+                lambda stats: (
+                    stats.requests_open > 0 and stats.requests_open + stats.requests_done - before == NUM_REQUESTS
+                ),
+                "all requests admitted, some still open",
+            )
             pids = descendants(service.process.pid)
             ring = segments_of(pids)
             service.process.send_signal(signal.SIGTERM)

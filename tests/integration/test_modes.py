@@ -16,7 +16,7 @@ from tests.integration.workloads import assert_same, play, random_rounds
 @pytest.mark.parametrize("mode", MODES)
 def test_mode_with_real_processes(mode: str, run_dir: Path, tmp_path: Path) -> None:
     with ChildService(run_dir / "s", base(**MODES[mode]), tmp_path / "config.json") as service:
-        assert_same(asyncio.run(play(service.run_dir, random_rounds(1))), list(uncached(1)))
+        assert_same(asyncio.run(play(service.run_dir, random_rounds(5))), list(uncached(5)))
         stats = stats_of(service.run_dir)
     assert stats.desyncs == 0
     assert (stats.processor.hits > 0) == (mode != "off")

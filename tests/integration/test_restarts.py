@@ -75,8 +75,13 @@ async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[l
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("role", ["frontend", "engine", "worker 0", "worker 1"])
-@pytest.mark.parametrize("mode", ["shm", "lru"])
+@pytest.mark.parametrize(
+    ("mode", "role"),
+    [
+        *(("shm", role) for role in ("frontend", "engine", "worker 0")),
+        *(("lru", role) for role in ("frontend", "engine", "worker 1")),
+    ],
+)
 def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str) -> None:
     config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.05)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:

@@ -40,10 +40,10 @@ def test_matrix_with_real_processes(
     *, mode: str, world_size: int, pool: str, steps: str, run_dir: Path, tmp_path: Path
 ) -> None:
     settings = MODES[mode] | POOLS[pool] | STEPS[steps] | {"world_size": world_size}
-    wanted = list(uncached(1))
+    wanted = list(uncached(5))
     with ChildService(run_dir / "s", base(**settings), tmp_path / "config.json") as service:
         for _ in range(2):
-            assert_same(asyncio.run(play(service.run_dir, random_rounds(1))), wanted)
+            assert_same(asyncio.run(play(service.run_dir, random_rounds(5))), wanted)
         stats = stats_of(service.run_dir)
     assert stats.desyncs == 0
     assert (stats.engines[0].preemptions > 0) == (pool == "preempting")

@@ -39,7 +39,7 @@ def photo(index: int) -> bytes:
     return buffer.getvalue()
 
 
-def random_rounds(seed: int, *, num_rounds: int = 2, width: int = 5) -> list[list[Ask]]:
+def random_rounds(seed: int, *, num_rounds: int = 1, width: int = 6) -> list[list[Ask]]:
     """Return rounds of requests that are sent all at once; photographs and prefixes repeat in and across rounds."""
     rng = random.Random(seed)
     openings = ["Tell me about this: ", "A shared beginning that is a good deal longer than a block or two of tokens. "]
@@ -60,7 +60,7 @@ def random_rounds(seed: int, *, num_rounds: int = 2, width: int = 5) -> list[lis
             asks.append(Ask(text, photos, rng.choice([1, 4, 12, 50]), rng.random() < 0.7))
         rounds.append(asks)
     # Short prompts with long answers, all at once: these outgrow a small KV pool after they were admitted.
-    rounds.append([Ask(f"{seed} and {index}: go on", (), 60, True) for index in range(4)])
+    rounds.append([Ask(f"{seed} and {index}: go on", (), 40, True) for index in range(6)])
     return rounds
 
 

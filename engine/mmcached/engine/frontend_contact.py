@@ -101,6 +101,8 @@ class FrontendContact:
             log.error("frontend not told", message=type(message).__name__, reason=str(error))
 
     def close(self) -> None:
+        if not self._is_known:
+            self.channel.socket.setsockopt(zmq.LINGER, 0)  # nobody is there to take what is queued
         self.channel.close()
         if self.row is not None:
             self.row.close()
