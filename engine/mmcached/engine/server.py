@@ -30,11 +30,10 @@ from mmcached.engine.answers import Answers
 from mmcached.engine.frontend_contact import FrontendContact
 from mmcached.engine.item_frames import ItemFrames
 from mmcached.engine.leases import LeaseBook
-from mmcached.engine.plan import build_plan, leases_read
 from mmcached.engine.probes import EngineProbes
 from mmcached.engine.request import Request
 from mmcached.engine.scheduler import ScheduledStep, Scheduler
-from mmcached.engine.step_results import StepResults
+from mmcached.engine.step_runner import FinishedStep, StepRunner
 from mmcached.engine.worker_group import WorkerGroup
 from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.channels import Frame, RouterChannel
@@ -42,9 +41,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
     ErrorInfo,
-    InvariantError,
     MmcachedError,
-    PeerGone,
     RemoteProtocolError,
     error_from_wire,
     error_to_wire,
@@ -55,7 +52,7 @@ from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
-from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
+from mmcached.wire.stats import EngineStats, RoleName
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -86,10 +83,6 @@ class EngineServer:
         self._items = ItemFrames(config)
         self._answers = Answers()
         self._leases = LeaseBook(self._give_back)
-        self._worker_stats: dict[int, WorkerStats] = {}
-        self._step: ScheduledStep | None = None
-        self._results: StepResults | None = None
-        self._num_steps = 0
         self._num_finished = 0
         self._flush_tokens: list[int] = []
         self._is_ready_told = False
@@ -104,6 +97,15 @@ class EngineServer:
             self._closing = stack.pop_all()
         self._group = WorkerGroup(
             self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
+        )
+        self._steps = StepRunner(
+            self._scheduler,
+            self._group,
+            self._leases,
+            self._items,
+            nonce=self._nonce,
+            timeout_s=config.step_timeout_s,
+            clock=clock,
         )
         self._probes = EngineProbes(self._nonce, self._group, self._leases)
         self._poller = zmq.Poller()
@@ -120,7 +122,7 @@ class EngineServer:
             PeerGone: a step is past its deadline; the process must end.
             ConfigError: the frontend was started otherwise; the process must end.
         """
-        wait_s = 0.0 if self._can_start_step else timeout_s
+        wait_s = 0.0 if self._steps.can_start else timeout_s
         ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
         if self._contact.channel.socket in ready:
             self._serve_frontend()
@@ -128,11 +130,11 @@ class EngineServer:
             self._serve_workers()
         self._contact.keep(self._clock())
         self._tell_ready()
-        self._check_step_deadline()
-        if self._flush_tokens and self._step is None:
+        self._steps.check_deadline()
+        if self._flush_tokens and not self._steps.is_in_flight:
             self._flush()
-        if self._can_start_step:
-            self._start_step()
+        if self._steps.can_start:
+            self._steps.start()
 
     def close(self) -> None:
         """Tell the workers to end, give up the row, close the sockets. A second call does nothing."""
@@ -148,10 +150,6 @@ class EngineServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def _can_start_step(self) -> bool:
-        return self._step is None and self._group.are_all_attached and self._scheduler.has_work()
 
     # ---- the frontend
 
@@ -280,7 +278,9 @@ class EngineServer:
                 case received.WorkerAttached():
                     self._on_worker_attached(message)
                 case received.StepOutput() | received.StepFailed():
-                    self._on_result(message, payload)
+                    finished = self._steps.take(message, payload)
+                    if finished is not None:
+                        self._book(finished)
                 case received.WorkerProbed():
                     self._on_worker_probed(message)
 
@@ -308,7 +308,7 @@ class EngineServer:
     def _start_over_with_workers(self) -> None:
         """A rank has lost its caches: the step in flight is void, no book holds, running requests start at token 0."""
         self._scheduler.reset()
-        self._step = self._results = None
+        self._steps.void()
         self._probes.forget_all()
         self._group.tell_all(to_worker.ClearCaches(self._nonce))
 
@@ -328,55 +328,11 @@ class EngineServer:
 
     # ---- steps
 
-    def _start_step(self) -> None:
-        step = self._scheduler.schedule()
-        if step is None:
-            return
-        links = self._group.in_rank_order()
-        deadline = self._clock() + self._config.step_timeout_s
-        self._step = step
-        self._results = StepResults(step.step_id, self._config.world_size, deadline)
-        # Booked before the first plan is sent: a fast worker's read_done may not come first.
-        self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
-        for link in links:
-            plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=link.worker_epoch)
-            try:
-                self._group.send(link, plan, payload)
-            except PeerGone:
-                # Its successor's hello voids the step; if none comes, the step's deadline ends it.
-                log.warning("worker gone", rank=link.rank)
-        self._num_steps += 1
-
-    def _check_step_deadline(self) -> None:
-        if self._results is not None and self._clock() > self._results.deadline:
-            missing = self._results.missing_ranks
-            limit = self._config.step_timeout_s
-            raise PeerGone(f"step {self._results.step}: no output of rank(s) {missing} in {limit} s")
-
-    def _on_result(self, result: received.StepOutput | received.StepFailed, payload: list[Frame]) -> None:
-        link = self._group.by_epoch(result.worker_epoch)
-        if link is None or result.engine_nonce != self._nonce:
-            return
-        for done in result.read_done:
-            self._leases.read_done(result.worker_epoch, done.step, done.seq)
-        if isinstance(result, received.StepOutput):
-            self._worker_stats[link.rank] = result.stats
-        if self._results is None or result.step != self._results.step:
-            return
-        self._results.add(link.rank, result, payload)
-        if self._results.is_complete:
-            self._finish_step(self._results)
-
-    def _finish_step(self, results: StepResults) -> None:
-        step = self._step
-        if step is None:
-            raise InvariantError("results of a step that was not started")
-        self._step = self._results = None
-        failure = results.failure()
-        if failure is None:
-            self._commit(step, *results.answer())
-        else:
-            self._withdraw(step, failure.error)
+    def _book(self, finished: FinishedStep) -> None:
+        if finished.output is not None:
+            self._commit(finished.step, finished.output, finished.payload)
+        elif finished.error is not None:
+            self._withdraw(finished.step, finished.error)
 
     def _commit(self, step: ScheduledStep, output: received.StepOutput, payload: list[Frame]) -> None:
         for rows in output.hidden_states:
@@ -432,7 +388,7 @@ class EngineServer:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            steps=self._num_steps,
+            steps=self._steps.num_steps,
             requests_running=self._scheduler.num_running,
             requests_waiting=self._scheduler.num_waiting,
             requests_finished=self._num_finished,
@@ -440,7 +396,7 @@ class EngineServer:
             leases_held=len(self._leases),
             kv=self._scheduler.kv_cache_manager.stats(),
             encoder=self._scheduler.encoder_cache_manager.stats(),
-            workers=[self._worker_stats[rank] for rank in sorted(self._worker_stats)],
+            workers=self._steps.worker_stats,
         )
 
     def check_integrity(self) -> None:

@@ -133,10 +133,10 @@ class UncachedRoute(_Route):
         return self._with_counts(ProcessorCacheStats())
 
 
-class ProcessorOnlyRoute(_Route):
-    """Items are processed once and sent each time."""
+class _CachedRoute(_Route):
+    """Items are kept on this side: processed once, then looked up."""
 
-    def __init__(self, processing: Processing, cache: MultiModalProcessorOnlyCache) -> None:
+    def __init__(self, processing: Processing, cache: MultiModalProcessorOnlyCache | ShmObjectStoreSenderCache) -> None:
         super().__init__(processing)
         self._cache = cache
 
@@ -150,14 +150,30 @@ class ProcessorOnlyRoute(_Route):
             if not self._cache.is_cached_item(key) and key not in fresh:
                 fresh[key] = self._processing.process(images, index)
             item, updates = self._cache.get_and_update_item(fresh.get(key), key)
-            routed.append(_inline(key, item, updates))
+            # Later items of this request must not evict what it is about to send.
+            self._cache.touch_sender_cache_item(key)
+            if isinstance(item, ShmItem):
+                routed.append(RoutedItem(key, item.handle.nbytes, updates, item.handle))
+            else:
+                routed.append(_inline(key, item, updates))
         return routed
+
+    def release(self) -> None:
+        self._cache.release_sender_touches()
 
     def clear(self) -> None:
         self._cache.clear_cache()
 
     def stats(self) -> ProcessorCacheStats:
         return self._with_counts(self._cache.stats())
+
+
+class ProcessorOnlyRoute(_CachedRoute):
+    """Items are kept by this process, and sent each time."""
+
+
+class RingRoute(_CachedRoute):
+    """Items lie in the ring, for any number of engines; what does not fit is sent inline."""
 
 
 class MirrorRoute(_Route):
@@ -202,41 +218,6 @@ class MirrorRoute(_Route):
     @property
     def num_desyncs(self) -> int:
         return self._cache.num_desyncs
-
-    def stats(self) -> ProcessorCacheStats:
-        return self._with_counts(self._cache.stats())
-
-
-class RingRoute(_Route):
-    """Items lie in the ring, for any number of engines."""
-
-    def __init__(self, processing: Processing, cache: ShmObjectStoreSenderCache) -> None:
-        super().__init__(processing)
-        self._cache = cache
-
-    def resolve(self, images: Sequence[bytes], tenant: str) -> list[RoutedItem]:
-        keys = self._processing.keys(images, tenant)
-        for key in keys:
-            self._cache.touch_sender_cache_item(key)
-        fresh: dict[str, Processed] = {}
-        routed = []
-        for index, key in enumerate(keys):
-            if not self._cache.is_cached_item(key) and key not in fresh:
-                fresh[key] = self._processing.process(images, index)
-            item, updates = self._cache.get_and_update_item(fresh.get(key), key)
-            if isinstance(item, ShmItem):
-                # Later items of this request must not evict what it is about to send.
-                self._cache.touch_sender_cache_item(key)
-                routed.append(RoutedItem(key, item.handle.nbytes, updates, item.handle))
-            else:
-                routed.append(_inline(key, item, updates))
-        return routed
-
-    def release(self) -> None:
-        self._cache.release_sender_touches()
-
-    def clear(self) -> None:
-        self._cache.clear_cache()
 
     def stats(self) -> ProcessorCacheStats:
         return self._with_counts(self._cache.stats())
