@@ -60,9 +60,9 @@ def role_pids(supervisor: int) -> dict[str, list[int]]:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if "mmcached" in words:
-            rank = words[words.index("--rank") + 1] if "--rank" in words else ""
-            found[words[words.index("mmcached") + 1]][rank] = pid
+        role = words[words.index("mmcached") + 1] if "mmcached" in words else ""
+        if role in found:  # a child that is just being made still shows its parent's command
+            found[role][words[words.index("--rank") + 1] if "--rank" in words else ""] = pid
     return {role: [pids[rank] for rank in sorted(pids)] for role, pids in found.items()}
 
 
