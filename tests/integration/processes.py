@@ -44,11 +44,14 @@ def eventually(question: Callable[[], T], wanted: Callable[[T], bool], what: str
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the process ids of all living children, and theirs."""
+    """Return the process ids of all living children, and theirs; of a process that ends meanwhile, what is known."""
     found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            found += [int(child), *descendants(int(child))]
+    try:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                found += [int(child), *descendants(int(child))]
+    except (FileNotFoundError, ProcessLookupError):
+        pass
     return found
 
 
@@ -81,9 +84,15 @@ def is_alive(pid: int) -> bool:
 
 
 def segments_of(pids: Iterable[int]) -> set[Path]:
-    """Return the shared-memory objects of ours that these living processes have mapped."""
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    return {Path(line.split()[-1]) for line in lines if "/dev/shm/mmc." in line and "(deleted)" not in line}
+    """Return the shared-memory objects of ours that these processes have mapped, as far as they live."""
+    found = set()
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found |= {Path(line.split()[-1]) for line in lines if "/dev/shm/mmc." in line and "(deleted)" not in line}
+    return found
 
 
 def stats_of(run_dir: Path) -> ServiceStats:
