@@ -108,6 +108,7 @@ def test_an_overrun_fences_the_row_until_it_is_void(cells: Cells) -> None:
     cells[0, 0] += np.uint64(1)
     cells[0, 1] += np.uint64(1)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, True, False, True]
+    assert table.pinned_slots() == {0, 1, 3}
     assert table.num_leases() == 0
     assert table.grant(1, 0).nonce == 6
     table.void(0)
@@ -173,6 +174,7 @@ class LeaseModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         leased = {slot for slots in self.out.values() for slot in slots}
         assert {slot for slot in range(SLOTS) if self.table.is_pinned(slot)} == leased
+        assert self.table.pinned_slots() == leased
         assert self.table.num_leases() == sum(map(len, self.out.values()))
         assert self.table.attached_rows() == sorted(self.out)
         assert self.table.fence_overruns() == {}

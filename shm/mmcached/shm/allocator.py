@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from mmcached.wire.errors import InvariantError
 
@@ -106,6 +107,10 @@ class RingAllocator:
     def extent(self, slot: int) -> Extent:
         return self._slot_to_extent[slot]
 
+    def has(self, slot: int) -> bool:
+        """Return whether the slot has a chunk."""
+        return slot in self._slot_to_extent
+
     def slots(self) -> list[int]:
         """Return the slots that have a chunk, in order of their offsets."""
         return [self._offset_to_extent[offset].slot for offset in self._offsets]
@@ -153,7 +158,7 @@ class RingAllocator:
 
     def _next_evictable(self, begin: int, is_pinned: Callable[[int], bool]) -> Extent | None:
         """Return the first chunk in hand order, from `begin` once around, that may go."""
-        laps = [*self._from(begin), *self._from(0)]
+        laps = chain(self._from(begin), self._from(0))
         return next((extent for extent in laps if not is_pinned(extent.slot)), None)
 
     def _from(self, begin: int) -> Iterator[Extent]:

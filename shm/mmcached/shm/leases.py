@@ -135,6 +135,14 @@ class LeaseTable:
                 return True
         return False
 
+    def pinned_slots(self) -> set[int]:
+        """Return every slot that is pinned, as `is_pinned` says it of one."""
+        pinned: set[int] = set()
+        for row, books in self._rows.items():
+            pinned.update(np.flatnonzero(books.granted != self._returned[row]).tolist())
+            pinned.update(books.fenced_slots or ())
+        return pinned
+
     def fence_overruns(self) -> dict[int, Overrun]:
         """Fence every row that has given back too much; return those that were not fenced before."""
         found = {}

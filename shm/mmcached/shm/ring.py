@@ -343,7 +343,8 @@ class RingWriter:
         return slot in self._claims or self._pins[slot] > 0 or self._rows.is_pinned(slot)
 
     def _pinned_bytes(self) -> int:
-        return sum(self._allocator.extent(slot).size for slot in self._allocator.slots() if self._is_pinned(slot))
+        pinned = self._rows.pinned_slots() | self._claims.keys() | {slot for slot, pins in self._pins.items() if pins}
+        return sum(self._allocator.extent(slot).size for slot in pinned if self._allocator.has(slot))
 
     def _check_current(self, handle: Handle) -> None:
         if not self.is_current(handle):

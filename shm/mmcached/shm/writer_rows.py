@@ -75,6 +75,9 @@ class WriterRows:
     def is_pinned(self, slot: int) -> bool:
         return self._leases.is_pinned(slot)
 
+    def pinned_slots(self) -> set[int]:
+        return self._leases.pinned_slots()
+
     def num_leases(self) -> int:
         return self._leases.num_leases()
 
