@@ -106,12 +106,15 @@ class Bench:
         assert isinstance(message, kind), message
         return message
 
-    def answer(self, kind: type[MessageT]) -> MessageT:
-        """Return the next message to the client, which must be of this kind."""
-        self.pump(lambda: self.client.wait(0))
-        message, self.payload = self.client.receive(0)
-        assert isinstance(message, kind), message
-        return message
+    def answer(self, kind: type[MessageT], *, after: type[object] | None = None) -> MessageT:
+        """Return the next message to the client, which must be of this kind; any number `after` kind may come first."""
+        while True:
+            self.pump(lambda: self.client.wait(0))
+            message, self.payload = self.client.receive(0)
+            if isinstance(message, kind):
+                return message
+            assert after is not None, message
+            assert isinstance(message, after), message
 
     def add_engine(self, *, digest: str, index: int = 0) -> FakeEngine:
         """Connect an engine that has said hello, and no more."""
@@ -137,11 +140,11 @@ class Bench:
         prompt = "look: " + "<image>" * len(images)
         self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, False, timeout_s), images)
 
-    def stats(self) -> ServiceStats:
-        """Return the service's statistics; the engines answer with zeros."""
+    def stats(self, *, after: type[object] | None = None) -> ServiceStats:
+        """Return the service's statistics; the engines answer with zeros. See `answer` for `after`."""
         self.client.send(to_frontend.GetStats(0))
         self.pump(lambda: self.client.wait(0) or self._answer_for_engines())
-        return self.answer(to_client.Stats).stats
+        return self.answer(to_client.Stats, after=after).stats
 
     def _answer_for_engines(self) -> bool:
         for engine in self.engines:

@@ -184,7 +184,7 @@ def test_engine_whose_connection_is_gone_gets_no_lease(bench: Bench) -> None:
     bench.engines.remove(engine)
     bench.pump(lambda: _refused(bench))
     assert engine.row is not None
-    assert bench.stats().ring.leases == 0
+    assert bench.stats(after=to_client.Failed).ring.leases == 0, "late refusals of earlier tries may come first"
     engine.row.close()
 
 
