@@ -11,8 +11,9 @@ from email.message import Message
 from pathlib import Path
 
 from mmcached.cli.service_status import RoleView
-from mmcached.shm.stats_page import PAGE_NAME, StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.shm.stats_page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import RoleName
 
 FRONTEND, ENGINE, WORKER = RoleName("frontend"), RoleName("engine"), RoleName("worker", 0, 1)
@@ -34,7 +35,7 @@ class FakeView:
 def page_of(run_dir: Path, *roles: RoleName) -> Iterator[tuple[StatsPageReader, dict[RoleName, StatsPageWriter]]]:
     """Make a page in which these roles, all of them this process, are attached."""
     with ExitStack() as stack:
-        page = stack.enter_context(StatsPage.create(run_dir / PAGE_NAME))
+        page = stack.enter_context(StatsPage.create(RunDir(run_dir).stats_page))
         writers = {role: stack.enter_context(StatsPageWriter(page.path, role)) for role in roles}
         yield stack.enter_context(StatsPageReader(page.path)), writers
 

@@ -17,13 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mmcached.cli import admin
 from mmcached.cli.admin import AdminServer
-from mmcached.cli.observe import Announcement, announcement_path
+from mmcached.cli.observe import Announcement
 from mmcached.cli.readiness import ReadinessCheck
 from mmcached.cli.service_status import RoleView, ServiceStatus, process_state
 from mmcached.shm.stats_page import StatsPageReader
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvariantError
 from mmcached.wire.messages.client import Probed
+from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, get, page_of
 from tests.client.fake_service import fake_service
@@ -77,7 +78,7 @@ def test_openmetrics_for_who_asks_for_it(run_dir: Path, reader: StatsPageReader)
 
 
 def announced(run_dir: Path) -> Announcement:
-    return msgspec.json.decode(announcement_path(run_dir).read_bytes(), type=Announcement)
+    return msgspec.json.decode(RunDir(run_dir).http_info.read_bytes(), type=Announcement)
 
 
 def test_where_it_listens_is_announced_and_withdrawn(run_dir: Path, reader: StatsPageReader) -> None:
@@ -85,12 +86,12 @@ def test_where_it_listens_is_announced_and_withdrawn(run_dir: Path, reader: Stat
     url = server.start()
     assert announced(run_dir) == Announcement(url, os.getpid())
     assert url.startswith("http://127.0.0.1:")
-    assert announcement_path(run_dir).stat().st_mode & 0o777 == 0o600
+    assert RunDir(run_dir).http_info.stat().st_mode & 0o777 == 0o600
     with pytest.raises(InvariantError):
         server.start()
     server.stop()
     server.stop()
-    assert not announcement_path(run_dir).exists()
+    assert not RunDir(run_dir).http_info.exists()
     again = server.start()
     assert get(f"{again}/healthz")[0] == 200
     server.stop()
@@ -104,7 +105,7 @@ def test_a_taken_port_is_a_clear_error(run_dir: Path, reader: StatsPageReader) -
             server.start()
     assert caught.value.details["field"] == "http_port"
     assert caught.value.details["value"] == port
-    assert not announcement_path(run_dir).exists()
+    assert not RunDir(run_dir).http_info.exists()
 
 
 def test_a_draining_service(run_dir: Path, reader: StatsPageReader) -> None:

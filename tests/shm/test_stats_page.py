@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mmcached.shm import stats_layout
 from mmcached.shm.stats_layout import ALL_ROLES, FIELDS, FIRST_FIELD, PAGE_BYTES, first_word, names_digest, slot_of
-from mmcached.shm.stats_page import PAGE_NAME, RoleSnapshot, StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.shm.stats_page import RoleSnapshot, StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch, SegmentError
 from mmcached.wire.stats import (
     EngineStats,
@@ -43,7 +43,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / PAGE_NAME
+    path = tmp_path / "stats.page"
     StatsPage.create(path)
     return path
 
@@ -120,7 +120,7 @@ def test_counters_go_on_where_the_last_incarnation_stopped(
     tmp_path_factory: pytest.TempPathFactory, lives: list[list[tuple[int, int]]]
 ) -> None:
     """A model: each life counts from 0; the page shows the sum of all lives, and the gauge of the last."""
-    path = tmp_path_factory.mktemp("page") / PAGE_NAME
+    path = tmp_path_factory.mktemp("page") / "stats.page"
     with StatsPage.create(path), StatsPageReader(path) as reader:
         total = 0
         for life in lives:
@@ -271,14 +271,14 @@ def test_without_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(SegmentError, match="No space left"):
-        StatsPage.create(tmp_path / PAGE_NAME)
+        StatsPage.create(tmp_path / "stats.page")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_page_the_error_says_so(tmp_path: Path) -> None:
     for attach in (StatsPageReader, lambda path: StatsPageWriter(path, ENGINE)):
         with pytest.raises(SegmentError, match="No such file"):
-            attach(tmp_path / PAGE_NAME)
+            attach(tmp_path / "stats.page")
 
 
 @pytest.mark.parametrize(

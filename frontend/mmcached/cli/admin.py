@@ -33,7 +33,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from mmcached.cli.metrics import make_registry
-from mmcached.cli.observe import Announcement, announcement_path
+from mmcached.cli.observe import Announcement
 from mmcached.cli.readiness import ReadinessCheck
 from mmcached.cli.service_status import (
     Readiness,
@@ -45,6 +45,7 @@ from mmcached.cli.service_status import (
 )
 from mmcached.shm.stats_page import StatsPageReader
 from mmcached.wire.errors import ConfigError, InvariantError, ServiceUnavailable
+from mmcached.wire.paths import RunDir
 
 LOOK_TIMEOUT_S = 2.0
 """Deadline of what asks only the page, the supervisor and /proc: microseconds, unless the machine itself is stuck."""
@@ -87,7 +88,7 @@ class AdminServer:
         running = _Running(self._routes(), listener)
         try:
             running.start()
-            _announce(announcement_path(self._view.run_dir), Announcement(url, os.getpid()))
+            _announce(RunDir(self._view.run_dir).http_info, Announcement(url, os.getpid()))
         except BaseException:
             running.stop()
             raise
@@ -97,7 +98,7 @@ class AdminServer:
     def stop(self) -> None:
         """End open connections, the threads and the announcement. A second call does nothing."""
         if self._running is not None:
-            announcement_path(self._view.run_dir).unlink(missing_ok=True)
+            RunDir(self._view.run_dir).http_info.unlink(missing_ok=True)
             self._running.stop()
             self._running = None
 

@@ -21,7 +21,7 @@ import msgspec
 from mmcached.cli.readiness import ReadinessCheck
 from mmcached.cli.service_status import PageView, Readiness, ServiceStatus, Snapshots, gather_status, process_state
 from mmcached.shm.lock_file import is_held
-from mmcached.shm.stats_page import PAGE_NAME, StatsPageReader
+from mmcached.shm.stats_page import StatsPageReader
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
@@ -35,10 +35,6 @@ class Announcement(msgspec.Struct, frozen=True):
 
     url: str
     pid: int
-
-
-def announcement_path(run_dir: Path) -> Path:
-    return run_dir / "http.json"
 
 
 def supervisor_pid(run_dir: Path) -> int | None:
@@ -83,7 +79,7 @@ def fetch(run_dir: Path, path: str, timeout_s: float) -> bytes:
         OSError, HTTPException: no answer.
     """
     try:
-        announced = msgspec.json.decode(announcement_path(run_dir).read_bytes(), type=Announcement)
+        announced = msgspec.json.decode(RunDir(run_dir).http_info.read_bytes(), type=Announcement)
     except FileNotFoundError:
         raise ServiceUnavailable("it has announced no HTTP port") from None
     # A proxy of the environment must not see, and cannot reach, what is on loopback.
@@ -109,7 +105,7 @@ class _KeepErrors(urllib.request.HTTPErrorProcessor):
 def _read_page(run_dir: Path) -> tuple[Snapshots, str]:
     """Return what the page says, and what kept us from reading it."""
     try:
-        with StatsPageReader(run_dir / PAGE_NAME) as reader:
+        with StatsPageReader(RunDir(run_dir).stats_page) as reader:
             return reader.read(), ""
     except MmcachedError as error:
         return {}, str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from mmcached.frontend.routes import RoutedItem
 from mmcached.shm import ObjectStoreWriter, codec
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import CacheFull, DeadlineExceeded, ItemTooLarge, MmcachedError, ServiceUnavailable
-from mmcached.wire.handle import Handle
+from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.client import Probed
 from mmcached.wire.messages.engine import ProbeEngine
 from mmcached.wire.messages.frontend import EngineProbed
@@ -137,10 +138,9 @@ class Probes:
         return RoutedItem(key, len(data), (), list(codec.encode(record).frames())), None
 
     def _send(self, link: EngineLink, token: int, item: RoutedItem) -> None:
-        def make(leases: object) -> tuple[ProbeEngine, list[Frame]]:
-            lease = leases[0] if isinstance(leases, list) else None
+        def make(leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
             if isinstance(item.payload, Handle):
-                return ProbeEngine(token, item.payload, lease), []
+                return ProbeEngine(token, item.payload, leases[0]), []
             frames = item.payload or []
             return ProbeEngine(token, Inline(0, len(frames))), frames
 

@@ -66,8 +66,7 @@ class RingWriter:
         segment: owned from here on.
         max_object_bytes: no larger payload is taken.
         on_evict: called with the handle of each chunk that a claim evicts, before the claim returns; must not raise
-        and must
-            not call the ring.
+            and must not call the ring.
         tenant: goes into every handle.
     """
 

@@ -49,8 +49,6 @@ from mmcached.shm.stats_layout import (
 from mmcached.wire.errors import InvariantError, SegmentError
 from mmcached.wire.stats import RoleName, Stats
 
-PAGE_NAME = "stats.page"
-
 Clock = Callable[[], int]
 """Returns nanoseconds of CLOCK_MONOTONIC."""
 
