@@ -34,6 +34,11 @@ MAX_TOKENS = 120
 Outcome = Generation | BaseException
 
 
+def answers(client: Client) -> list[list[int]]:
+    """Return the right tokens of each question, asked one by one."""
+    return [client.generate(text, [photo(index) for index in photos], MAX_TOKENS).tokens for text, photos in QUESTIONS]
+
+
 async def ask_all(client: AsyncClient) -> list[Outcome]:
     """Ask all questions at once; an error is an outcome."""
     calls = [
@@ -86,10 +91,7 @@ def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str) -> 
     config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.05)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
         with Client(service.run_dir) as client:
-            wanted = [
-                client.generate(text, [photo(index) for index in photos], MAX_TOKENS).tokens
-                for text, photos in QUESTIONS
-            ]
+            wanted = answers(client)
             client.flush()
         pids = role_pids(service.process.pid)
         kind, _, rank = role.partition(" ")

@@ -24,8 +24,8 @@ from tests.integration.processes import (
     stats_of,
 )
 from tests.integration.test_bit_identical import MODES, POOLS, STEPS, base, uncached
-from tests.integration.test_restarts import MAX_TOKENS, QUESTIONS, ask_all, assert_right_or_retryable
-from tests.integration.workloads import assert_same, photo, play, random_rounds
+from tests.integration.test_restarts import answers, ask_all, assert_right_or_retryable
+from tests.integration.workloads import assert_same, play, random_rounds
 
 pytestmark = pytest.mark.soak
 
@@ -57,10 +57,7 @@ def test_fifty_random_kills(run_dir: Path, tmp_path: Path, mode: str) -> None:
     )
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
         with Client(service.run_dir) as client:
-            wanted = [
-                client.generate(text, [photo(index) for index in photos], MAX_TOKENS).tokens
-                for text, photos in QUESTIONS
-            ]
+            wanted = answers(client)
         rings = set()
         for _ in range(NUM_KILLS):
             rings |= segments_of(descendants(service.process.pid))
