@@ -26,7 +26,7 @@ drain_timeout_s = "500ms"
 hidden_size = 32
 seed = 5
 """
-ENVIRONMENT = {"MMC_WORLD_SIZE": "4", "MMC_MODEL__SEED": "6", "MMC_CRASH_AT": "nowhere"}
+ENVIRONMENT = {"MMC_WORLD_SIZE": "4", "MMC_MODEL__SEED": "6", "MMC_CRASH_AT": "put.mid_payload:999"}
 FLAGS = ["--model.seed", "7", "--mm-processor-cache-gb", "64MiB", "--no-enable-prefix-caching"]
 
 EXPECTED = {

@@ -89,7 +89,7 @@ def test_processes_reach_the_page(page: Page) -> None:
     page[0].is_draining = True
     assert a_sample(page, "mmcached_draining") == 1
     (build,) = (family for family in families_of(page) if family.name == "mmcached_build_info")
-    assert set(build.samples[0].labels) == {"version", "python"}
+    assert set(build.samples[0].labels) == {"version", "python", "word_store"}
 
 
 @pytest.mark.parametrize("kind", FIELDS)

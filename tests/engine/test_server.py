@@ -107,6 +107,42 @@ def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: B
     assert bench.leases == 0
 
 
+def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: Bench) -> None:
+    bench.connect()
+    came, lost = bench.put_item("a"), bench.put_item("b")
+    bench.ring.grant(bench.row, lost)  # its descriptor never comes
+    bench.add(1, came)
+    nonce = bench.expect(from_engine.LeaseGap).nonce
+    barrier = bench.ring.open_barrier(bench.row)
+    assert barrier is not None
+    assert barrier.nonce == nonce
+    question = to_engine.Barrier(nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+    bench.frontend.send(bench.peer, to_engine.Barrier(nonce ^ 1, 7, 7, []))  # another incarnation's
+    bench.frontend.send(bench.peer, question)
+    answer = bench.expect(from_engine.Reconcile)
+    assert answer == from_engine.Reconcile(nonce, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
+    assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1
+    assert bench.leases == 1
+    run_step(bench)
+    bench.expect(from_engine.RequestGenerated)
+    assert bench.leases == 0
+
+
+def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late(bench: Bench) -> None:
+    bench.connect()
+    handle = bench.put_item("a")
+    late = bench.ring.grant(bench.row, handle)
+    barrier = bench.ring.open_barrier(bench.row)
+    assert barrier is not None
+    question = to_engine.Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+    bench.frontend.send(bench.peer, question)
+    answer = bench.expect(from_engine.Reconcile)
+    assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1
+    bench.add(1, handle, lease=late)
+    assert bench.expect(from_engine.RequestMissed).mm_hashes == ["m" * 64]
+    bench.ring.check_integrity()
+
+
 def test_failed_step_fails_its_requests_with_the_reason_and_the_engine_goes_on(bench: Bench) -> None:
     bench.connect()
     bench.add(1, bench.put_item("a"))

@@ -19,10 +19,11 @@ from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
 from mmcached.shm.lock_file import LockFile
 from mmcached.wire.channels import DealerChannel, Frame
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.handle import Handle
+from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Feature
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, ServiceStats
 
@@ -36,8 +37,21 @@ def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
     return buffer.getvalue()
 
 
+def leases_in(message: to_engine.FromFrontend) -> list[tuple[Handle, LeaseId]]:
+    parts: list[Feature | to_engine.ProbeEngine] = []
+    if isinstance(message, to_engine.AddRequest):
+        parts += message.features
+    if isinstance(message, to_engine.ProbeEngine):
+        parts.append(message)
+    return [(part.payload, part.lease) for part in parts if isinstance(part.payload, Handle) and part.lease is not None]
+
+
 class FakeEngine:
-    """One engine incarnation with a real row of the ring."""
+    """One engine incarnation with a real row of the ring.
+
+    Attributes:
+        answers_barriers: count leases as they come and answer barriers, as an engine does; else the test does.
+    """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], directory: RunDir, hello: to_frontend.EngineHello
@@ -47,6 +61,7 @@ class FakeEngine:
         self._hello = hello
         self.channel = self._connect()
         self.row: ReaderRow | None = None
+        self.answers_barriers = True
         self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
 
     def _connect(self) -> DealerChannel[to_engine.FromFrontend]:
@@ -55,6 +70,19 @@ class FakeEngine:
         )
         channel.send(self._hello)
         return channel
+
+    def receive(self) -> None:
+        """Put what has come into the backlog, except barriers that are answered here."""
+        while self.channel.wait(0):
+            message, payload = self.channel.receive(0)
+            if self.answers_barriers and self.row is not None:
+                if isinstance(message, to_engine.Barrier):
+                    counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
+                    self.channel.send(to_frontend.Reconcile(message.nonce, message.barrier_id, counts or {}))
+                    continue
+                for handle, lease in leases_in(message):
+                    self.row.receive(handle, lease)
+            self.backlog.append((message, payload))
 
     def connect_anew(self) -> None:
         """Lose the connection and say hello over another; the same process."""
@@ -101,8 +129,13 @@ class Bench:
 
     def from_frontend(self, engine: FakeEngine, kind: type[MessageT]) -> MessageT:
         """Return the next message to an engine, which must be of this kind."""
-        self.pump(lambda: bool(engine.backlog) or engine.channel.wait(0))
-        message, self.payload = engine.backlog.pop(0) if engine.backlog else engine.channel.receive(0)
+
+        def has_come() -> bool:
+            engine.receive()
+            return bool(engine.backlog)
+
+        self.pump(has_come)
+        message, self.payload = engine.backlog.pop(0)
         assert isinstance(message, kind), message
         return message
 
@@ -148,12 +181,11 @@ class Bench:
 
     def _answer_for_engines(self) -> bool:
         for engine in self.engines:
-            while engine.channel.wait(0):
-                message, payload = engine.channel.receive(0)
-                if isinstance(message, to_engine.GetEngineStats):
-                    engine.channel.send(to_frontend.EngineStatsReply(message.token, EngineStats()))
-                else:
-                    engine.backlog.append((message, payload))
+            engine.receive()
+            for entry in list(engine.backlog):
+                if isinstance(entry[0], to_engine.GetEngineStats):
+                    engine.channel.send(to_frontend.EngineStatsReply(entry[0].token, EngineStats()))
+                    engine.backlog.remove(entry)
         return False
 
     def __enter__(self) -> Self:

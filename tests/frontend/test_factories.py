@@ -67,7 +67,7 @@ def test_no_ring_no_cache() -> None:
 
 
 def test_the_grant_is_passed_on(store: ObjectStoreWriter) -> None:
-    config = ServiceConfig(mm_processor_cache_gb=SMALL)
+    config = ServiceConfig(mm_processor_cache_gb=SMALL, mm_shm_inline_max_kb=0)
     with ReaderRow.attach(store.ring.announcement) as row:
         assert store.ring.attach(row.row, row.nonce)
         for grant, num_leases in ((None, 1), (lambda handle: {}, 0)):

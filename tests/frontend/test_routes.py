@@ -25,11 +25,13 @@ from mmcached.wire.errors import CorruptImage
 from mmcached.wire.handle import Handle
 from tests.frontend.fake_peers import png
 
+NO_INLINE = {"mm_shm_inline_max_kb": 0}
 MODES = {
     "off": ({"mm_processor_cache_gb": 0.0}, UncachedRoute),
     "processor_only": ({"mm_processor_cache_type": "processor_only"}, ProcessorOnlyRoute),
     "lru": ({"mm_processor_cache_type": "lru"}, MirrorRoute),
-    "shm": ({"mm_processor_cache_gb": 1 / 1024, "mm_shm_cache_max_object_size_mb": 1}, RingRoute),
+    "shm": ({"mm_processor_cache_gb": 1 / 1024, "mm_shm_cache_max_object_size_mb": 1, **NO_INLINE}, RingRoute),
+    "shm, small": ({"mm_processor_cache_gb": 1 / 1024, "mm_shm_cache_max_object_size_mb": 1}, RingRoute),
 }
 A, B = png(1), png(2)
 
@@ -79,6 +81,7 @@ def test_what_travels_is_what_the_mode_says(route: ItemRoute, mode: str) -> None
             "processor_only": [list, list, list],
             "lru": [list, type(None), type(None)],
             "shm": [Handle, Handle, Handle],
+            "shm, small": [list, list, list],
         }[mode]
     )
     assert len({item.nbytes for item in (*first, *second)}) == 1, "the size is known whether the item travels or not"

@@ -18,7 +18,9 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.frontend.fake_peers import Bench, png
 
-CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, max_num_requests=3)
+CONFIG = ServiceConfig(
+    mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0, max_num_requests=3
+)
 
 
 class Clock:

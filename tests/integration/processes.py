@@ -23,6 +23,7 @@ def small_config(**changes: object) -> ServiceConfig:
     settings: dict[str, object] = {
         "mm_processor_cache_gb": 1 / 64,
         "mm_shm_cache_max_object_size_mb": 8,
+        "mm_shm_inline_max_kb": 0,
         "device": "cpu",
         "start_timeout_s": 90.0,
     }

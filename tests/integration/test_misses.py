@@ -40,9 +40,9 @@ def test_descriptors_of_an_earlier_life_are_replaced_by_fresh_ones(
     with LocalService(run_dir, config) as service, Client(run_dir) as client:
         wanted = client.generate(PROMPT, PHOTOS).tokens
         contact = service.engine._contact
-        owns, answers = contact.owns, iter([False, False])
+        receive, answers = contact.receive, iter([False, False])
         monkeypatch.setattr(
-            contact, "owns", lambda handle, lease: next(answers, None) is not False and owns(handle, lease)
+            contact, "receive", lambda handle, lease: receive(handle, lease) and next(answers, None) is not False
         )
         assert client.generate(PROMPT, PHOTOS).tokens == wanted
         assert client.stats().resends == 1

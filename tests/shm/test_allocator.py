@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from math import isqrt
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.allocator import Extent, Plan, RingAllocator
+from mmcached.shm.allocator import COOLER_SPEED, HIT_HEAT, MAX_HEAT, NEW_HEAT, Extent, Plan, RingAllocator
+from mmcached.shm.places import FEW_PLACES, MANY_PLACES
 from mmcached.wire.errors import InvariantError
 
 
@@ -21,7 +26,33 @@ def place(allocator: RingAllocator, size: int, pinned: set[int] | None = None) -
     return plan
 
 
-def test_the_hand_goes_round_and_evicts_only_what_is_in_its_way() -> None:
+def full_ring(num_chunks: int, size: int = 10) -> tuple[RingAllocator, list[Extent]]:
+    allocator = RingAllocator(num_chunks * size, 2 * num_chunks)
+    return allocator, [place(allocator, size).extent for _ in range(num_chunks)]
+
+
+def test_without_hits_the_oldest_go_first() -> None:
+    allocator, chunks = full_ring(10)
+    assert [place(allocator, 10).victims for _ in range(10)] == [(chunk,) for chunk in chunks]
+
+
+def test_the_drawing() -> None:
+    allocator = RingAllocator(59, 20)
+    sizes = {"A": 6, "gap": 3, "pinned": 15, "C": 6, "D": 6, "gap 2": 4, "E": 4, "F": 4, "gap 3": 11}
+    slots = {name: place(allocator, size).extent.slot for name, size in sizes.items()}
+    allocator.free(slots["pinned"])
+    slots["pinned"] = place(allocator, 15).extent.slot  # now the hand is behind it
+    for name in ("gap", "gap 2", "gap 3"):
+        allocator.free(slots[name])
+    names = dict(zip(slots.values(), slots.keys(), strict=True))
+    places = [
+        (offset, [names[chunk.extent.slot] for chunk in allocator._chunks[first:last]])
+        for _, offset, first, last in allocator._places(6)
+    ]
+    assert places == [(24, ["C"]), (30, ["D"]), (36, ["E"]), (44, ["F"]), (48, [])]
+
+
+def test_only_what_is_in_the_way_is_evicted() -> None:
     allocator = RingAllocator(100, 10)
     first = [place(allocator, 30).extent for _ in range(3)]
     assert [extent.offset for extent in first] == [0, 30, 60]
@@ -29,7 +60,9 @@ def test_the_hand_goes_round_and_evicts_only_what_is_in_its_way() -> None:
     assert plan.extent.offset == 0
     assert plan.victims == (first[0], first[1])
     assert place(allocator, 20).victims == ()  # the rest of the second victim
-    assert place(allocator, 10).victims == (first[2],)
+    at_the_end = place(allocator, 10)
+    assert at_the_end.extent.offset == 90  # nothing goes while bytes are free
+    assert place(allocator, 10, {0, 1, 3, at_the_end.extent.slot}).victims == (first[2],)
 
 
 def test_islands_are_stepped_over() -> None:
@@ -52,31 +85,176 @@ def test_slot_ids_run_out_too() -> None:
     assert third.slot in allocator.slots()
 
 
+def test_the_slot_id_of_least_worth_is_taken() -> None:
+    allocator = RingAllocator(1000, 20)
+    chunks = [place(allocator, 10).extent for _ in range(20)]
+    for chunk in chunks:
+        if chunk is not chunks[15]:
+            allocator.hit(chunk.slot)
+    plan = place(allocator, 10)
+    assert plan.victims == (chunks[15],)
+    assert plan.extent == Extent(15, 200, 10)
+
+
 def test_freeing_the_last_one_moves_the_hand_back() -> None:
     allocator = RingAllocator(100, 10)
     place(allocator, 30)
     last = place(allocator, 30).extent
     allocator.free(last.slot)
-    assert place(allocator, 70).extent.offset == 30
+    assert place(allocator, 10).extent.offset == 30
 
 
 def test_planning_changes_nothing() -> None:
     allocator = RingAllocator(100, 10)
-    place(allocator, 60)
+    hot = place(allocator, 60).extent
+    allocator.hit(hot.slot)
+    before = heats(allocator)
     assert allocator.plan(60, never) == allocator.plan(60, never)
+    assert allocator.plan(60, lambda slot: True) is None
     assert allocator.used_bytes == 60
+    assert heats(allocator) == before
+    allocator.check_integrity()
 
 
-def test_integrity_finds_an_overlap() -> None:
+def test_the_hit_outlive_the_others() -> None:
+    allocator, chunks = full_ring(20)
+    hot = set(chunks[::4])
+    for chunk in hot:
+        allocator.hit(chunk.slot)
+    evicted = [victim for _ in range(15) for victim in place(allocator, 10).victims]
+    assert evicted == [chunk for chunk in chunks if chunk not in hot]
+
+
+def test_the_hottest_goes_at_last_if_nobody_hits_it_any_more() -> None:
+    allocator, chunks = full_ring(8)
+    for _ in range(100):
+        allocator.hit(chunks[3].slot)
+    turns_to_zero = COOLER_SPEED * MAX_HEAT.bit_length()
+    evicted = [victim for _ in range(8 * (turns_to_zero + 1)) for victim in place(allocator, 10).victims]
+    assert chunks[3] in evicted
+
+
+def test_what_is_hit_again_and_again_stays() -> None:
+    allocator, chunks = full_ring(8)
+    for _ in range(500):
+        allocator.hit(chunks[3].slot)
+        assert chunks[3] not in place(allocator, 10).victims
+
+
+def test_of_two_as_cold_the_smaller_is_worth_less() -> None:
+    allocator = RingAllocator(200, 10)
+    hot, large, small = (place(allocator, size).extent for size in (100, 64, 36))
+    allocator.hit(hot.slot)
+    assert place(allocator, 30).victims == (small,)
+    assert place(allocator, 60).victims == (large,)
+
+
+def test_a_place_as_cheap_as_the_last_one_is_taken_without_comparing_many() -> None:
+    allocator, chunks = full_ring(2 * MANY_PLACES)
+    cold = {chunks[FEW_PLACES + 3], chunks[MANY_PLACES]}
+    for chunk in chunks:
+        if chunk not in cold:
+            allocator.hit(chunk.slot)
+    # Nothing was paid in an empty ring, so here many are compared; the first of two equals is taken.
+    assert place(allocator, 10).victims == (chunks[FEW_PLACES + 3],)
+    pinned = {chunk.slot for chunk in chunks if chunk is not chunks[20]}
+    assert place(allocator, 10, pinned).victims == (chunks[20],)
+    # Such a price was paid: the next hot one is good enough, though one of the many places would cost less.
+    assert place(allocator, 10).victims == (chunks[21],)
+
+
+def test_heat_and_many_pins_are_no_reason_to_refuse() -> None:
+    allocator, chunks = full_ring(3 * MANY_PLACES)
+    for chunk in chunks:
+        allocator.hit(chunk.slot)
+    only = chunks[2 * MANY_PLACES + 3]
+    pinned = {chunk.slot for chunk in chunks if chunk is not only}
+    assert place(allocator, 10, pinned).victims == (only,)
+
+
+@pytest.mark.parametrize("num_slots", [200, 100])  # bytes run out; bytes and slot ids run out
+def test_a_pin_is_asked_for_once_per_plan(num_slots: int) -> None:
+    allocator = RingAllocator(1000, num_slots)
+    for _ in range(100):
+        place(allocator, 10)
+    asked = Counter[int]()
+
+    def is_pinned(slot: int) -> bool:
+        asked[slot] += 1
+        return slot != 70
+
+    assert allocator.plan(25, is_pinned) is None
+    assert set(asked.values()) == {1}
+    asked.clear()
+    plan = allocator.plan(10, is_pinned)
+    assert plan is not None
+    assert [victim.slot for victim in plan.victims] == [70]
+    assert set(asked.values()) == {1}
+
+
+def test_a_cheap_place_needs_few_questions() -> None:
+    allocator, chunks = full_ring(1000)
+    asked = list[int]()
+
+    def is_pinned(slot: int) -> bool:
+        asked.append(slot)
+        return False
+
+    assert allocator.plan(10, is_pinned) is not None
+    assert asked == [chunks[0].slot]
+
+
+def lose_a_byte(allocator: RingAllocator) -> None:
+    allocator._used_bytes -= 1
+
+
+def overlap(allocator: RingAllocator) -> None:
+    allocator._chunks[0].extent = Extent(allocator._chunks[0].extent.slot, 0, 31)
+
+
+def leave_the_ring(allocator: RingAllocator) -> None:
+    allocator.capacity = 59
+
+
+def put_the_hand_inside(allocator: RingAllocator) -> None:
+    allocator._hand = 10
+
+
+def misjudge(allocator: RingAllocator) -> None:
+    allocator._chunks[1].worth += 1
+
+
+def misplace(allocator: RingAllocator) -> None:
+    allocator._offsets[1] += 1
+
+
+def forget_a_slot(allocator: RingAllocator) -> None:
+    allocator._free_slots.pop()
+
+
+def mistake_a_slot(allocator: RingAllocator) -> None:
+    del allocator._slot_to_chunk[0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lose_a_byte, overlap, leave_the_ring, put_the_hand_inside, misjudge, misplace, forget_a_slot, mistake_a_slot],
+)
+def test_integrity_finds_damage(damage: Callable[[RingAllocator], None]) -> None:
     allocator = RingAllocator(100, 10)
-    chunk = place(allocator, 30).extent
-    allocator._offset_to_extent[0] = Extent(chunk.slot, 0, 101)
+    place(allocator, 30)
+    place(allocator, 30)
+    damage(allocator)
     with pytest.raises(InvariantError):
         allocator.check_integrity()
 
 
+def heats(allocator: RingAllocator) -> dict[int, int]:
+    return {slot: chunk.heat for slot, chunk in allocator._slot_to_chunk.items()}
+
+
 class AllocatorModel(RuleBasedStateMachine):
-    """Against brute force over every start position: same place, same victims, same refusals."""
+    """Against plain dicts and brute force over every byte at which a place could begin."""
 
     capacity = 24
     num_slots = 5
@@ -84,41 +262,76 @@ class AllocatorModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.allocator = RingAllocator(self.capacity, self.num_slots)
+        self.twin = RingAllocator(self.capacity, self.num_slots)
         self.chunks: dict[int, Extent] = {}
+        self.heats: dict[int, int] = {}
         self.pinned: set[int] = set()
-        self.hand = 0
+        self.placed_bytes = 0
+        self.bargain_per_root = 0.0
 
     def overlapping(self, start: int, size: int) -> list[Extent]:
         found = [chunk for chunk in self.chunks.values() if chunk.offset < start + size and start < chunk.end]
         return sorted(found, key=lambda chunk: chunk.offset)
 
-    def expected(self, size: int) -> tuple[int, list[Extent]] | None:
-        for start in [*range(self.hand, self.capacity), *range(self.hand)]:
-            victims = self.overlapping(start, size)
-            if start + size > self.capacity or any(victim.slot in self.pinned for victim in victims):
-                continue
-            if victims or len(self.chunks) < self.num_slots:
-                return start, victims
-            order = sorted(self.chunks.values(), key=lambda chunk: (chunk.offset < start, chunk.offset))
-            free_for_slot = [chunk for chunk in order if chunk.slot not in self.pinned]
-            return (start, free_for_slot[:1]) if free_for_slot else None
-        return None
+    def worth(self, chunks: list[Extent]) -> int:
+        return sum(self.heats[chunk.slot] * isqrt(chunk.size) for chunk in chunks)
+
+    def least_worth(self, size: int) -> int | None:
+        """Return what the cheapest place costs, or None if there is none."""
+        windows = [self.overlapping(start, size) for start in range(self.capacity - size + 1)]
+        costs = [self.worth(chunks) for chunks in windows if not self.pinned & {chunk.slot for chunk in chunks}]
+        return min(costs, default=None)
 
     @rule(size=st.integers(1, 30))
     def place(self, size: int) -> None:
-        expected = self.expected(size)
+        least = self.least_worth(size)
         plan = self.allocator.plan(size, self.pinned.__contains__)
-        if expected is None:
-            assert plan is None
+        assert plan == self.twin.plan(size, self.pinned.__contains__)
+        if plan is None:
+            has_slot = len(self.chunks) < self.num_slots or self.chunks.keys() - self.pinned
+            assert least is None or not has_slot
             return
-        assert plan is not None
-        assert (plan.extent.offset, list(plan.victims)) == expected
+        assert least is not None
+        self.check_place(plan, least)
         self.allocator.apply(plan)
+        self.twin.apply(plan)
+        self.bargain_per_root = self.worth(list(plan.victims)) / isqrt(size)
         for victim in plan.victims:
-            del self.chunks[victim.slot]
+            del self.chunks[victim.slot], self.heats[victim.slot]
         assert plan.extent.slot not in self.chunks
         self.chunks[plan.extent.slot] = plan.extent
-        self.hand = plan.extent.end
+        self.heats[plan.extent.slot] = NEW_HEAT
+        self.cool(size)
+
+    def check_place(self, plan: Plan, least: int) -> None:
+        extent, victims = plan.extent, list(plan.victims)
+        assert 0 <= extent.offset <= extent.end <= self.capacity
+        assert not self.pinned & {victim.slot for victim in victims}
+        in_the_way = self.overlapping(extent.offset, extent.size)
+        assert self.worth(in_the_way) <= max(least, self.bargain_per_root * isqrt(extent.size))
+        if not in_the_way and len(self.chunks) == self.num_slots:
+            unpinned = [chunk for chunk in self.chunks.values() if chunk.slot not in self.pinned]
+            assert [self.worth(victims)] == [min(self.worth([chunk]) for chunk in unpinned)]
+            assert len(victims) == 1
+        else:
+            assert victims == in_the_way
+
+    def cool(self, size: int) -> None:
+        before = self.placed_bytes // COOLER_SPEED
+        self.placed_bytes += size
+        for byte in range(before, self.placed_bytes // COOLER_SPEED):
+            for chunk in self.chunks.values():
+                if chunk.offset == byte % self.capacity:
+                    self.heats[chunk.slot] //= 2
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data(), times=st.integers(1, 4))
+    def hit(self, data: st.DataObject, times: int) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.chunks)))
+        for _ in range(times):
+            self.allocator.hit(slot)
+            self.twin.hit(slot)
+            self.heats[slot] = min(self.heats[slot] + HIT_HEAT, MAX_HEAT)
 
     @precondition(lambda self: self.chunks)
     @rule(data=st.data())
@@ -130,17 +343,17 @@ class AllocatorModel(RuleBasedStateMachine):
     def free(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.chunks)))
         self.allocator.free(slot)
-        extent = self.chunks.pop(slot)
+        self.twin.free(slot)
+        del self.chunks[slot], self.heats[slot]
         self.pinned.discard(slot)
-        if self.hand == extent.end:
-            self.hand = extent.offset
 
     @invariant()
     def books_agree(self) -> None:
         self.allocator.check_integrity()
         assert {slot: self.allocator.extent(slot) for slot in self.allocator.slots()} == self.chunks
+        assert heats(self.allocator) == self.heats
         assert self.allocator.used_bytes == sum(chunk.size for chunk in self.chunks.values())
 
 
 TestAllocatorModel = AllocatorModel.TestCase
-TestAllocatorModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestAllocatorModel.settings = settings(max_examples=80, stateful_step_count=40)

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmcached.shm.headroom import memory_headroom
+import pytest
+
+from mmcached.shm.headroom import memory_headroom, require_room
+from mmcached.wire.errors import SegmentError
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -65,3 +68,28 @@ def test_a_path_above_the_mount_ends_at_the_mount(tmp_path: Path) -> None:
 def test_the_host_counts_too(tmp_path: Path) -> None:
     write(tmp_path, {"proc/meminfo": "MemAvailable:   7 kB\n"})
     assert memory_headroom(tmp_path) == 7 * 1024
+
+
+@pytest.mark.parametrize(
+    ("shm_free", "headroom", "fact", "remedy"),
+    [
+        (9 << 20, 99 << 20, "/dev/shm has 9 MiB free", "remount"),
+        (99 << 20, 9 << 20, "may take 9 MiB more memory", "memory.max"),
+        (9 << 20, None, "/dev/shm has 9 MiB free", "--shm-size"),
+    ],
+)
+def test_too_little_room_names_sizes_and_the_next_step(
+    shm_free: int, headroom: int | None, fact: str, remedy: str
+) -> None:
+    with pytest.raises(SegmentError) as caught:
+        require_room((10 << 20) - 1, shm_free_bytes=shm_free, headroom_bytes=headroom)
+    text = str(caught.value)
+    assert "needs 10 MiB" in text
+    assert fact in text
+    assert remedy in text
+    assert caught.value.details == {"needed_bytes": (10 << 20) - 1, "free_bytes": 9 << 20}
+
+
+def test_what_fits_exactly_is_not_refused() -> None:
+    require_room(10, shm_free_bytes=10, headroom_bytes=10)
+    require_room(10, shm_free_bytes=10, headroom_bytes=None)

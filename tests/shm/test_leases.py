@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.leases import LeaseTable, Overrun
-from mmcached.wire.errors import InvariantError, LocalProtocolError, PeerGone
+from mmcached.shm.leases import Barrier, LeaseTable, Overrun
+from mmcached.shm.received import ReceivedLeases
+from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
 
 ROWS, SLOTS = 3, 4
@@ -116,16 +119,128 @@ def test_an_overrun_fences_the_row_until_it_is_void(cells: Cells) -> None:
     table.check_integrity()
 
 
+def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.attach(1, nonce=6)
+    assert table.open_barrier(0) is None, "nothing is out"
+    assert table.open_barrier(2) is None, "nobody is there"
+    table.grant(0, 1)
+    table.grant(0, 1)
+    barrier = table.open_barrier(0)
+    assert barrier is not None
+    assert (barrier.nonce, barrier.last_seq, barrier.slots) == (5, 2, (1,))
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 2)
+    assert table.grant(1, 1).seq == 1, "other rows go on"
+    assert table.reconcile(0, 5, barrier.barrier_id, {1: 1}) == 1
+    assert table.num_leases() == 2
+    assert table.grant(0, 2).seq == 3, "a lost number is not given again"
+    table.check_integrity()
+
+
+def test_lost_leases_come_back_and_those_that_are_read_stay(cells: Cells) -> None:
+    cells[0] = [9, 0, 3, 0]  # a row with a past: counts go on from there
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    for slot in (0, 0, 2):
+        table.grant(0, slot)
+    cells[0, 0] += np.uint64(1)  # one of the two has come and gone back; the others never came
+    barrier = table.open_barrier(0)
+    assert barrier is not None
+    assert barrier.slots == (0, 2)
+    assert table.reconcile(0, 5, barrier.barrier_id, {0: 1, 2: 0}) == 2
+    assert table.pinned_slots() == set()
+    table.check_integrity()
+
+
+def test_only_the_answer_to_the_last_barrier_counts(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.grant(0, 0)
+    first = table.open_barrier(0)
+    assert first is not None
+    assert table.reconcile(0, 5, first.barrier_id, {0: 1}) == 0
+    table.grant(0, 1)
+    second = table.open_barrier(0)
+    assert second is not None
+    assert table.reconcile(0, 5, first.barrier_id, {0: 0}) is None
+    assert table.reconcile(0, 4, second.barrier_id, {0: 0, 1: 0}) is None
+    assert table.reconcile(1, 5, second.barrier_id, {0: 0, 1: 0}) is None
+    assert table.num_leases() == 2
+    assert table.reconcile(0, 5, second.barrier_id, {0: 1, 1: 0}) == 1
+    assert table.reconcile(0, 5, second.barrier_id, {0: 0, 1: 0}) is None
+    assert table.pinned_slots() == {0}
+
+
+@pytest.mark.parametrize("received", [{}, {0: 1}, {0: 1, 1: 0, 2: 0}, {0: 2, 1: 0}, {0: 0, 1: 0}], ids=str)
+def test_an_answer_that_cannot_be_is_refused_and_the_barrier_stays(cells: Cells, received: dict[int, int]) -> None:
+    """Too few slots, too many, more than was granted, less than came back."""
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.grant(0, 0)
+    table.grant(0, 1)
+    barrier = table.open_barrier(0)
+    assert barrier is not None
+    cells[0, 0] += np.uint64(1)
+    with pytest.raises(RemoteProtocolError):
+        table.reconcile(0, 5, barrier.barrier_id, received)
+    assert table.num_leases() == 1
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 2)
+    assert table.reconcile(0, 5, barrier.barrier_id, {0: 1, 1: 0}) == 1
+    table.check_integrity()
+
+
+def test_a_quota_counts_each_chunk_once_and_what_came_back_not_at_all(cells: Cells) -> None:
+    table = LeaseTable(cells, quota_bytes=100)
+    table.attach(0, nonce=5)
+    table.attach(1, nonce=6)
+    table.grant(0, 0, 60)
+    table.grant(0, 0, 60)
+    with pytest.raises(LeaseRefused) as caught:
+        table.grant(0, 1, 41)
+    assert "60" in caught.value.details["reason"]  # type: ignore[operator]
+    assert table.num_leases() == 2
+    table.grant(0, 1, 40)
+    table.grant(1, 2, 100)
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 2, 1)
+    cells[0, 0] += np.uint64(2)
+    table.grant(0, 2, 60)
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 0, 1)
+    cells[0, 1] += np.uint64(1)
+    table.grant(0, 1, 30)  # the slot has another, smaller chunk by now
+    table.grant(0, 0, 10)
+    table.check_integrity()
+
+
+@dataclass
+class Reader:
+    """One incarnation, the queue to it, and what became of each lease."""
+
+    received: ReceivedLeases
+    queue: list[tuple[int, LeaseId] | Barrier] = field(default_factory=list)
+    answers: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    is_barred: bool = False
+    is_stopped: bool = False
+
+    def leased(self) -> list[int]:
+        queued = [entry[0] for entry in self.queue if not isinstance(entry, Barrier)]
+        return [*queued, *self.held, *self.lost]
+
+
 class LeaseModel(RuleBasedStateMachine):
-    """Against lists of leases: a slot is pinned exactly while a lease of it is out in a row that is not void."""
+    """Both ends and the queue between them, against lists: a slot is pinned exactly while a lease of it is out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cells: Cells = np.zeros((ROWS, SLOTS), np.uint64)
         self.table = LeaseTable(self.cells)
-        self.out: dict[int, list[int]] = {}
-        self.seqs: dict[int, int] = {}
-        self.stopped: set[int] = set()
+        self.readers: dict[int, Reader] = {}
         self.nonce = 0
 
     @rule(row=st.integers(0, ROWS - 1))
@@ -133,53 +248,91 @@ class LeaseModel(RuleBasedStateMachine):
         """A first or a new incarnation; nobody zeroes the cells."""
         self.nonce += 1
         self.table.attach(row, self.nonce)
-        self.out[row] = []
-        self.seqs[row] = 0
-        self.stopped.discard(row)
+        self.readers[row] = Reader(ReceivedLeases(self.nonce))
 
     @rule(row=st.integers(0, ROWS - 1), slot=st.integers(0, SLOTS - 1), is_sent=st.booleans())
     def grant(self, row: int, slot: int, is_sent: bool) -> None:
-        if row not in self.out or row in self.stopped:
-            with pytest.raises(PeerGone):
+        reader = self.readers.get(row)
+        if reader is None or reader.is_stopped or reader.is_barred:
+            with pytest.raises(LeaseRefused if reader and not reader.is_stopped else PeerGone):
                 self.table.grant(row, slot)
             return
         lease = self.table.grant(row, slot)
-        assert lease.seq == self.seqs[row] + 1
         if is_sent:
-            self.out[row].append(slot)
-            self.seqs[row] += 1
+            reader.queue.append((slot, lease))
         else:
             self.table.undo(row, slot, lease)
 
-    @precondition(lambda self: any(self.out.values()))
+    @precondition(lambda self: any(reader.queue for reader in self.readers.values()))
+    @rule(data=st.data(), is_lost=st.booleans())
+    def deliver(self, data: st.DataObject, is_lost: bool) -> None:
+        reader = data.draw(st.sampled_from([each for each in self.readers.values() if each.queue]))
+        match reader.queue.pop(0):
+            case Barrier() as barrier if not is_lost:
+                counts = reader.received.answer(barrier.nonce, barrier.last_seq, barrier.slots)
+                assert counts is not None
+                reader.answers.append((barrier.barrier_id, counts))
+            case (slot, lease) if is_lost:
+                reader.lost.append(slot)
+            case (slot, lease):
+                assert reader.received.has_gap_before(lease) == (lease.seq != reader.received.last_seq + 1)
+                assert reader.received.receive(slot, lease)
+                assert not reader.received.receive(slot, lease), "it came twice"
+                reader.held.append(slot)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(self.readers)))
+        reader = self.readers[row]
+        barrier = self.table.open_barrier(row)
+        assert (barrier is not None) == (not reader.is_stopped and (reader.is_barred or bool(reader.leased())))
+        if barrier is not None:
+            reader.queue.append(barrier)
+            reader.is_barred = True
+
+    @precondition(lambda self: any(reader.answers for reader in self.readers.values()))
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        """Answers may come late, but in order."""
+        row = data.draw(st.sampled_from(sorted(row for row, reader in self.readers.items() if reader.answers)))
+        reader = self.readers[row]
+        barrier_id, counts = reader.answers.pop(0)
+        lost = self.table.reconcile(row, reader.received.nonce, barrier_id, counts)
+        if lost is not None:
+            assert lost == len(reader.lost)
+            reader.lost.clear()
+            reader.is_barred = False
+
+    @precondition(lambda self: any(reader.held for reader in self.readers.values()))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(sorted(row for row, slots in self.out.items() if slots)))
-        slot = data.draw(st.sampled_from(sorted(self.out[row])))
-        self.out[row].remove(slot)
+        row = data.draw(st.sampled_from(sorted(row for row, reader in self.readers.items() if reader.held)))
+        slot = data.draw(st.sampled_from(sorted(self.readers[row].held)))
+        self.readers[row].held.remove(slot)
         self.cells[row, slot] += np.uint64(1)
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.readers)
     @rule(data=st.data(), is_whole=st.booleans())
     def die(self, data: st.DataObject, is_whole: bool) -> None:
-        row = data.draw(st.sampled_from(sorted(self.out)))
+        row = data.draw(st.sampled_from(sorted(self.readers)))
         if is_whole:
             self.table.void(row)
-            del self.out[row]
+            del self.readers[row]
         else:
             self.table.stop(row)
-            self.stopped.add(row)
+            self.readers[row].is_stopped = True
 
     @invariant()
     def agrees(self) -> None:
-        leased = {slot for slots in self.out.values() for slot in slots}
-        assert {slot for slot in range(SLOTS) if self.table.is_pinned(slot)} == leased
-        assert self.table.pinned_slots() == leased
-        assert self.table.num_leases() == sum(map(len, self.out.values()))
-        assert self.table.attached_rows() == sorted(self.out)
+        leased = [slot for reader in self.readers.values() for slot in reader.leased()]
+        assert {slot for slot in range(SLOTS) if self.table.is_pinned(slot)} == set(leased)
+        assert self.table.pinned_slots() == set(leased)
+        assert self.table.num_leases() == len(leased)
+        assert self.table.attached_rows() == sorted(self.readers)
         assert self.table.fence_overruns() == {}
         self.table.check_integrity()
 
 
 TestLeaseModel = LeaseModel.TestCase
-TestLeaseModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestLeaseModel.settings = settings(max_examples=80, stateful_step_count=50)

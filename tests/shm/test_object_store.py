@@ -287,6 +287,17 @@ def test_integrity_finds_a_chunk_behind_its_back(store: ObjectStoreWriter) -> No
         store.check_integrity()
 
 
+def test_what_never_fits_is_refused_before_anything_of_it_is_copied() -> None:
+    """A view of one byte that claims to be a tebibyte: making it contiguous would need all of it."""
+    with make_ring() as ring, ObjectStoreWriter(ring) as store:
+        with pytest.raises(ItemTooLarge):
+            store.put("huge", {"small": np.zeros(3), "huge": np.broadcast_to(np.uint8(0), (1 << 40,))})
+        with pytest.raises(ItemTooLarge):
+            store.put("huge", {"huge": torch.zeros(1).expand(1 << 38)})
+        assert ring.stats().puts == 0
+        store.check_integrity()
+
+
 class StoreModel(RuleBasedStateMachine):
     """Against a dict. What the store forgets by itself it says through `on_evict`, and that is never a touched key."""
 

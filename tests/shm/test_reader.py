@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -152,3 +153,14 @@ def test_a_closed_reader_joins_nothing() -> None:
         reader.close()
         with pytest.raises(LocalProtocolError):
             reader.join_row(row.row, row.nonce, 0)
+
+
+def test_a_reader_that_populates_reads_the_same_and_leaves_no_thread() -> None:
+    with make_ring(1 << 22) as ring:
+        handle = put(ring, 1 << 20, 7)
+        with RingReader.open(ring.announcement, populate=True) as reader:
+            assert set(reader.view(handle).tolist()) == {7}
+            kept = reader.view(handle)
+        assert kept[-1] == 7, "the mapping lives as long as the view"
+        del kept
+    assert not [thread for thread in threading.enumerate() if thread.name == "populate"]

@@ -10,9 +10,11 @@ from mmcached.shm import Claim, ReaderRow, RingReader, RingWriter, RowVoided
 from mmcached.shm.layout import chunk_bytes
 from mmcached.wire.errors import (
     CacheFull,
+    ChecksumMismatch,
     InvalidRequest,
     InvariantError,
     ItemTooLarge,
+    LeaseRefused,
     LocalProtocolError,
     PeerGone,
     StaleHandle,
@@ -282,6 +284,81 @@ def test_an_open_claim_outlives_close() -> None:
     ring.close()
     claim.buffer[:] = 1  # still mapped; unmapped with the last reference, or the leak gate would see the descriptor
     del claim
+
+
+def test_a_touched_chunk_outlives_those_of_its_age() -> None:
+    with make_ring(4 * chunk_bytes(64)) as ring:
+        old = [put(ring, 64, value) for value in range(4)]
+        ring.touch(old[0])
+        put(ring, 64)
+        assert [ring.is_current(handle) for handle in old] == [True, False, True, True]
+        ring.touch(old[1])  # gone: nothing happens
+        ring.check_integrity()
+
+
+def test_the_writer_reads_what_is_current_and_cannot_write_it() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 100, 7)
+        view = ring.read(handle)
+        assert view.tolist() == [7] * 100
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 1
+        ring.discard(handle)
+        with pytest.raises(StaleHandle):
+            ring.read(handle)
+        del view
+
+
+def test_a_checksum_tells_bytes_that_somebody_else_has_written() -> None:
+    with make_ring(has_checksums=True) as ring, reading(ring) as reader:
+        claim = ring.claim(1000)
+        claim.buffer[:] = 1
+        handle = ring.commit(claim)
+        assert reader.view(handle)[999] == 1
+        claim.buffer[999] = 2
+        with pytest.raises(ChecksumMismatch) as caught:
+            reader.view(handle)
+        assert caught.value.details["slot"] == handle.slot
+        del claim
+    with make_ring() as ring, reading(ring) as reader:
+        claim = ring.claim(1000)
+        handle = ring.commit(claim)
+        claim.buffer[999] = 2
+        assert reader.view(handle)[999] == 2, "without checksums nobody looks"
+        del claim
+
+
+def test_a_reader_holds_no_more_than_its_quota() -> None:
+    with make_ring(reader_quota_bytes=2 * chunk_bytes(64)) as ring, attached(ring) as row, attached(ring) as other:
+        handles = [put(ring, 64, value) for value in range(3)]
+        leases = [ring.grant(row.row, handle) for handle in handles[:2]]
+        with pytest.raises(LeaseRefused):
+            ring.grant(row.row, handles[2])
+        ring.grant(other.row, handles[2])
+        assert row.receive(handles[0], leases[0])
+        row.give_back(handles[0])
+        ring.grant(row.row, handles[2])
+        ring.check_integrity()
+    for quota in (0, -1):
+        with pytest.raises(InvalidRequest):
+            make_ring(reader_quota_bytes=quota)
+
+
+def test_a_descriptor_that_was_lost_no_longer_pins_after_a_barrier() -> None:
+    with make_ring() as ring, attached(ring) as row:
+        came, lost = put(ring, 64), put(ring, 64)
+        assert row.receive(came, ring.grant(row.row, came))
+        gone = ring.grant(row.row, lost)
+        barrier = ring.open_barrier(row.row)
+        assert barrier is not None
+        counts = row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        assert counts == {came.slot: 1, lost.slot: 0}
+        assert ring.reconcile(row.row, barrier.nonce, barrier.barrier_id, counts) == 1
+        assert (ring.is_leased(came), ring.is_leased(lost)) == (True, False)
+        assert not row.receive(lost, gone), "too late: it was taken back"
+        assert ring.stats().lost_leases == 1
+        assert ring.open_barrier(3) is None
+        ring.check_integrity()
 
 
 class RingModel(RuleBasedStateMachine):

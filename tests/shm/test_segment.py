@@ -7,6 +7,7 @@ import secrets
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 import posix_ipc
 import pytest
 
-from mmcached.shm import Host, ReaderRow, RingReader, RingWriter, locks, segment
+from mmcached.shm import Host, ReaderRow, RingReader, RingWriter, locks, populate, segment
 from mmcached.shm.layout import LAYOUT_VERSION, Layout
 from mmcached.shm.segment import WriterSegment
 from mmcached.shm.sweep import sweep
@@ -62,8 +63,10 @@ def test_two_rings_have_two_ids() -> None:
     ids=["statvfs", "memory limit", "fallocate"],
 )
 def test_no_room_says_how_much_and_what_to_do(host: Host) -> None:
-    with pytest.raises(SegmentError, match="mm_processor_cache_gb") as caught:
+    with pytest.raises(SegmentError, match="lower mm_processor_cache_gb") as caught:
         RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
+    remedy = "--memory=" if host.headroom_bytes() == 30 * MIB else "--shm-size="
+    assert remedy in str(caught.value)
     needed = caught.value.details["needed_bytes"]
     assert isinstance(needed, int)
     assert needed > 64 * MIB  # what it may have left behind, the leak gate sees
@@ -218,6 +221,96 @@ def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
         made.close()
         os.close(held[0])
         segment.unlink(f"/mmc.{uid}.{first}.ctl")
+
+
+def create_named(ring_id: str, **options: Any) -> WriterSegment:
+    return WriterSegment.create(
+        Layout(1 << 16, 8, 1), epoch=1, host=Host(), new_ring_id=lambda: ring_id, populate=False, **options
+    )
+
+
+def test_a_second_writer_on_a_name_is_refused_and_the_first_goes_on() -> None:
+    ring_id = secrets.token_hex(16)
+    first = create_named(ring_id)
+    try:
+        with pytest.raises(SegmentError, match="stop that service"):
+            create_named(ring_id)
+        assert exists(first.announcement.ctl_name)
+        assert exists(first.announcement.data_name)
+        segment.open_control(first.announcement).close()
+        assert sweep() == []
+    finally:
+        first.close()
+    create_named(ring_id).close()
+
+
+@pytest.mark.parametrize("kind", ["ctl", "data"])
+def test_the_name_of_a_dead_writer_is_refused_until_it_is_swept(kind: str) -> None:
+    ring_id = secrets.token_hex(16)
+    name = f"/mmc.{os.getuid()}.{ring_id}.{kind}"
+    os.close(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd)
+    with pytest.raises(SegmentError, match=r"dead.*mmcached shm gc") as caught:
+        create_named(ring_id)
+    assert caught.value.details["name"] == name
+    assert exists(name)
+    assert name in sweep()
+    create_named(ring_id).close()
+
+
+def test_a_directory_that_may_not_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *arguments: Any, **options: Any) -> Any:
+        raise posix_ipc.PermissionsError
+
+    monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
+    with pytest.raises(SegmentError, match="may not create"):
+        create_named(secrets.token_hex(16))
+
+
+def test_no_address_space_is_an_error_that_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    map_object = mmap.mmap
+
+    def fails_on_data(fd: int, length: int, **options: Any) -> mmap.mmap:
+        if length == 1 << 16:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return map_object(fd, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", fails_on_data)
+    with pytest.raises(SegmentError, match="ulimit -v"):
+        create_named(secrets.token_hex(16))
+
+
+def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is held up inside its first step: neither creation nor writing waits for it, and close ends it."""
+    is_in_step, may_go_on = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def held_up(address: int, nbytes: int, advice: populate.Advice) -> None:
+        steps.append(nbytes)
+        is_in_step.set()
+        assert may_go_on.wait(DEADLINE_S)
+
+    monkeypatch.setattr(populate.Populator.__init__, "__kwdefaults__", {"step_bytes": 4096, "advise": held_up})
+    made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host())
+    assert is_in_step.wait(DEADLINE_S)
+    assert made.populated_bytes == 0
+    made.data[:8] = b"written!"
+    threading.Timer(0.01, may_go_on.set).start()
+    made.close()
+    assert steps == [4096]
+    assert made.populated_bytes == 4096
+
+
+def test_a_segment_says_when_it_is_populated() -> None:
+    layout = Layout(1 << 16, 8, 1)
+    made = WriterSegment.create(layout, epoch=1, host=Host())
+    assert made.wait_populated(DEADLINE_S)
+    assert made.populated_bytes == layout.data_bytes
+    assert bytes(made.data) == bytes(layout.data_bytes)
+    made.close()
+    without = WriterSegment.create(layout, epoch=1, host=Host(), populate=False)
+    assert not without.wait_populated(DEADLINE_S)
+    assert without.populated_bytes == 0
+    without.close()
 
 
 def test_creation_gives_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("mm_processor_cache_gb", 5000.0),
     ("mm_processor_cache_gb", float("nan")),
     ("mm_shm_cache_max_object_size_mb", 0),
+    ("mm_shm_inline_max_kb", -1),
+    ("ring_reader_quota_gb", -0.1),
     ("ring_num_slots", 0),
     ("ring_max_rows", 65),
     ("max_image_bytes", 0),

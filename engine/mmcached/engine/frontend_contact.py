@@ -16,6 +16,7 @@ import structlog
 import zmq
 
 from mmcached.shm import ReaderRow
+from mmcached.shm.crash_points import crash_point
 from mmcached.wire.channels import DealerChannel, Frame
 from mmcached.wire.errors import ChannelFull
 from mmcached.wire.handle import Handle, LeaseId
@@ -85,9 +86,27 @@ class FrontendContact:
         if row is not None and (message.row, message.nonce) == (row.row, row.nonce):
             self.is_accepted = True
 
-    def owns(self, handle: Handle, lease: LeaseId | None) -> bool:
-        """Return whether a descriptor was meant for this incarnation; any other must not be given back."""
-        return self.row is not None and lease is not None and self.row.owns(handle, lease)
+    def receive(self, handle: Handle, lease: LeaseId | None) -> bool:
+        """Count a descriptor that has come, once; report a gap before it.
+
+        Returns:
+            whether it was meant for this incarnation and is new; any other must not be given back.
+        """
+        if self.row is None or lease is None:
+            return False
+        if self.row.has_gap_before(handle, lease):
+            log.warning("descriptors were lost on the way", seq=lease.seq)
+            self.tell(to_frontend.LeaseGap(self.row.nonce))
+        return self.row.receive(handle, lease)
+
+    def on_barrier(self, message: received.Barrier) -> None:
+        """Answer which leases have arrived; a question to another incarnation is not ours to answer."""
+        counts = None
+        if self.row is not None:
+            counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
+        if counts is not None:
+            crash_point("reconcile.before_answer")
+            self.tell(to_frontend.Reconcile(message.nonce, message.barrier_id, counts))
 
     def give_back(self, handle: Handle) -> None:
         if self.row is not None:

@@ -40,6 +40,10 @@ class LeaseBook:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, seq: object) -> bool:
+        """Return whether the lease is held."""
+        return seq in self._held
+
     def hold(self, request_id: int, handle: Handle, lease: LeaseId) -> None:
         """Take note of a lease that came with a request.
 

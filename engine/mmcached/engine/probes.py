@@ -31,6 +31,8 @@ class EngineProbes:
         name = -probe.token
         is_answerable = self._group.are_all_attached  # else the probe fails in time, and its lease goes back at once
         epochs = self._group.epochs if is_answerable else []
+        # What a dead worker never answered: its death has given the lease back.
+        self._seqs = {token: seq for token, seq in self._seqs.items() if seq in self._leases}
         if isinstance(probe.payload, Handle) and probe.lease is not None:
             self._leases.hold(name, probe.payload, probe.lease)
             self._leases.reading([probe.lease.seq], epochs, name)

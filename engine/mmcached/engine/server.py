@@ -172,6 +172,8 @@ class EngineServer:
                 self._is_ready_told = False
             case received.RowAttached():
                 self._contact.on_row_attached(message)
+            case received.Barrier():
+                self._contact.on_barrier(message)
             case received.Refused():
                 raise error_from_wire(message.error)
             case received.AddRequest():
@@ -182,7 +184,7 @@ class EngineServer:
             case received.GetEngineStats():
                 self._contact.tell(to_frontend.EngineStatsReply(message.token, self.stats()))
             case received.ProbeEngine():
-                if not isinstance(message.payload, Handle) or self._contact.owns(message.payload, message.lease):
+                if not isinstance(message.payload, Handle) or self._contact.receive(message.payload, message.lease):
                     self._probes.start(message, payload)
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
@@ -236,7 +238,7 @@ class EngineServer:
         for feature in message.features:
             if not isinstance(feature.payload, Handle):
                 continue
-            if feature.lease is None or not self._contact.owns(feature.payload, feature.lease):
+            if feature.lease is None or not self._contact.receive(feature.payload, feature.lease):
                 missed.append(feature.mm_hash)
             else:
                 self._leases.hold(message.request_id, feature.payload, feature.lease)

@@ -2,10 +2,11 @@
 
     ..._gb       GiB        ..._bytes    bytes
     ..._mb       MiB        ..._s        seconds
+    ..._kb       KiB
 
 Sizes: B; KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; case does not matter. The field
-names `_gb` and `_mb` do not make that distinction: they count GiB and MiB. Nothing is rounded: what is not whole in
-the unit of a field that takes whole numbers stays a fraction, for its type to refuse.
+names `_gb`, `_mb` and `_kb` do not make that distinction: they count GiB, MiB and KiB. Nothing is rounded: what is not
+whole in the unit of a field that takes whole numbers stays a fraction, for its type to refuse.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ _DURATION_EXAMPLE = "500ms, 30s, 2m or 1h"
 _SUFFIXES = {
     "gb": Unit("GiB", Fraction(1 << 30), _SIZES, _SIZE_EXAMPLE),
     "mb": Unit("MiB", Fraction(1 << 20), _SIZES, _SIZE_EXAMPLE),
+    "kb": Unit("KiB", Fraction(1 << 10), _SIZES, _SIZE_EXAMPLE),
     "bytes": Unit("bytes", Fraction(1), _SIZES, _SIZE_EXAMPLE),
     "s": Unit("seconds", Fraction(1), _DURATIONS, _DURATION_EXAMPLE),
 }

@@ -10,7 +10,8 @@ it; sum over it. Queries and hits are always both there: a ratio is for the dash
 ======================================= ==================== ==================================================
 metric                                  further labels       meaning
 ======================================= ==================== ==================================================
-mmcached_build_info                     version, python      1
+mmcached_build_info                     version, python,     1; how control words are stored on this machine
+                                        word_store
 mmcached_process_up                                          1 if the process runs
 mmcached_process_restarts_total                              how often the supervisor has started it again
 mmcached_heartbeat_age_seconds                               since its loop last turned
@@ -30,9 +31,13 @@ mmcached_desync_total                   side                 items lost from a m
 mmcached_ring_capacity_bytes                                 bytes of the ring; 0 = there is none
 mmcached_ring_used_bytes                                     bytes taken by chunks
 mmcached_ring_pinned_bytes                                   bytes taken by leased chunks
+mmcached_ring_populated_bytes                                bytes whose pages are mapped; rises after the start
 mmcached_ring_chunks                                         chunks held
+mmcached_ring_fenced_rows                                    engines that gave back more leases than they had
 mmcached_ring_written_bytes_total                            payload bytes put
 mmcached_ring_grants_total                                   leases granted
+mmcached_ring_lost_leases_total                              of these, lost on the way and taken back
+mmcached_ring_lease_refusals_total                           leases that an engine could not take; sent inline
 mmcached_leases                         side                 granted and not back (writer), held (reader)
 mmcached_requests_total                 outcome              requests answered, by outcome done or failed
 mmcached_requests_open                                       accepted and not answered
@@ -70,6 +75,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from mmcached.cli.service_status import Snapshots, SupervisorView, role_statuses
 from mmcached.shm.stats_layout import FIELDS
+from mmcached.shm.words import WORD_STORE_NAME
 
 PREFIX = "mmcached_"
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -125,9 +131,13 @@ FIGURES: dict[str, list[Figure]] = {
         Figure("ring.data_bytes", "ring_capacity_bytes"),
         Figure("ring.used_bytes", "ring_used_bytes"),
         Figure("ring.pinned_bytes", "ring_pinned_bytes"),
+        Figure("ring.populated_bytes", "ring_populated_bytes"),
         Figure("ring.chunks", "ring_chunks"),
+        Figure("ring.fenced_rows", "ring_fenced_rows"),
         Figure("ring.put_bytes", "ring_written_bytes"),
         Figure("ring.grants", "ring_grants"),
+        Figure("ring.lost_leases", "ring_lost_leases"),
+        Figure("lease_refusals", "ring_lease_refusals"),
         Figure("ring.leases", "leases", {"side": "writer"}),
     ],
     "engine": [
@@ -189,7 +199,11 @@ class StatsCollector(Collector):
         yield from figures_of(snapshots)
 
     def _build(self) -> InfoMetricFamily:
-        facts = {"version": metadata.version("mmcached"), "python": platform.python_version()}
+        facts = {
+            "version": metadata.version("mmcached"),
+            "python": platform.python_version(),
+            "word_store": WORD_STORE_NAME,
+        }
         return InfoMetricFamily(f"{PREFIX}build", "What runs here.", facts)
 
     def _processes(self, snapshots: Snapshots) -> Iterator[Family]:

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import structlog
 
+from mmcached.frontend.barriers import Barriers
 from mmcached.frontend.engine_links import EngineLink, EngineLinks
 from mmcached.frontend.routes import RoutedItem
-from mmcached.shm import RingWriter, RowVoided
+from mmcached.shm import RingWriter, RowVoided, codec
+from mmcached.shm.crash_points import crash_point
 from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ChannelFull,
     ConfigError,
+    LeaseRefused,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
@@ -37,7 +41,8 @@ from mmcached.wire.messages import frontend as received
 
 log = structlog.get_logger("mmcached.frontend")
 
-MakeMessage = Callable[[Sequence[LeaseId | None]], tuple[to_engine.FromFrontend, list[Frame]]]
+MakeMessage = Callable[[Sequence[RoutedItem], Sequence[LeaseId | None]], tuple[to_engine.FromFrontend, list[Frame]]]
+"""From items as they will travel, and one lease for each that lies in the ring, to a message with its frames."""
 
 
 class EngineGate:
@@ -45,6 +50,7 @@ class EngineGate:
 
     Args:
         ring: None when every item travels inline.
+        clock: monotonic seconds.
         on_lost: called with an engine that is gone, and why, after it has been removed.
         on_new: called with an engine process that has come.
     """
@@ -55,17 +61,21 @@ class EngineGate:
         ring: RingWriter | None,
         config: ServiceConfig,
         *,
+        clock: Callable[[], float],
         on_lost: Callable[[EngineLink, str], None],
         on_new: Callable[[EngineLink], None],
     ) -> None:
         self._channel = channel
         self._ring = ring
+        self._clock = clock
+        self._barriers = None if ring is None else Barriers(ring, self.tell)
         self._digest = config.digest()
         self._on_lost = on_lost
         self._on_new = on_new
         self._incarnation = secrets.randbits(63)
         self.links = EngineLinks()
         self.num_protocol_errors = 0
+        self.num_lease_refusals = 0
 
     # ---- receiving
 
@@ -87,6 +97,8 @@ class EngineGate:
                     self._attach_row(link, message)
                 case received.EngineReady():
                     self._make_ready(link, message)
+                case received.LeaseGap() | received.Reconcile():
+                    self._reconcile(link, message)
                 case _:
                     if link is not None:
                         yield link, message, payload
@@ -110,6 +122,8 @@ class EngineGate:
         link.peer = peer
         announcement = None if self._ring is None else self._ring.announcement
         self._send_or_log(peer, to_engine.Ring(self._incarnation, announcement))
+        if self._barriers is not None:
+            self._barriers.ask(link, self._clock())  # if it has connected anew: what was under way then may be lost
 
     def _attach_row(self, link: EngineLink | None, message: received.RowHello) -> None:
         if link is None or self._ring is None or message.epoch != self._ring.announcement.epoch:
@@ -125,39 +139,68 @@ class EngineGate:
             link.is_ready = True
             log.info("engine ready", engine=link.index, workers=message.num_workers)
 
+    def _reconcile(self, link: EngineLink | None, message: received.LeaseGap | received.Reconcile) -> None:
+        if link is None or self._barriers is None:
+            return
+        if isinstance(message, received.LeaseGap):
+            if message.nonce == link.nonce:
+                self._barriers.ask(link, self._clock())
+            return
+        try:
+            self._barriers.answered(link, message)
+        except RemoteProtocolError as error:
+            self.num_protocol_errors += 1
+            log.error("engine miscounts its leases", engine=link.index, reason=str(error))
+
     # ---- sending
 
-    def send_with_leases(self, link: EngineLink, items: Sequence[RoutedItem], make_message: MakeMessage) -> None:
+    def send_with_leases(
+        self, link: EngineLink, items: Sequence[RoutedItem], make_message: MakeMessage
+    ) -> list[RoutedItem]:
         """Grant a lease on each item that lies in the ring, build the message, queue it.
 
+        Returns:
+            the items as they travel: those that the engine takes no lease for just now are inline.
         Raises:
             MmcachedError: of `make_message`, or the message could not be queued. No lease is left.
         """
         granted: list[tuple[Handle, LeaseId]] = []
         try:
-            leases = []
+            routed, leases = [], []
             for item in items:
-                lease = None
-                if isinstance(item.payload, Handle):
-                    lease = self.grant(link, item.payload)
-                    granted.append((item.payload, lease))
+                sent_item, lease = self._lease_or_inline(link, item)
+                if isinstance(sent_item.payload, Handle) and lease is not None:
+                    granted.append((sent_item.payload, lease))
+                routed.append(sent_item)
                 leases.append(lease)
-            message, payload = make_message(leases)
+            message, payload = make_message(routed, leases)
+            crash_point("grant.before_send")
             self._channel.send(link.peer, message, payload)
+            crash_point("grant.after_send")
         except MmcachedError as error:
             # Not queued, so no descriptor can arrive: undo in reverse order, or seq would show a gap.
             for handle, lease in reversed(granted):
-                self.undo_grant(link, handle, lease)
+                self._undo_grant(link, handle, lease)
             if isinstance(error, PeerGone):
                 self._lose(link, "its connection is closed")
             raise
+        if granted and self._barriers is not None:
+            self._barriers.granted(link, self._clock())
+        return routed
 
-    def grant(self, link: EngineLink, handle: Handle) -> LeaseId:
+    def _lease_or_inline(self, link: EngineLink, item: RoutedItem) -> tuple[RoutedItem, LeaseId | None]:
+        """Grant a lease on an item in the ring; if the row takes none just now, copy its bytes out instead."""
+        if not isinstance(item.payload, Handle):
+            return item, None
         if self._ring is None or link.row is None:
             raise ServiceUnavailable("the engine is not attached to the ring yet; try again")
-        return self._ring.grant(link.row, handle)
+        try:
+            return item, self._ring.grant(link.row, item.payload)
+        except LeaseRefused:
+            self.num_lease_refusals += 1
+            return replace(item, payload=codec.split(self._ring.read(item.payload))), None
 
-    def undo_grant(self, link: EngineLink, handle: Handle, lease: LeaseId) -> None:
+    def _undo_grant(self, link: EngineLink, handle: Handle, lease: LeaseId) -> None:
         if self._ring is not None and link.row is not None:
             self._ring.undo_grant(link.row, handle, lease)
 
@@ -173,10 +216,11 @@ class EngineGate:
 
     # ---- deaths
 
-    def check_deaths(self) -> None:
-        """Look at the rows' locks; engines that have died are lost."""
-        if self._ring is None:
+    def check(self) -> None:
+        """Look at the rows' locks: engines that have died are lost; and for leases that were lost on the way."""
+        if self._ring is None or self._barriers is None:
             return
+        self._barriers.check(self.links, self._clock())
         for event in self._ring.poll_deaths():
             reason = "no process holds its row" if isinstance(event, RowVoided) else event.reason
             link = self.links.by_row(event.row, event.nonce)

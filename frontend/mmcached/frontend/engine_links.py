@@ -20,6 +20,7 @@ class EngineLink:
     Attributes:
         peer: its connection now; it changes when the engine connects anew.
         row, nonce: its row of the ring once attached; None before, or without a ring.
+        next_barrier, barrier_wait_s: when to ask it next which leases have arrived, and how long to wait after that.
     """
 
     peer: bytes
@@ -27,6 +28,8 @@ class EngineLink:
     incarnation: int
     row: int | None = None
     nonce: int | None = None
+    next_barrier: float = 0.0
+    barrier_wait_s: float = 1.0
     is_ready: bool = False
 
 

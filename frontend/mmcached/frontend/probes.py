@@ -138,10 +138,11 @@ class Probes:
         return RoutedItem(key, len(data), (), list(codec.encode(record).frames())), None
 
     def _send(self, link: EngineLink, token: int, item: RoutedItem) -> None:
-        def make(leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
-            if isinstance(item.payload, Handle):
-                return ProbeEngine(token, item.payload, leases[0]), []
-            frames = item.payload or []
+        def make(routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
+            payload = routed[0].payload
+            if isinstance(payload, Handle):
+                return ProbeEngine(token, payload, leases[0]), []
+            frames = payload or []
             return ProbeEngine(token, Inline(0, len(frames))), frames
 
         self._gate.send_with_leases(link, [item], make)

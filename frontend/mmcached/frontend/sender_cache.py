@@ -2,14 +2,18 @@
 
     get_and_update_item(item or None, key)
       hit               -> ShmItem(handle, leases)       nothing is written
+      hit, small        -> the item itself               kept here: it is cheaper to send than to lease
       miss, item        -> put into the ring, ShmItem    written once, for any number of readers
+      miss, small       -> the item itself               kept here from now on
       miss, does not fit-> the item itself               travels inline, nothing is stored; counted
       miss, None        -> CacheMiss
 
 The ring says what is cached; the prompt updates go with the chunk that they belong to, so the ring's slots bound them.
+Items smaller than `inline_below_bytes` never see the ring: they are kept in this process, oldest out first, in a
+sixteenth of what the ring takes.
 
-Invariant: for each key of the store that was put here there are prompt updates, and for no other chunk. Not
-thread-safe: it belongs to the thread that owns the ring.
+Invariant: for each key of the store that was put here there are prompt updates, and for no other chunk; no key is in
+both places. Not thread-safe: it belongs to the thread that owns the ring.
 
 Source: vLLM's `ShmObjectStoreSenderCache`, without its counted references: a lease is granted here in the library face,
 and by the server, as it sends, in the service.
@@ -17,25 +21,34 @@ and by the server, as it sends, in the service.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from mmcached.cache import (
     BaseMultiModalProcessorCache,
     CacheInfo,
+    LRUCache,
+    MultiModalCache,
     MultiModalKwargsItem,
+    MultiModalProcessorCacheItem,
     ResolvedPromptUpdate,
     SenderInput,
     SenderOutput,
     ShmItem,
 )
+from mmcached.cache.query_counter import QueryCounter
 from mmcached.cache.sizes import is_within
 from mmcached.shm import ObjectStoreWriter
+from mmcached.shm.codec import Record
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, PeerGone
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.stats import ProcessorCacheStats
 
 __all__ = ["Grant", "ShmItem", "ShmObjectStoreSenderCache"]
+
+SMALL_SHARE = 16
+"""The small items that are kept here take at most this part of the ring's size."""
 
 Grant = Callable[[Handle], Mapping[int, LeaseId]]
 """Grants leases on a handle: row -> lease."""
@@ -45,7 +58,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """Key -> item in the ring.
 
     Args:
-        config: its `max_object_bytes` limits what is put; larger items are not even encoded.
+        config: its `max_object_bytes` limits what is put; larger items are not even encoded. `inline_below_bytes`:
+            see above.
         store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
             put and forgotten through this cache.
         grant: what to grant for an item that is handed out. None is the library face: one lease to each attached row,
@@ -54,17 +68,20 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter, *, grant: Grant | None = None) -> None:
         self._max_object_bytes = config.max_object_bytes
+        self._inline_below_bytes = config.inline_below_bytes
+        self._small: LRUCache[str, MultiModalProcessorCacheItem] = LRUCache(
+            config.processor_cache_bytes // SMALL_SHARE, MultiModalCache.get_item_size
+        )
         self._store = store
         self._grant = grant or self._grant_to_attached_rows
         self._prompt_updates: dict[Handle, tuple[ResolvedPromptUpdate, ...]] = {}
-        self._stats = ProcessorCacheStats()
-        self._at_clear = self._at_delta = CacheInfo(0, 0)
+        self._counter = QueryCounter()
         self._next_on_evict = store.ring.on_evict
         self._is_closed = False
         store.ring.on_evict = self._forget
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        return self._find(mm_hash) is not None
+        return mm_hash in self._small or self._find(mm_hash) is not None
 
     def get_and_update_item(
         self, mm_item: SenderInput, mm_hash: str
@@ -77,30 +94,45 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             CacheMiss: neither cached nor given; nothing has changed.
             InvalidRequest: the item holds something that cannot travel; nothing has changed.
         """
+        small = self._small.get(mm_hash)
+        if small is not None:
+            self._counter.count(hits=1, inline_items=1)
+            return small.item, small.prompt_updates
         handle = self._find(mm_hash)
         if handle is not None:
-            self._count(hits=1)
+            self._counter.count(hits=1)
             return ShmItem(handle, self._grant(handle)), self._prompt_updates[handle]
         if mm_item is None:
             raise CacheMiss([mm_hash])
         item, prompt_updates = mm_item
-        handle = self._put(mm_hash, item)
+        record = item.to_record()
+        if is_within(record, self._inline_below_bytes - 1):
+            self._keep(mm_hash, item, prompt_updates)
+            self._counter.count(items_processed=1, inline_items=1)
+            return item, prompt_updates
+        handle = self._put(mm_hash, record)
         if handle is None:
-            self._count(items_processed=1, inline_items=1, inline_fallbacks=1)
+            self._counter.count(items_processed=1, inline_items=1, inline_fallbacks=1)
             return item, prompt_updates
         self._prompt_updates[handle] = tuple(prompt_updates)
-        self._count(items_processed=1)
+        self._counter.count(items_processed=1)
         return ShmItem(handle, self._grant(handle)), prompt_updates
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Keep a present key from being evicted until `release_sender_touches`; an absent one changes nothing."""
         self._store.touch(mm_hash)
+        if mm_hash in self._small:
+            self._small.touch(mm_hash)
+            self._small.pin(mm_hash)
 
     def release_sender_touches(self) -> None:
         self._store.release_touches()
+        for mm_hash in self._small.pinned_items:
+            self._small.unpin(mm_hash)
 
     def invalidate(self, mm_hash: str) -> None:
         """Forget a key; who holds a lease reads on. An absent key changes nothing."""
+        self._small.pop(mm_hash)
         handle = self._store.find(mm_hash)
         if handle is not None:
             self._store.discard(mm_hash)
@@ -109,20 +141,16 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def clear_cache(self) -> None:
         """Forget every key, and start `make_stats` anew. What is leased stays readable; `stats` goes on counting."""
         self._store.clear()
+        self._small.clear()
         self._prompt_updates.clear()
-        self._at_clear = self._at_delta = self._info()
+        self._counter.clear()
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
-        info = self._info()
-        if not delta:
-            return info - self._at_clear
-        difference = info - self._at_delta
-        self._at_delta = info
-        return difference
+        return self._counter.make_stats(delta=delta)
 
     def stats(self) -> ProcessorCacheStats:
         """Return what was counted since the start; `clear_cache` does not touch it."""
-        return self._stats
+        return self._counter.stats
 
     def check_integrity(self) -> None:
         self._store.check_integrity()
@@ -131,8 +159,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             raise InvariantError(
                 f"sender cache: prompt updates of {len(lost)} chunks that the ring does not have: {lost[:3]}"
             )
-        if not 0 <= self._stats.hits <= self._stats.queries:
-            raise InvariantError(f"sender cache: {self._stats.hits} hits of {self._stats.queries} queries")
+        twice = [mm_hash for mm_hash in self._small if self._find(mm_hash) is not None]
+        if twice:
+            raise InvariantError(f"sender cache: {twice[:3]} lie in the ring and are kept here too")
+        self._small.check_integrity()
+        self._counter.check_integrity()
 
     def close(self) -> None:
         """End the touches and let go of the store, which stays open and keeps its records."""
@@ -142,14 +173,19 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._store.release_touches()
         self._store.ring.on_evict = self._next_on_evict
         self._prompt_updates.clear()
+        self._small.clear()
 
     def _find(self, mm_hash: str) -> Handle | None:
         handle = self._store.find(mm_hash)
         return handle if handle in self._prompt_updates else None
 
-    def _put(self, mm_hash: str, item: MultiModalKwargsItem) -> Handle | None:
-        """Write the item into the ring; return None if there is no room for it now, or never."""
-        record = item.to_record()
+    def _keep(self, mm_hash: str, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> None:
+        """Keep a small item here, if what is pinned leaves room for it."""
+        with contextlib.suppress(CacheFull):
+            self._small.put_if_fits(mm_hash, MultiModalProcessorCacheItem(item, tuple(prompt_updates)))
+
+    def _put(self, mm_hash: str, record: Record) -> Handle | None:
+        """Write a record into the ring; return None if there is no room for it now, or never."""
         if not is_within(record, self._max_object_bytes):
             return None
         # A record without prompt updates was put by somebody else, such as a cache that was closed; it is of no use.
@@ -164,8 +200,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         for row in self._store.ring.attached_rows():
             try:
                 leases[row] = self._store.ring.grant(row, handle)
-            except PeerGone:
-                continue  # it has just turned out to be unusable; the others shall be served
+            except (PeerGone, LeaseRefused):
+                continue  # it is unusable, or holds as much as it may; the others shall be served
         return leases
 
     def _take_back(self, outputs: Sequence[SenderOutput]) -> None:
@@ -180,18 +216,3 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._prompt_updates.pop(handle, None)
         if self._next_on_evict is not None:
             self._next_on_evict(handle)
-
-    def _info(self) -> CacheInfo:
-        return CacheInfo(self._stats.hits, self._stats.queries)
-
-    def _count(
-        self, *, hits: int = 0, items_processed: int = 0, inline_items: int = 0, inline_fallbacks: int = 0
-    ) -> None:
-        before = self._stats
-        self._stats = ProcessorCacheStats(
-            queries=before.queries + 1,
-            hits=before.hits + hits,
-            items_processed=before.items_processed + items_processed,
-            inline_items=before.inline_items + inline_items,
-            inline_fallbacks=before.inline_fallbacks + inline_fallbacks,
-        )

@@ -30,7 +30,7 @@ from mmcached.frontend.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.probes import Probes
 from mmcached.frontend.processing import Processing
 from mmcached.frontend.request_builder import build_request, prompt_tokens
-from mmcached.frontend.routes import route_for
+from mmcached.frontend.routes import RoutedItem, route_for
 from mmcached.frontend.statistics import StatsCollector
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
 from mmcached.shm.lock_file import is_held, remove_if_free
@@ -98,7 +98,9 @@ class Frontend:
             self._closing = stack.pop_all()
         self._engine_socket = engines.socket
         self._route = route_for(cache, Processing(config))
-        self._gate = EngineGate(engines, self._ring, config, on_lost=self._on_engine_lost, on_new=self._on_new_engine)
+        self._gate = EngineGate(
+            engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
+        )
         self._probes = Probes(self._gate, store)
         self._flushes = Flushes(self._gate)
         self._poller = zmq.Poller()
@@ -118,7 +120,7 @@ class Frontend:
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
-            self._gate.check_deaths()
+            self._gate.check()
             self._check_clients()
             self._check_deadlines(now)
         self._answer_finished(now)
@@ -217,12 +219,14 @@ class Frontend:
         try:
             items = self._route.resolve(request.images, request.message.tenant)
 
-            def make(leases: Sequence[LeaseId | None]) -> tuple[to_engine.AddRequest, list[Frame]]:
+            def make(
+                routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]
+            ) -> tuple[to_engine.AddRequest, list[Frame]]:
                 add, payload = build_request(
                     request.number,
                     request.message,
                     token_ids,
-                    items,
+                    routed,
                     leases=leases,
                     mirror_seq=self._route.next_mirror_seq,
                     config=self._config,
@@ -230,8 +234,7 @@ class Frontend:
                 request.num_prompt_tokens = len(add.prompt_token_ids)
                 return add, payload
 
-            self._gate.send_with_leases(link, items, make)
-            self._route.sent(items)
+            self._route.sent(self._gate.send_with_leases(link, items, make))
         finally:
             self._route.release()
         request.engine = link.incarnation
@@ -353,6 +356,7 @@ class Frontend:
             requests_failed=self._statistics.requests_failed,
             protocol_errors=self._statistics.protocol_errors + self._gate.num_protocol_errors,
             resends=self._statistics.resends,
+            lease_refusals=self._gate.num_lease_refusals,
             clients=self._num_clients,
             processor=self._route.stats(),
             ring=RingStats() if self._ring is None else self._ring.stats(),
@@ -401,6 +405,8 @@ def _make_ring(config: ServiceConfig, stack: ExitStack) -> RingWriter | None:
             num_slots=config.ring_num_slots,
             max_rows=config.ring_max_rows,
             max_object_bytes=config.max_object_bytes,
+            reader_quota_bytes=config.ring_reader_quota_bytes,
+            has_checksums=config.ring_has_checksums,
         )
     )
 

@@ -1,25 +1,68 @@
-"""Where the next chunk goes: a hand sweeps the ring, steps over what is pinned, and evicts only what lies in its way.
+"""Where the next chunk goes: a hand sweeps the ring and, of the next places, takes the one that throws away least.
 
     0                                                          capacity
-    ├──A──┤░░├────pinned────┤──C──┤──D──┤░░░░░░├──E──┤░░░░░░░░░┤      ░ free
-                            ▲hand
-    a chunk as large as C and half of D: evicts C and D, lies where they were; the hand moves to its end
+    ├──A──┤░░├────pinned────┤──C──┤──D──┤░░░├─E─┤─F─┤░░░░░░░░░░┤      ░ free
+                            ▲hand            ▲cooler
+    places for one as large as C:   C │ D │ free bytes and E │ F and free bytes │ free bytes alone, which cost nothing
+    (they begin at the hand and behind each chunk, once around; the chunks that begin in one are its victims)
 
 Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of the alignment by the caller's care. Two
 resources are given out, bytes and slot ids, and either may run out first.
 
+**Worth.** A chunk has a heat: 2 when it is placed, 5 more at each hit, at most 15. It is worth its heat times the root
+of its size: between one value per chunk, which keeps what is small, and one per byte, which keeps what is large.
+
+**Choice.** Of the next 64 places the one whose victims are worth least; sooner, if one is as cheap as the last chunk's
+was, per root of the size (details: `places`). A place with a pinned chunk is none, and the hand looks on until it has
+been once around: heat is never a reason to refuse.
+
+**Cooling.** A second hand, the cooler, moves by half of the bytes that are placed, and halves the heat of each chunk
+that it passes. What nobody hits is worth nothing in the end, however hot it was, and goes when the hand is there.
+
 Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
-has exactly one chunk; a refused plan has changed nothing.
+has exactly one chunk; a plan that is refused or not applied has changed nothing.
+
+>>> ring = RingAllocator(capacity=100, num_slots=8)
+>>> def place(size: int, *pinned: int) -> None:
+...     plan = ring.plan(size, pinned.__contains__)
+...     if plan is None:
+...         print("refused")
+...         return
+...     ring.apply(plan)
+...     print(plan.extent, "evicts", [victim.slot for victim in plan.victims])
+>>> for size in (20, 30, 50):
+...     place(size)
+Extent(slot=0, offset=0, size=20) evicts []
+Extent(slot=1, offset=20, size=30) evicts []
+Extent(slot=2, offset=50, size=50) evicts []
+>>> ring.hit(1)
+>>> place(20)  # the hand is at 0: slot 0 is the oldest, and the smallest
+Extent(slot=3, offset=0, size=20) evicts [0]
+>>> place(20)  # slot 1 is hot
+Extent(slot=0, offset=50, size=20) evicts [2]
+>>> place(30)  # in what is left of that
+Extent(slot=2, offset=70, size=30) evicts []
+>>> place(30, 0, 2, 3)  # hot or not, it is the only one that may go
+Extent(slot=4, offset=20, size=30) evicts [1]
+>>> place(31, 0, 2, 3)
+refused
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from math import isqrt
 
+from mmcached.shm.places import Pins, Place, choose
 from mmcached.wire.errors import InvariantError
+
+NEW_HEAT = 2
+HIT_HEAT = 5
+MAX_HEAT = 15
+COOLER_SPEED = 2  # placed bytes per byte that the cooler moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +87,7 @@ class Plan:
 
 
 class RingAllocator:
-    """Next fit over islands.
+    """Next fit over islands, by least worth.
 
     Args:
         capacity: bytes of the ring.
@@ -55,118 +98,173 @@ class RingAllocator:
         self.capacity = capacity
         self.num_slots = num_slots
         self._hand = 0
-        self._offsets: list[int] = []  # of all chunks, ascending
-        self._offset_to_extent: dict[int, Extent] = {}
-        self._slot_to_extent: dict[int, Extent] = {}
+        self._paid = (0, 1)  # what the last chunk cost: worth of its victims, root of its size
+        self._placed_bytes = 0  # ever
+        self._used_bytes = 0
+        self._chunks: list[_Chunk] = []  # ascending by offset
+        self._offsets: list[int] = []  # theirs, to search in
+        self._slot_to_chunk: dict[int, _Chunk] = {}
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     def plan(self, size: int, is_pinned: Callable[[int], bool]) -> Plan | None:
         """Find room for `size` bytes; change nothing.
 
         Args:
-            is_pinned: whether the chunk of a slot may not be evicted now.
+            is_pinned: whether the chunk of a slot may not be evicted now; asked at most once per slot.
         Returns:
-            the place and who must go, or None if nothing fits.
+            the place and who must go, or None if nothing fits or no slot id can be had.
         """
-        found = self._first_window(size, self._hand, self.capacity, is_pinned)
-        if found is None:
-            found = self._first_window(size, 0, self._hand, is_pinned)
+        pins = Pins(lambda index: is_pinned(self._chunks[index].extent.slot))
+        paid, root = self._paid
+        found = choose(self._places(size), pins, bargain=paid * isqrt(size) // root)
         if found is None:
             return None
-        offset, victims = found
-        if not victims and not self._free_slots:  # bytes are free, slot ids are not
-            victim = self._next_evictable(offset, is_pinned)
-            if victim is None:
+        _, offset, first, last = found
+        if first == last and not self._free_slots:  # bytes are free, slot ids are not
+            single = choose(self._singles(), pins, bargain=0)
+            if single is None:
                 return None
-            victims = [victim]
+            _, _, first, last = single
+        victims = tuple(chunk.extent for chunk in self._chunks[first:last])
         slot = self._free_slots[-1] if self._free_slots else victims[0].slot
-        return Plan(Extent(slot, offset, size), tuple(victims))
+        return Plan(Extent(slot, offset, size), victims)
 
     def apply(self, plan: Plan) -> None:
-        """Evict the victims, take the place and move the hand behind it. The plan must be fresh."""
+        """Evict the victims, take the place and move both hands. The plan must be fresh."""
         extent = plan.extent
         is_slot_free = bool(self._free_slots)
         if is_slot_free:
             self._free_slots.pop()
+        worth = sum(self._slot_to_chunk[victim.slot].worth for victim in plan.victims)
+        self._paid = worth, isqrt(extent.size)
         for victim in plan.victims:
-            self._remove(victim)
+            self._forget(victim)
+            if not extent.offset <= victim.offset < extent.end:  # only its slot id was wanted
+                self._unlist(victim)
         if not is_slot_free:
             self._free_slots.remove(extent.slot)  # the first victim's
-        insort(self._offsets, extent.offset)
-        self._offset_to_extent[extent.offset] = extent
-        self._slot_to_extent[extent.slot] = extent
+        self._put(_Chunk(extent))
         self._hand = extent.end
+        self._cool(extent.size)
+
+    def hit(self, slot: int) -> None:
+        """Make a chunk young: it was asked for."""
+        chunk = self._slot_to_chunk[slot]
+        chunk.set_heat(min(chunk.heat + HIT_HEAT, MAX_HEAT))
 
     def free(self, slot: int) -> None:
         """Give back the bytes and the id of one chunk. Was it placed last, the hand goes back to its start."""
-        extent = self._slot_to_extent[slot]
-        self._remove(extent)
+        extent = self._slot_to_chunk[slot].extent
+        self._forget(extent)
+        self._unlist(extent)
         if self._hand == extent.end:
             self._hand = extent.offset
 
     def extent(self, slot: int) -> Extent:
-        return self._slot_to_extent[slot]
+        return self._slot_to_chunk[slot].extent
 
     def has(self, slot: int) -> bool:
         """Return whether the slot has a chunk."""
-        return slot in self._slot_to_extent
+        return slot in self._slot_to_chunk
 
     def slots(self) -> list[int]:
         """Return the slots that have a chunk, in order of their offsets."""
-        return [self._offset_to_extent[offset].slot for offset in self._offsets]
+        return [chunk.extent.slot for chunk in self._chunks]
 
     @property
     def used_bytes(self) -> int:
-        return sum(extent.size for extent in self._slot_to_extent.values())
+        return self._used_bytes
 
     def check_integrity(self) -> None:
         """Raises:
         InvariantError: one of the invariants above does not hold.
         """
         end = 0
-        for offset in self._offsets:
-            extent = self._offset_to_extent[offset]
-            if extent.offset != offset or offset < end or extent.size <= 0:
+        for chunk in self._chunks:
+            extent = chunk.extent
+            if extent.offset < end or extent.size <= 0:
                 raise InvariantError(f"chunk {extent} begins before {end}")
-            if offset < self._hand < extent.end:
+            if extent.offset < self._hand < extent.end:
                 raise InvariantError(f"the hand, {self._hand}, is inside chunk {extent}")
+            if not 0 <= chunk.heat <= MAX_HEAT or chunk.worth != chunk.heat * isqrt(extent.size):
+                raise InvariantError(f"chunk {extent} has heat {chunk.heat} and worth {chunk.worth}")
             end = extent.end
         if end > self.capacity:
             raise InvariantError(f"a chunk ends at {end}, the ring at {self.capacity}")
-        taken = {extent.slot for extent in self._offset_to_extent.values()}
-        if taken != set(self._slot_to_extent) or len(taken) != len(self._offsets):
+        if self._offsets != [chunk.extent.offset for chunk in self._chunks]:
+            raise InvariantError("chunks and their offsets differ")
+        if self._used_bytes != sum(chunk.extent.size for chunk in self._chunks):
+            raise InvariantError(f"the chunks do not have {self._used_bytes} bytes")
+        taken = {chunk.extent.slot: chunk for chunk in self._chunks}
+        if taken != self._slot_to_chunk or len(taken) != len(self._chunks):
             raise InvariantError("chunks by offset and chunks by slot differ")
         if sorted([*taken, *self._free_slots]) != list(range(self.num_slots)):
             raise InvariantError("a slot id is both free and taken, or neither")
 
-    def _first_window(
-        self, size: int, begin: int, last_begin: int, is_pinned: Callable[[int], bool]
-    ) -> tuple[int, list[Extent]] | None:
-        """Return the first place in `[begin, …]` that begins before `last_begin`, and the chunks in it."""
-        start, victims = begin, list[Extent]()
-        for extent in self._from(begin):
-            if start >= last_begin or extent.offset - start >= size:
-                break
-            if is_pinned(extent.slot):
-                start, victims = extent.end, []
-            else:
-                victims.append(extent)
-                if extent.end - start >= size:
-                    break
-        fits = start < last_begin and start + size <= self.capacity
-        return (start, victims) if fits else None
+    def _places(self, size: int) -> Iterator[Place]:
+        """Yield the places for `size` bytes in hand order, once around or until one has no victims."""
+        offsets, chunks, num_chunks = self._offsets, self._chunks, len(self._chunks)
+        for begin, stop in ((self._hand, self.capacity), (0, self._hand)):
+            offset = begin
+            first = last = bisect_left(offsets, begin)
+            worth = 0  # of chunks[first:last]
+            while offset < stop and offset + size <= self.capacity:
+                end = offset + size
+                while last < num_chunks and offsets[last] < end:
+                    worth += chunks[last].worth
+                    last += 1
+                yield worth, offset, first, last
+                if first == last:
+                    return  # nothing costs less than no victims
+                offset = chunks[first].end
+                worth -= chunks[first].worth
+                first += 1
 
-    def _next_evictable(self, begin: int, is_pinned: Callable[[int], bool]) -> Extent | None:
-        """Return the first chunk in hand order, from `begin` once around, that may go."""
-        laps = chain(self._from(begin), self._from(0))
-        return next((extent for extent in laps if not is_pinned(extent.slot)), None)
+    def _singles(self) -> Iterator[Place]:
+        """Yield each chunk alone in hand order, once around: for who wants a slot id and no bytes."""
+        at_hand = bisect_left(self._offsets, self._hand)
+        for index in chain(range(at_hand, len(self._chunks)), range(at_hand)):
+            yield self._chunks[index].worth, self._offsets[index], index, index + 1
 
-    def _from(self, begin: int) -> Iterator[Extent]:
-        for index in range(bisect_left(self._offsets, begin), len(self._offsets)):
-            yield self._offset_to_extent[self._offsets[index]]
+    def _cool(self, placed: int) -> None:
+        """Move the cooler and halve the heat of the chunks whose begin it passes."""
+        before = self._placed_bytes // COOLER_SPEED
+        self._placed_bytes += placed
+        moved = self._placed_bytes // COOLER_SPEED - before
+        begin = before % self.capacity
+        for start in (begin, begin - self.capacity):  # the second: what goes over the end of the ring
+            first = bisect_left(self._offsets, start)
+            for chunk in self._chunks[first : bisect_left(self._offsets, start + moved)]:
+                chunk.set_heat(chunk.heat // 2)
 
-    def _remove(self, extent: Extent) -> None:
-        del self._offsets[bisect_left(self._offsets, extent.offset)]
-        del self._offset_to_extent[extent.offset]
-        del self._slot_to_extent[extent.slot]
+    def _put(self, chunk: _Chunk) -> None:
+        """Enter a chunk in place of those that begin in it: of two long lists the tails move once, or not at all."""
+        extent = chunk.extent
+        first = bisect_left(self._offsets, extent.offset)
+        last = bisect_left(self._offsets, extent.end, first)
+        self._offsets[first:last] = [extent.offset]
+        self._chunks[first:last] = [chunk]
+        self._slot_to_chunk[extent.slot] = chunk
+        self._used_bytes += extent.size
+
+    def _unlist(self, extent: Extent) -> None:
+        index = bisect_left(self._offsets, extent.offset)
+        del self._offsets[index], self._chunks[index]
+
+    def _forget(self, extent: Extent) -> None:
+        del self._slot_to_chunk[extent.slot]
         self._free_slots.append(extent.slot)
+        self._used_bytes -= extent.size
+
+
+class _Chunk:
+    __slots__ = ("end", "extent", "heat", "worth")
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.end = extent.end  # again, for speed
+        self.set_heat(NEW_HEAT)
+
+    def set_heat(self, heat: int) -> None:
+        self.heat = heat
+        self.worth = heat * isqrt(self.extent.size)

@@ -23,9 +23,10 @@ from typing import Any, Literal
 import msgpack
 import numpy as np
 
+from mmcached.shm.crash_points import crash_point
 from mmcached.shm.layout import ALIGNMENT, round_up
-from mmcached.shm.tensor_bytes import Bytes1D, TensorType, is_tensor, to_bytes, to_numpy, to_torch
-from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from mmcached.shm.tensor_bytes import Bytes1D, TensorType, dense_bytes, is_tensor, to_bytes, to_numpy, to_torch
+from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolError, RemoteProtocolError
 
 Record = dict[str, Any]
 Library = Literal["numpy", "torch"]
@@ -33,6 +34,8 @@ Frame = bytes | bytearray | memoryview
 
 MAX_DEPTH = 32
 """How deep lists and dicts may nest."""
+MAX_BYTES = 1 << 46
+"""More than any ring takes."""
 
 _PREAMBLE = struct.Struct("<8sII")
 _MAGIC = b"MMREC\0\0\1"
@@ -67,6 +70,7 @@ class EncodedRecord:
         for offset, piece in zip(self._offsets, self._pieces, strict=True):
             target[end:offset] = 0
             end = offset + piece.nbytes
+            crash_point("put.mid_payload")
             np.copyto(target[offset:end], piece)  # lets go of the GIL, unlike a memoryview's slice
 
     def frames(self) -> list[Frame]:
@@ -74,17 +78,20 @@ class EncodedRecord:
         return [self._header, *(piece.data for piece in self._pieces)]
 
 
-def encode(record: Record) -> EncodedRecord:
+def encode(record: Record, *, max_bytes: int = MAX_BYTES) -> EncodedRecord:
     """Describe a record; its tensors are not copied yet, except those that are not contiguous.
 
     Leaves are numpy arrays, CPU tensors of torch, int, float, bool, str, bytes and None.
 
+    Args:
+        max_bytes: of the tensors together; judged before any of them is copied.
     Raises:
         InvalidRequest: something else is in it; names the path, as `$.pixels[0]`.
+        ItemTooLarge: its tensors have more than `max_bytes`.
     """
     if type(record) is not dict:
         raise InvalidRequest("$", type(record).__name__, "a record is a dict")
-    walk = _Describe()
+    walk = _Describe(max_bytes)
     tree = walk.value(record, "$", 1)
     try:
         packed = msgpack.packb([tree, walk.table])
@@ -136,6 +143,23 @@ def decode_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
             raise RemoteProtocolError(f"{view.nbytes} bytes, its type says {kind.nbytes}", f"record.tensors[{index}]")
     pieces = [_piece(view, kind.nbytes, 0) for view, kind in zip(views, kinds, strict=True)]
     return _assemble(tree, kinds, pieces, tensors, copy=False)
+
+
+def split(buffer: Bytes1D) -> list[Frame]:
+    """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it.
+
+    Raises:
+        RemoteProtocolError: these bytes are not one record.
+    """
+    start = bytes(buffer[: _PREAMBLE.size])
+    header_bytes, _ = _read_preamble(start)
+    head = start + bytes(buffer[_PREAMBLE.size : header_bytes])
+    _, kinds = _read_header(head, header_bytes)
+    nbytes, offsets = _place(header_bytes, [kind.nbytes for kind in kinds])
+    if nbytes != buffer.nbytes:
+        raise RemoteProtocolError(f"a record of {nbytes} bytes in {buffer.nbytes}", "record")
+    tensors = [bytes(buffer[offset : offset + kind.nbytes]) for kind, offset in zip(kinds, offsets, strict=True)]
+    return [head, *tensors]
 
 
 def _place(header_bytes: int, sizes: Sequence[int]) -> tuple[int, list[int]]:
@@ -197,12 +221,17 @@ def _assemble(tree: Any, kinds: list[TensorType], pieces: list[Bytes1D], tensors
 class _Describe:
     """Turns a record into what MessagePack can carry, and collects the tensors' types and bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.table: list[tuple[str, tuple[int, ...]]] = []
         self.pieces: list[Bytes1D] = []
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
 
     def value(self, value: Any, path: str, depth: int) -> Any:
         if is_tensor(value):
+            self._num_bytes += dense_bytes(value)
+            if self._num_bytes > self._max_bytes:
+                raise ItemTooLarge(self._num_bytes, self._max_bytes, "record")
             kind, piece = to_bytes(value, path)
             self.table.append((kind.dtype, kind.shape))
             self.pieces.append(piece)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take before the kernel kills it.
+"""How much memory this process may still take before the kernel kills it, and the error that says what to do about it.
 
 A shared-memory object that is too large for its memory cgroup is no error that anybody can catch: the process is
 killed while the pages are allocated. So the limits are read first. Only an estimate: others allocate too.
@@ -8,6 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+
+from mmcached.wire.errors import SegmentError
+
+_ENLARGE_SHM = "enlarge /dev/shm (mount -o remount,size=… /dev/shm; docker run --shm-size=…)"
+_RAISE_LIMIT = "raise the memory limit (memory.max of the cgroup; docker run --memory=…), free memory"
+
+
+def require_room(needed: int, *, shm_free_bytes: int, headroom_bytes: int | None) -> None:
+    """Refuse what would not fit, before a byte of it is allocated.
+
+    Args:
+        needed: bytes of both objects of a ring.
+        headroom_bytes: as `memory_headroom` returns it.
+    Raises:
+        SegmentError: /dev/shm or the memory limit is too small; names the sizes and the next step.
+    """
+    if needed > shm_free_bytes:
+        raise no_shm_room(needed, shm_free_bytes)
+    if headroom_bytes is not None and needed > headroom_bytes:
+        fact = f"this process may take {headroom_bytes >> 20} MiB more memory"
+        raise _no_room(needed, headroom_bytes, fact, _RAISE_LIMIT)
+
+
+def no_shm_room(needed: int, free: int, cause: str = "statvfs") -> SegmentError:
+    """Return the error for a full /dev/shm; `cause` is who says so."""
+    return _no_room(needed, free, f"/dev/shm has {free >> 20} MiB free ({cause})", _ENLARGE_SHM)
+
+
+def _no_room(needed: int, free: int, fact: str, remedy: str) -> SegmentError:
+    return SegmentError(
+        f"the ring needs {-(-needed >> 20)} MiB, {fact}: {remedy}, or lower mm_processor_cache_gb",
+        needed_bytes=needed,
+        free_bytes=free,
+    )
 
 
 def memory_headroom(root: Path = Path("/")) -> int | None:

@@ -7,7 +7,7 @@ process.
 
     ….ctl     mapped read-write by all            ….data   mapped read-only by all but the writer
     ┌──────────────────────────┐ 0               ┌──────────────────────────┐ 0
-    │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes
+    │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes, check
     ├──────────────────────────┤ 4096            │ payload, nbytes          │
     │ row 0    (its reader):   │                 │ padding to 64            │
     │   +0   nonce             │                 ├──────────────────────────┤
@@ -27,6 +27,8 @@ The header, the writer's alone, written once before the ring is announced:
       32  epoch                    88  offset of row 0
       40  writer's pid, start      96  row_bytes
           time in ticks
+
+A chunk header's check is two words of 32 bits: 1 and the crc32 of the payload, or 0 and 0.
 
 A cell counts how many leases of its slot the row has ever given back: it only rises, and nobody ever resets it. A row
 takes whole pages, so that two readers never write one cache line:
@@ -68,14 +70,16 @@ from dataclasses import dataclass
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
 CHUNK_HEADER_BYTES = 64
 CHUNK_MAGIC = int.from_bytes(b"MMCHUNK\0", "little")
-CHUNK_HEADER = struct.Struct("<QQQQ")
-"""Magic, generation, slot, nbytes; the rest of the 64 bytes is not used."""
+CHUNK_HEADER = struct.Struct("<QQQQII")
+"""Magic, generation, slot, nbytes, kind of checksum, checksum; the rest of the 64 bytes is not used."""
+HAS_CRC32 = 1
+"""The kind of checksum that there is; 0 = none."""
 
 _CELLS_OFFSET = 64
 _VERSION = struct.Struct("<II")

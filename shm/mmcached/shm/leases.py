@@ -11,17 +11,23 @@ States of a row: free → attached → (stopped | fenced) → free. *Stopped*: i
 *Fenced*: it has given back more than it got, so its cells prove nothing any more; every slot that it held at that
 moment stays pinned until the row is void.
 
+A descriptor can be lost between two living processes; its lease would never come back. So the writer can ask what has
+arrived: `open_barrier` stops granting to the row and says how far it has counted; the question goes down the same queue
+as the descriptors, so when it arrives every earlier descriptor has arrived or never will; `reconcile` takes the counts
+that come back. Only the last barrier's answer counts: one to an earlier barrier knows nothing of what came after it.
+
 Invariant: in an attached row that is not fenced, returned <= granted, and when no lease is held the two are equal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.wire.errors import InvariantError, LocalProtocolError, PeerGone
+from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
 
 Counts = npt.NDArray[np.uint64]
@@ -36,13 +42,30 @@ class Overrun:
     returned: int
 
 
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """The question of a writer that misses leases: how many of each of `slots` have arrived in incarnation `nonce`?
+
+    Attributes:
+        last_seq: of the last lease that was granted before it.
+    """
+
+    nonce: int
+    barrier_id: int
+    last_seq: int
+    slots: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Row:
     """One incarnation in a row.
 
     Attributes:
         at_attach: per slot, what the cells held when the row was attached; never changed.
-        granted: per slot; `at_attach` plus the leases granted to this incarnation.
+        granted: per slot; `at_attach` plus the leases granted to this incarnation, less those found lost.
+        num_lost: leases that a barrier has found lost.
+        barrier: the last one, until its answer has come; nothing is granted meanwhile.
+        slot_to_nbytes: sizes of the chunks under lease, for the quota; may hold some that came back.
         fenced_slots: None while the row is trusted.
     """
 
@@ -50,6 +73,10 @@ class _Row:
     at_attach: Counts
     granted: Counts
     seq: int = 0
+    num_lost: int = 0
+    barrier: Barrier | None = None
+    slot_to_nbytes: dict[int, int] = field(default_factory=dict)
+    leased_bytes: int = 0
     is_stopped: bool = False
     fenced_slots: frozenset[int] | None = None
 
@@ -59,11 +86,17 @@ class LeaseTable:
 
     Args:
         returned: `(max_rows, num_slots)`, uint64; read whenever a question is asked, never written.
+        quota_bytes: what one row may hold under lease at a time, each chunk counted once; None for no limit.
     """
 
-    def __init__(self, returned: Counts) -> None:
+    def __init__(self, returned: Counts, *, quota_bytes: int | None = None) -> None:
         self._returned = returned
+        self._quota_bytes = quota_bytes
         self._rows: dict[int, _Row] = {}
+        # slot -> rows that may hold it: a superset, cut down at every look, so that a look costs nothing for the many
+        # slots that nobody holds, however many rows there are.
+        self._holders: dict[int, set[int]] = {}
+        self._num_barriers = 0
 
     def attach(self, row: int, nonce: int) -> None:
         """Begin an incarnation; what the cells hold now counts as granted. A former one's leases are void."""
@@ -78,21 +111,32 @@ class LeaseTable:
         """Grant nothing more to the row; its leases stay."""
         self._rows[row].is_stopped = True
 
-    def grant(self, row: int, slot: int) -> LeaseId:
+    # ---- granting
+
+    def grant(self, row: int, slot: int, nbytes: int = 0) -> LeaseId:
         """Count one more lease. It is the caller's to send it, or to `undo` it at once.
 
+        Args:
+            nbytes: size of the slot's chunk.
         Raises:
             PeerGone: the row is not attached, stopped or fenced.
+            LeaseRefused: a barrier is open, or the row holds as much as it may; nothing was counted.
         """
         books = self._rows.get(row)
         if books is None or books.is_stopped or books.fenced_slots is not None:
             raise PeerGone(f"row {row} takes no leases", row=row)
-        if self._returned.item(row, slot) > books.granted.item(slot):
+        outstanding = books.granted.item(slot) - self._returned.item(row, slot)
+        if outstanding < 0:
             # One grant more would hide an overrun that nobody has noticed yet: the counts would be equal while it is
             # read.
             raise PeerGone(f"row {row} has given back more leases of slot {slot} than it was granted", row=row)
+        if books.barrier is not None:
+            raise LeaseRefused(row, "it has not yet said which leases have arrived")
+        if self._quota_bytes is not None and not outstanding:
+            self._charge(row, slot, nbytes, self._quota_bytes)
         books.granted[slot] += np.uint64(1)
         books.seq += 1
+        self._holders.setdefault(slot, set()).add(row)
         return LeaseId(books.nonce, books.seq)
 
     def undo(self, row: int, slot: int, lease: LeaseId) -> None:
@@ -111,6 +155,55 @@ class LeaseTable:
         books.granted[slot] -= np.uint64(1)
         books.seq -= 1
 
+    # ---- lost descriptors
+
+    def open_barrier(self, row: int) -> Barrier | None:
+        """Stop granting to a row until it has said what it has received; an earlier barrier's answer counts no more.
+
+        Returns:
+            the question to send down the descriptors' queue; None if there is nothing to ask: no lease is out, or the
+            row is not attached, stopped or fenced.
+        """
+        books = self._rows.get(row)
+        if books is None or books.is_stopped or books.fenced_slots is not None:
+            return None
+        # A slot of which everything came back has lost nothing: more cannot come back than arrived.
+        slots = tuple(np.flatnonzero(books.granted != self._returned[row]).tolist())
+        if not slots and books.barrier is None:
+            return None
+        self._num_barriers += 1
+        books.barrier = Barrier(books.nonce, self._num_barriers, books.seq, slots)
+        return books.barrier
+
+    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        """Take the answer to a barrier: what did not arrive was never granted. Granting goes on.
+
+        Args:
+            received: per slot of the barrier, how many leases this incarnation has ever received.
+        Returns:
+            how many leases were lost; None for an answer to anything but the row's last barrier, which changes nothing.
+        Raises:
+            RemoteProtocolError: not the slots that were asked, or counts that cannot be; nothing has changed.
+        """
+        books = self._rows.get(row)
+        if books is None or books.barrier is None or (books.nonce, books.barrier.barrier_id) != (nonce, barrier_id):
+            return None
+        if received.keys() != set(books.barrier.slots):
+            raise RemoteProtocolError(f"{len(received)} slots, asked were {len(books.barrier.slots)}", "received")
+        granted = {slot: books.at_attach.item(slot) + count for slot, count in received.items()}
+        for slot, count in granted.items():
+            if not self._returned.item(row, slot) <= count <= books.granted.item(slot):
+                reason = f"slot {slot}: {received[slot]} leases received, of {count - received[slot]} before them"
+                raise RemoteProtocolError(reason, "received")
+        num_lost = sum(books.granted.item(slot) - count for slot, count in granted.items())
+        for slot, count in granted.items():
+            books.granted[slot] = count
+        books.num_lost += num_lost
+        books.barrier = None
+        return num_lost
+
+    # ---- looking
+
     def nonce(self, row: int) -> int | None:
         """Return the incarnation that is attached to a row."""
         books = self._rows.get(row)
@@ -128,20 +221,28 @@ class LeaseTable:
 
     def is_pinned(self, slot: int) -> bool:
         """Return whether somebody alive may still read the slot's chunk."""
-        for row, books in self._rows.items():
-            if books.granted.item(slot) != self._returned.item(row, slot):
+        holders = self._holders.get(slot)
+        if holders is None:
+            return False
+        for row in list(holders):
+            if self._holds(row, slot):
                 return True
-            if books.fenced_slots is not None and slot in books.fenced_slots:
-                return True
+            holders.discard(row)
+        del self._holders[slot]
         return False
 
     def pinned_slots(self) -> set[int]:
         """Return every slot that is pinned, as `is_pinned` says it of one."""
-        pinned: set[int] = set()
-        for row, books in self._rows.items():
-            pinned.update(np.flatnonzero(books.granted != self._returned[row]).tolist())
-            pinned.update(books.fenced_slots or ())
-        return pinned
+        return {slot for slot in list(self._holders) if self.is_pinned(slot)}
+
+    def num_leases(self) -> int:
+        """Return how many leases are out, over all rows that can be trusted."""
+        counts = [(b.granted, self._returned[row]) for row, b in self._rows.items() if b.fenced_slots is None]
+        # A row that has overrun and is not fenced yet must not count below zero.
+        return sum(int((granted - np.minimum(granted, returned)).sum()) for granted, returned in counts)
+
+    def fenced_rows(self) -> list[int]:
+        return sorted(row for row, books in self._rows.items() if books.fenced_slots is not None)
 
     def fence_overruns(self) -> dict[int, Overrun]:
         """Fence every row that has given back too much; return those that were not fenced before."""
@@ -150,14 +251,10 @@ class LeaseTable:
             if books.fenced_slots is None and (overrun := self._overrun(row, books)):
                 held = np.flatnonzero(self._returned[row] != books.granted)
                 books.fenced_slots = frozenset(held.tolist())
+                for slot in books.fenced_slots:
+                    self._holders.setdefault(slot, set()).add(row)
                 found[row] = overrun
         return found
-
-    def num_leases(self) -> int:
-        """Return how many leases are out, over all rows that can be trusted."""
-        counts = [(b.granted, self._returned[row]) for row, b in self._rows.items() if b.fenced_slots is None]
-        # A row that has overrun and is not fenced yet must not count below zero.
-        return sum(int((granted - np.minimum(granted, returned)).sum()) for granted, returned in counts)
 
     def check_integrity(self) -> None:
         """Raises:
@@ -167,9 +264,36 @@ class LeaseTable:
             overrun = self._overrun(row, books)
             if overrun or books.fenced_slots is not None:
                 raise InvariantError(f"row {row} has given back more leases than it was granted: {overrun}")
-            num_grants = int((books.granted - books.at_attach).sum())
+            num_grants = int((books.granted - books.at_attach).sum()) + books.num_lost
             if books.seq != num_grants:
                 raise InvariantError(f"row {row}: seq {books.seq} after {num_grants} grants")
+            held = np.flatnonzero(books.granted != self._returned[row]).tolist()
+            if unknown := [slot for slot in held if row not in self._holders.get(slot, ())]:
+                raise InvariantError(f"row {row} holds slots that nobody is known to hold: {unknown[:3]}")
+            if books.leased_bytes != sum(books.slot_to_nbytes.values()):
+                raise InvariantError(
+                    f"row {row}: {books.leased_bytes} bytes under lease, by slot {books.slot_to_nbytes}"
+                )
+
+    def _holds(self, row: int, slot: int) -> bool:
+        books = self._rows.get(row)
+        if books is None:
+            return False
+        if books.fenced_slots is not None and slot in books.fenced_slots:
+            return True
+        return bool(books.granted.item(slot) != self._returned.item(row, slot))
+
+    def _charge(self, row: int, slot: int, nbytes: int, quota_bytes: int) -> None:
+        """Count a chunk that the row begins to hold, or refuse."""
+        books = self._rows[row]
+        if books.leased_bytes - books.slot_to_nbytes.get(slot, 0) + nbytes > quota_bytes:
+            held = [held for held in books.slot_to_nbytes if held != slot and self._holds(row, held)]
+            books.slot_to_nbytes = {held: books.slot_to_nbytes[held] for held in held}
+            books.leased_bytes = sum(books.slot_to_nbytes.values())
+            if books.leased_bytes + nbytes > quota_bytes:
+                raise LeaseRefused(row, f"it holds {books.leased_bytes} bytes of a quota of {quota_bytes}")
+        books.leased_bytes += nbytes - books.slot_to_nbytes.get(slot, 0)
+        books.slot_to_nbytes[slot] = nbytes
 
     def _overrun(self, row: int, books: _Row) -> Overrun | None:
         over = np.flatnonzero(self._returned[row] > books.granted)

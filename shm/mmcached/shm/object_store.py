@@ -47,11 +47,11 @@ class ObjectStoreWriter:
         Raises:
             LocalProtocolError: the key already exists.
             InvalidRequest: the record holds something that is not carried; names the path.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted.
+            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted, and no tensor was copied.
         """
         if key in self._key_to_handle:
             raise LocalProtocolError(f"key {key!r} already exists in the store")
-        encoded = encode(record)
+        encoded = encode(record, max_bytes=self.ring.max_object_bytes)
         claim = self.ring.claim(encoded.nbytes)
         try:
             encoded.write_into(claim.buffer)
@@ -72,9 +72,12 @@ class ObjectStoreWriter:
         return key in self._key_to_handle
 
     def touch(self, key: str) -> None:
-        """Keep a record from being evicted until `release_touches`; an unknown key changes nothing."""
+        """Make a record young, and keep it from being evicted until `release_touches`; unknown keys change nothing."""
         handle = self._key_to_handle.get(key)
-        if handle is not None and key not in self._touched:
+        if handle is None:
+            return
+        self.ring.touch(handle)
+        if key not in self._touched:
             self.ring.pin(handle)
             self._touched.add(key)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+import zlib
 from types import TracebackType
 from typing import Self
 
@@ -23,9 +24,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm import locks
-from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32
+from mmcached.shm.populate import Advice, Populator
 from mmcached.shm.segment import Control, open_control, open_data
-from mmcached.wire.errors import InvalidRequest, LocalProtocolError, PeerGone, SegmentError, StaleHandle
+from mmcached.wire.errors import (
+    ChecksumMismatch,
+    InvalidRequest,
+    LocalProtocolError,
+    PeerGone,
+    SegmentError,
+    StaleHandle,
+)
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 
@@ -35,18 +45,26 @@ class RingReader:
     def __init__(self, announcement: RingAnnouncement, mapping: mmap.mmap) -> None:
         self.announcement = announcement
         self._mapping: mmap.mmap | None = mapping
+        self._populator: Populator | None = None
         self._joined: tuple[Control, int] | None = None
 
     @classmethod
-    def open(cls, announcement: RingAnnouncement) -> RingReader:
+    def open(cls, announcement: RingAnnouncement, *, populate: bool = False) -> RingReader:
         """Map the data object of an announced ring.
 
+        Args:
+            populate: take the page faults of the whole mapping at once, in the background.
         Raises:
             SegmentError: it is gone.
             LayoutMismatch: its header contradicts the announcement or this version.
         """
         open_control(announcement).close()  # judges the header
-        return cls(announcement, open_data(announcement))
+        mapping = open_data(announcement)
+        crash_point("reader.after_map")
+        reader = cls(announcement, mapping)
+        if populate:
+            reader._populator = Populator(mapping, Advice.READ)
+        return reader
 
     def join_row(self, row: int, nonce: int, rank: int) -> None:
         """Read under the leases of an engine's incarnation from now on.
@@ -71,6 +89,7 @@ class RingReader:
         except BaseException:
             control.close()
             raise
+        crash_point("reader.after_share")
         # Not in `close`: a free row byte says that nobody reads, so the locks have to outlast the last view.
         weakref.finalize(mapping, control.close).atexit = False
         self._joined = (control, row)
@@ -94,18 +113,25 @@ class RingReader:
 
         Raises:
             StaleHandle: another ring or epoch, outside the ring, or the chunk holds something else by now.
+            ChecksumMismatch: the writer has put a checksum there, and the bytes have another one.
         """
         mapping = self._open_mapping()
         self._check(handle)
-        found = CHUNK_HEADER.unpack_from(mapping, handle.offset - CHUNK_HEADER_BYTES)
-        if found != (CHUNK_MAGIC, handle.generation, handle.slot, handle.nbytes):
+        *found, check, checksum = CHUNK_HEADER.unpack_from(mapping, handle.offset - CHUNK_HEADER_BYTES)
+        if found != [CHUNK_MAGIC, handle.generation, handle.slot, handle.nbytes]:
             raise StaleHandle(f"at {handle.offset} there is not generation {handle.generation} of slot {handle.slot}")
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
-        return np.frombuffer(mapping, np.uint8, handle.nbytes, handle.offset)
+        holder = np.frombuffer(mapping, np.uint8, handle.nbytes, handle.offset)
+        if check == HAS_CRC32 and (actual := zlib.crc32(holder.data)) != checksum:
+            raise ChecksumMismatch(handle.slot, actual, checksum)
+        return holder
 
     def close(self) -> None:
         """Make no more views. Mapping and locks go with the last view, at once if there is none."""
+        if self._populator is not None:
+            self._populator.close()
+            self._populator = None
         self._joined = None
         self._mapping = None
 

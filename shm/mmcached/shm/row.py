@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from mmcached.shm import locks
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.received import ReceivedLeases
 from mmcached.shm.segment import Control, open_control
 from mmcached.shm.words import require_word_store
 from mmcached.wire.errors import LocalProtocolError, SegmentError
@@ -41,6 +43,7 @@ class ReaderRow:
         self.announcement = announcement
         self.row = row
         self.nonce = nonce
+        self._received = ReceivedLeases(nonce)
         self._control: Control | None = control
         self._words = require_word_store()
 
@@ -58,10 +61,13 @@ class ReaderRow:
         try:
             for row in range(layout.max_rows):
                 if locks.try_exclusive(control.fd, locks.row_byte(row)):
+                    crash_point("row.after_lock")
                     nonce = new_nonce()
                     control.words[layout.pid_word(row)] = os.getpid()
                     words.store_release(control.words, layout.nonce_word(row), nonce)
+                    crash_point("row.after_nonce")
                     locks.downgrade(control.fd, locks.row_byte(row))
+                    crash_point("row.after_downgrade")
                     _lock_engine_byte(control, row)
                     return cls(announcement, control, row, nonce)
             raise SegmentError(
@@ -74,8 +80,23 @@ class ReaderRow:
 
     def owns(self, handle: Handle, lease: LeaseId) -> bool:
         """Return whether a descriptor was meant for this incarnation; any other is dropped and *not* given back."""
-        is_this_ring = handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
-        return is_this_ring and lease.nonce == self.nonce
+        return self._is_of_this_ring(handle) and lease.nonce == self.nonce
+
+    def receive(self, handle: Handle, lease: LeaseId) -> bool:
+        """Count a descriptor that has arrived; to be called for each, once, before it is used.
+
+        Returns:
+            whether it is owned and new. If not, it is dropped and *not* given back.
+        """
+        return self._is_of_this_ring(handle) and self._received.receive(handle.slot, lease)
+
+    def has_gap_before(self, handle: Handle, lease: LeaseId) -> bool:
+        """Return whether descriptors before this one, which is about to be received, were lost; tell the writer so."""
+        return self._is_of_this_ring(handle) and self._received.has_gap_before(lease)
+
+    def answer_barrier(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+        """Return slot -> leases ever received, for the writer's `reconcile`; None if another incarnation is asked."""
+        return self._received.answer(nonce, last_seq, slots)
 
     def give_back(self, handle: Handle) -> None:
         """Return one lease of the handle's slot: once per owned lease, when nothing reads under it any more.
@@ -85,13 +106,14 @@ class ReaderRow:
         """
         control = self._open_control()
         names = self.announcement
-        is_this_ring = handle.ring_id == names.ring_id and handle.epoch == names.epoch
-        if not is_this_ring or not 0 <= handle.slot < names.num_slots:
+        if not self._is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
             raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
+        crash_point("give_back.before")
         index = control.layout.cell_word(self.row, handle.slot)
         # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all
         # reads of the bytes are done. Load and store need not be one step: no other process writes this word.
         self._words.store_release(control.words, index, control.words[index] + 1)
+        crash_point("give_back.after")
 
     def is_worker_alive(self, rank: int) -> bool:
         """Return whether some process holds the byte of a rank. A free byte: its former holder reads no more."""
@@ -111,6 +133,9 @@ class ReaderRow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _is_of_this_ring(self, handle: Handle) -> bool:
+        return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
 
     def _open_control(self) -> Control:
         if self._control is None:

@@ -9,7 +9,10 @@ Creation, in this order, because a sweep may run at any instant and takes away w
     5. header, then its magic
 Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
 
-`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write.
+A name that exists already is an error, whoever owns it: nobody writes into a ring that somebody else has made.
+
+`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write. It reserves the
+pages; that they also lie in the writer's page table is the work of a thread, see `populate`, for which nobody waits.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ import numpy.typing as npt
 import posix_ipc
 
 from mmcached.shm import locks
-from mmcached.shm.headroom import memory_headroom
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.headroom import memory_headroom, no_shm_room, require_room
 from mmcached.shm.layout import MAGIC, PAGE_BYTES, Layout, SegmentHeader
+from mmcached.shm.populate import Advice, Populator
 from mmcached.shm.words import require_word_store
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
 SHM_DIR = Path("/dev/shm")
-_MIB = 1 << 20
 _CREATE_ATTEMPTS = 8
 
 
@@ -58,7 +62,7 @@ class Control:
     def __init__(self, fd: int, layout: Layout) -> None:
         self.fd = fd
         self.layout = layout
-        self._mapping = mmap.mmap(fd, layout.ctl_bytes)
+        self._mapping = _map(fd, layout.ctl_bytes)
         self.words = memoryview(self._mapping).cast("Q")
 
     def cells(self) -> npt.NDArray[np.uint64]:
@@ -82,46 +86,75 @@ class Control:
 class WriterSegment:
     """Both objects as their creator has them: mapped read-write, byte 0 locked."""
 
-    def __init__(self, announcement: RingAnnouncement, control: Control, data: mmap.mmap) -> None:
+    def __init__(
+        self, announcement: RingAnnouncement, control: Control, data: mmap.mmap, populator: Populator | None = None
+    ) -> None:
         self.announcement = announcement
         self.control = control
         self.data = data
+        self._populator = populator
+
+    @property
+    def populated_bytes(self) -> int:
+        """How much of the data object is in the page table already, as far as `populate` knows."""
+        return self._populator.populated_bytes if self._populator else 0
+
+    def wait_populated(self, timeout_s: float) -> bool:
+        """Wait for the populating thread; return whether it has done everything. For benchmarks."""
+        return self._populator is not None and self._populator.wait(timeout_s)
 
     def close(self) -> None:
         """Unlink both names, data first, and let go. Readers keep what they have mapped."""
         unlink(self.announcement.data_name)
+        crash_point("close.between_unlinks")
         unlink(self.announcement.ctl_name)
+        if self._populator is not None:
+            self._populator.close()
         self.control.close()
         del self.data  # unmapped with the last buffer of a claim, should one be left
 
     @classmethod
     def create(
-        cls, layout: Layout, *, epoch: int, host: Host, new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16)
+        cls,
+        layout: Layout,
+        *,
+        epoch: int,
+        host: Host,
+        new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
+        populate: bool = True,
     ) -> WriterSegment:
         """Make, lock, allocate and fill both objects.
 
+        Args:
+            populate: start a thread that gives the data mapping its page-table entries; nobody waits for it.
         Raises:
-            SegmentError: no room in /dev/shm or under the memory limit; nothing is left behind.
+            SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left
+                behind.
         """
         require_word_store()
-        _check_room(layout, host)
+        needed = layout.data_bytes + layout.ctl_bytes
+        require_room(needed, shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
         uid = os.getuid()
         with contextlib.ExitStack() as undo:
             ring_id, ctl_fd = _create_locked(uid, new_ring_id)
             announcement = RingAnnouncement(uid, ring_id, epoch, layout.data_bytes, layout.num_slots, layout.max_rows)
             undo.callback(unlink, announcement.ctl_name)
+            crash_point("create.after_lock")
             control = _allocate_control(ctl_fd, layout, host)
             undo.callback(control.close)
-            data_fd = posix_ipc.SharedMemory(announcement.data_name, posix_ipc.O_CREX, mode=0o600).fd
+            crash_point("create.after_ctl_allocated")
+            data_fd = _create_object(announcement.data_name)
             undo.callback(unlink, announcement.data_name)
             try:
                 _allocate(data_fd, layout.data_bytes, layout, host)
-                data = mmap.mmap(data_fd, layout.data_bytes)
+                crash_point("create.after_data_allocated")
+                data = _map(data_fd, layout.data_bytes)
             finally:
                 os.close(data_fd)
             _write_header(control, ring_id, epoch)
+            populator = Populator(data, Advice.WRITE) if populate else None
             undo.pop_all()
-            return cls(announcement, control, data)
+            return cls(announcement, control, data, populator)
 
 
 def open_control(announcement: RingAnnouncement) -> Control:
@@ -152,7 +185,7 @@ def open_data(announcement: RingAnnouncement) -> mmap.mmap:
     fd = _open(announcement.data_name, read_only=True)
     try:
         _check_size("data_bytes", fd, announcement.data_bytes)
-        return mmap.mmap(fd, announcement.data_bytes, prot=mmap.PROT_READ)
+        return _map(fd, announcement.data_bytes, mmap.PROT_READ)
     finally:
         os.close(fd)
 
@@ -180,12 +213,41 @@ def _create_locked(uid: int, new_ring_id: Callable[[], str]) -> tuple[str, int]:
     for _ in range(_CREATE_ATTEMPTS):
         ring_id = new_ring_id()
         name = f"/mmc.{uid}.{ring_id}.ctl"
-        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+        fd = _create_object(name)
+        crash_point("create.after_ctl")
         # Two ways to lose against a sweep: it has the byte now and will unlink, or it has unlinked and let go already.
         if locks.try_exclusive(fd, locks.WRITER_BYTE) and is_name_of(name, fd):
             return ring_id, fd
         os.close(fd)
     raise SegmentError(f"{_CREATE_ATTEMPTS} new segments were swept away before they were locked; try again later")
+
+
+def _create_object(name: str) -> int:
+    try:
+        fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+    except posix_ipc.ExistentialError as error:
+        raise SegmentError(f"{SHM_DIR}{name} exists already: {_owner_of(name)}", name=name) from error
+    except posix_ipc.PermissionsError as error:
+        raise SegmentError(f"this user may not create {SHM_DIR}{name}; make {SHM_DIR} writable", name=name) from error
+    return fd
+
+
+def _owner_of(name: str) -> str:
+    """Say whose an object is that we could not create, and what to do."""
+    if name.endswith(".data"):  # we have just made its control object, so it was an orphan
+        return "it is the leftover of a dead service; `mmcached shm gc` removes it"
+    try:
+        fd = posix_ipc.SharedMemory(name).fd
+    except posix_ipc.ExistentialError:
+        return "it has gone meanwhile; try again"
+    except posix_ipc.PermissionsError:
+        return "another user has made it; remove it as that user"
+    try:
+        if locks.is_free(fd, locks.WRITER_BYTE):
+            return "its service is dead; `mmcached shm gc` removes it"
+        return "its service lives, and a ring has one writer; stop that service, or take another ring id"
+    finally:
+        os.close(fd)
 
 
 def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
@@ -198,40 +260,32 @@ def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
         raise
 
 
-def _check_room(layout: Layout, host: Host) -> None:
-    needed = layout.data_bytes + layout.ctl_bytes
-    free = host.shm_free_bytes()
-    if needed > free:
-        raise _no_room(layout, f"{SHM_DIR} has {free // _MIB} MiB free", free)
-    headroom = host.headroom_bytes()
-    if headroom is not None and needed > headroom:
-        raise _no_room(layout, f"this process may take {headroom // _MIB} MiB more memory", headroom)
-
-
 def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
     try:
         host.fallocate(fd, 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        free = host.shm_free_bytes()
-        raise _no_room(layout, f"{SHM_DIR} has {free // _MIB} MiB free ({error.strerror})", free) from error
+        needed = layout.data_bytes + layout.ctl_bytes
+        raise no_shm_room(needed, host.shm_free_bytes(), str(error.strerror)) from error
 
 
-def _no_room(layout: Layout, fact: str, free: int) -> SegmentError:
-    needed = layout.data_bytes + layout.ctl_bytes
-    return SegmentError(
-        f"the ring needs {-(-needed // _MIB)} MiB, {fact}: enlarge {SHM_DIR} (mount -o remount,size=…, docker run "
-        "--shm-size=…), raise the memory limit, or lower mm_processor_cache_gb",
-        needed_bytes=needed,
-        free_bytes=free,
-    )
+def _map(fd: int, nbytes: int, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, nbytes, prot=prot)
+    except OSError as error:
+        raise SegmentError(
+            f"{nbytes >> 20} MiB of shared memory could not be mapped ({error.strerror}): raise the limit of address "
+            "space (ulimit -v), or lower mm_processor_cache_gb",
+            needed_bytes=nbytes,
+        ) from error
 
 
 def _write_header(control: Control, ring_id: str, epoch: int) -> None:
     header = SegmentHeader(ring_id, epoch, os.getpid(), _start_ticks(), _boot_id(), control.layout)
     packed = header.pack()
     control.words.cast("B")[8 : 8 + len(packed)] = packed
+    crash_point("create.before_magic")
     # Against a reader that opens the object too early: without the magic it is no header, whatever else it holds.
     require_word_store().store_release(control.words, 0, MAGIC)
 

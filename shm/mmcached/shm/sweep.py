@@ -15,6 +15,7 @@ import re
 import posix_ipc
 
 from mmcached.shm import locks
+from mmcached.shm.crash_points import crash_point
 from mmcached.shm.segment import is_name_of, leftover_names, unlink
 
 
@@ -51,6 +52,8 @@ def _sweep_ring(stem: str) -> list[str]:
         # hold.
         if not is_name_of(ctl_name, fd):
             return []
-        return [name for name in (data_name, ctl_name) if unlink(name)]
+        removed = [data_name] if unlink(data_name) else []
+        crash_point("sweep.between_unlinks")
+        return [*removed, ctl_name] if unlink(ctl_name) else removed
     finally:
         os.close(fd)

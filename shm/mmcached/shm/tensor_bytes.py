@@ -67,6 +67,11 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
+def dense_bytes(tensor: Any) -> int:
+    """Return the bytes that a tensor's elements take when they lie side by side, whatever it takes now."""
+    return int(tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.numel() * tensor.element_size())
+
+
 def to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
     """Return type and bytes, `(nbytes,)`; without a copy if it is contiguous and little-endian.
 

@@ -7,10 +7,12 @@ stopped for an hour and then goes on reading is alive.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mmcached.shm import locks
-from mmcached.shm.leases import LeaseTable
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.leases import Barrier, LeaseTable
 from mmcached.shm.segment import Control
 from mmcached.wire.handle import LeaseId
 
@@ -35,9 +37,10 @@ class RowVoided:
 class WriterRows:
     """All rows of one ring, as its writer sees them."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, *, quota_bytes: int | None = None) -> None:
         self._control = control
-        self._leases = LeaseTable(control.cells())
+        self._leases = LeaseTable(control.cells(), quota_bytes=quota_bytes)
+        self._num_lost = 0
         self._unreported: list[RowStopped | RowVoided] = []
 
     def attach(self, row: int, nonce: int) -> bool:
@@ -62,12 +65,28 @@ class WriterRows:
         self._leases.attach(row, nonce)
         return True
 
-    def grant(self, row: int, slot: int) -> LeaseId:
-        """Count one lease. Raises PeerGone as `LeaseTable.grant` does."""
-        return self._leases.grant(row, slot)
+    @property
+    def num_lost(self) -> int:
+        """Leases that barriers have found lost, ever."""
+        return self._num_lost
+
+    def grant(self, row: int, slot: int, nbytes: int) -> LeaseId:
+        """Count one lease. Raises PeerGone or LeaseRefused as `LeaseTable.grant` does."""
+        return self._leases.grant(row, slot, nbytes)
 
     def undo_grant(self, row: int, slot: int, lease: LeaseId) -> None:
         self._leases.undo(row, slot, lease)
+
+    def open_barrier(self, row: int) -> Barrier | None:
+        return self._leases.open_barrier(row)
+
+    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        lost = self._leases.reconcile(row, nonce, barrier_id, received)
+        self._num_lost += lost or 0
+        return lost
+
+    def fenced_rows(self) -> list[int]:
+        return self._leases.fenced_rows()
 
     def grantable_rows(self) -> list[int]:
         return self._leases.grantable_rows()
@@ -101,6 +120,7 @@ class WriterRows:
         # A free byte: the last holder is gone. Another nonce: a new engine has had the byte exclusively since our last
         # look, so the holders of the life that we know are gone too, although the byte is not free now.
         if locks.is_free(fd, locks.row_byte(row)) or self._nonce_in_row(row) != nonce:
+            crash_point("deaths.before_void")
             self._leases.void(row)
             return [RowVoided(row, nonce)]
         if not self._leases.is_stopped(row) and locks.is_free(fd, locks.engine_byte(row, max_rows)):

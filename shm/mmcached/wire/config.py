@@ -16,6 +16,7 @@ from mmcached.wire.errors import ConfigError
 
 GIB = 1 << 30
 MIB = 1 << 20
+KIB = 1 << 10
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,16 +35,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the roles of one service must agree on.
 
-    Capacity fields count in the unit of their name; `encoder_cache_size` and `max_num_encoder_input_tokens` count
-    embeddings, `num_kv_blocks` includes the null block.
+    Capacity fields count in the unit of their name (`_kb`: KiB); `encoder_cache_size` and
+    `max_num_encoder_input_tokens` count embeddings, `num_kv_blocks` includes the null block.
     """
 
     # the processor cache of P0 and the ring
     mm_processor_cache_gb: float = 0.25
     mm_processor_cache_type: Literal["shm", "lru", "processor_only"] = "shm"
     mm_shm_cache_max_object_size_mb: int = 64
+    mm_shm_inline_max_kb: int = 16
     ring_num_slots: int = 4096
     ring_max_rows: int = 8
+    ring_reader_quota_gb: float = 0.0
+    ring_has_checksums: bool = False
 
     # what arrives
     max_image_bytes: int = 64 * MIB
@@ -96,7 +100,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     _api_process_count: int = 1
 
     def __post_init__(self) -> None:
-        _check_range("mm_processor_cache_gb", self.mm_processor_cache_gb, 0.0, 4096.0)
+        for field in ("mm_processor_cache_gb", "ring_reader_quota_gb"):
+            _check_range(field, getattr(self, field), 0.0, 4096.0)
         for field, low, high in _INT_RANGES:
             _check_range(field, getattr(self, field), low, high)
         for field in _DURATIONS:
@@ -124,6 +129,16 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def max_object_bytes(self) -> int:
         return min(self.mm_shm_cache_max_object_size_mb * MIB, self.ring_data_bytes)
+
+    @property
+    def inline_below_bytes(self) -> int:
+        """Items with fewer bytes of tensors travel inline, though there is a ring."""
+        return self.mm_shm_inline_max_kb * KIB
+
+    @property
+    def ring_reader_quota_bytes(self) -> int | None:
+        """What one engine may hold under lease at a time; None for no limit."""
+        return int(self.ring_reader_quota_gb * GIB) or None
 
     def digest(self) -> str:
         """Return 16 hex digits that two processes compare to see whether they were started alike."""
@@ -163,6 +178,7 @@ _INT_RANGES = (
     ("max_restarts", 0, 1_000_000),
     ("http_port", 0, 65_535),
     ("mm_shm_cache_max_object_size_mb", 1, 1 << 20),
+    ("mm_shm_inline_max_kb", 0, 1 << 20),
     ("ring_num_slots", 1, 1 << 20),
     ("ring_max_rows", 1, 64),
     ("max_image_bytes", 1, 1 << 32),

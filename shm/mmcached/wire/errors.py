@@ -78,6 +78,21 @@ class CacheFull(MmcachedError):
         )
 
 
+class ChecksumMismatch(MmcachedError):
+    """The bytes of a chunk are not those that its writer has put there: somebody else has written, or memory is bad."""
+
+    code = "checksum_mismatch"
+    retryable = True
+
+    def __init__(self, slot: int, found: int, expected: int) -> None:
+        super().__init__(
+            f"slot {slot} has checksum {found:#010x}, its writer said {expected:#010x}; resend, and look for who wrote",
+            slot=slot,
+            found=found,
+            expected=expected,
+        )
+
+
 class StaleHandle(MmcachedError):
     """The chunk that this handle names has been given other content since."""
 
@@ -153,6 +168,16 @@ class PeerGone(MmcachedError):
 
     code = "peer_gone"
     retryable = True
+
+
+class LeaseRefused(MmcachedError):
+    """A living reader takes no lease just now; what it needs travels inline."""
+
+    code = "lease_refused"
+    retryable = True
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"row {row} takes no lease now: {reason}; send the item inline", row=row, reason=reason)
 
 
 class ChannelFull(MmcachedError):

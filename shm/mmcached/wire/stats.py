@@ -58,13 +58,16 @@ class RingStats(Stats, frozen=True):
     data_bytes: Gauge = 0
     used_bytes: Gauge = 0
     pinned_bytes: Gauge = 0
+    populated_bytes: Gauge = 0
     chunks: Gauge = 0
     leases: Gauge = 0
+    fenced_rows: Gauge = 0
     puts: int = 0
     put_bytes: int = 0
     evictions: int = 0
     refusals: int = 0
     grants: int = 0
+    lost_leases: int = 0
 
 
 class KVCacheStats(Stats, frozen=True):
@@ -129,6 +132,7 @@ class FrontendStats(Stats, frozen=True):
     requests_failed: int = 0
     protocol_errors: int = 0
     resends: int = 0
+    lease_refusals: int = 0
     clients: Gauge = 0
     processor: ProcessorCacheStats = ProcessorCacheStats()
     ring: RingStats = RingStats()

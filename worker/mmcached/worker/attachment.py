@@ -27,7 +27,7 @@ class Attachment:
         self._reader: RingReader | None = None
         store = None
         if attach.announcement is not None:
-            self._reader = RingReader.open(attach.announcement)
+            self._reader = RingReader.open(attach.announcement, populate=True)
             try:
                 self._reader.join_row(attach.row, attach.row_nonce, rank)
             except BaseException:

@@ -38,6 +38,23 @@ class RowAttached(Message, frozen=True):
     nonce: Count
 
 
+class Barrier(Message, frozen=True):
+    """Which leases have arrived? To be answered at once with `Reconcile`; no lease comes before the answer.
+
+    It follows the descriptors through the same queue: one that has not arrived by now was lost.
+
+    Attributes:
+        nonce: the incarnation that is asked; any other does not answer.
+        last_seq: of the last lease before it.
+        slots: of which the counts are wanted.
+    """
+
+    nonce: Count
+    barrier_id: Count
+    last_seq: Count
+    slots: list[Count]
+
+
 class AddRequest(Message, frozen=True):
     """A request, complete: its tokens with all placeholders, its items with where they lie.
 
@@ -80,7 +97,9 @@ class FlushEngine(Message, frozen=True):
     token: Count
 
 
-FromFrontend = Ring | RowAttached | Refused | AddRequest | AbortRequest | GetEngineStats | ProbeEngine | FlushEngine
+FromFrontend = (
+    Ring | RowAttached | Refused | Barrier | AddRequest | AbortRequest | GetEngineStats | ProbeEngine | FlushEngine
+)
 
 # ---- from workers
 

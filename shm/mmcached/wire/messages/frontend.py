@@ -107,6 +107,20 @@ class RowHello(Message, frozen=True):
     nonce: Count
 
 
+class LeaseGap(Message, frozen=True):
+    """A lease came whose predecessor did not: descriptors were lost, ask with a `Barrier`."""
+
+    nonce: Count
+
+
+class Reconcile(Message, frozen=True):
+    """Answer to `Barrier`: slot -> leases that incarnation `nonce` has ever received."""
+
+    nonce: Count
+    barrier_id: Count
+    received: dict[Count, Count]
+
+
 class EngineReady(Message, frozen=True):
     """All workers are attached: requests may come."""
 
@@ -157,6 +171,8 @@ class EngineStatsReply(Message, frozen=True):
 FromEngine = (
     EngineHello
     | RowHello
+    | LeaseGap
+    | Reconcile
     | EngineReady
     | RequestGenerated
     | RequestEncoded

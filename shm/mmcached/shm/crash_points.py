@@ -1,0 +1,98 @@
+"""Named instants at which a test lets this process die, as `kill -9` would kill it there.
+
+    MMC_CRASH_AT=put.mid_payload        at the first pass of that point
+    MMC_CRASH_AT=put.mid_payload:3      at the third
+
+What a crash leaves behind depends on the instruction; no kill from outside hits a chosen one. The points stand where
+the order of two steps matters. Without the variable a point costs one call that compares with None.
+
+The variable is read once, at import. What it names must exist, or a test would test nothing without a word: a misspelt
+variable is an error here, a misspelt call one of the type checker.
+
+>>> parse("put.mid_payload:3"), parse("close.between_unlinks")
+(('put.mid_payload', 3), ('close.between_unlinks', 1))
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final, Literal, get_args
+
+from mmcached.wire.errors import ConfigError
+
+VARIABLE: Final = "MMC_CRASH_AT"
+
+WriterLabel = Literal[
+    "create.after_ctl",  # the control object has a name, and nobody has locked it
+    "create.after_lock",
+    "create.after_ctl_allocated",
+    "create.after_data_allocated",
+    "create.before_magic",
+    "put.after_evict",
+    "put.mid_payload",
+    "put.before_commit",
+    "put.after_commit",
+    "grant.before_send",  # counted, and the reader will never hear of it
+    "grant.after_send",
+    "deaths.before_void",
+    "barrier.after_send",
+    "close.between_unlinks",
+    "sweep.between_unlinks",
+]
+ReaderLabel = Literal[
+    "row.after_lock",  # the row's byte is held exclusively, and the row has the nonce of the former life
+    "row.after_nonce",
+    "row.after_downgrade",
+    "row.before_hello",
+    "reader.after_map",
+    "reader.after_share",
+    "read.after_receive",
+    "read.viewing",
+    "read.in_finalizer",
+    "give_back.before",
+    "give_back.after",
+    "reconcile.before_answer",
+]
+Label = WriterLabel | ReaderLabel
+
+WRITER_LABELS: Final[tuple[WriterLabel, ...]] = get_args(WriterLabel)
+READER_LABELS: Final[tuple[ReaderLabel, ...]] = get_args(ReaderLabel)
+LABELS: Final[tuple[Label, ...]] = (*WRITER_LABELS, *READER_LABELS)
+
+
+def crash_point(label: Label) -> None:
+    """Die here by SIGKILL if the environment says so; otherwise do nothing."""
+    if _TARGET is not None:
+        _pass(label)
+
+
+def parse(value: str) -> tuple[Label, int]:
+    """Return the label and the pass (1-based) that a value of the variable names.
+
+    Raises:
+        ConfigError: no such label, or no such number.
+    """
+    name, colon, number = value.partition(":")
+    label = next((known for known in LABELS if known == name), None)
+    if label is None:
+        raise ConfigError(VARIABLE, value, f"the label must be one of {', '.join(LABELS)}")
+    if not colon:
+        return label, 1
+    if not (number.isascii() and number.isdecimal() and int(number) >= 1):
+        raise ConfigError(VARIABLE, value, "after the label comes nothing, or ':n' with n = 1, 2, …")
+    return label, int(number)
+
+
+def _pass(label: Label) -> None:
+    global _passes  # noqa: PLW0603 - one process, one death
+    assert _TARGET is not None
+    wanted, number = _TARGET
+    if label == wanted:
+        _passes += 1
+        if _passes == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+_TARGET: Final = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+_passes = 0

@@ -1,0 +1,79 @@
+"""Which of many places to take, when each has a price and to ask whether it can be had costs more than to compare.
+
+    price   7 5 9 6 8 7 9 4 │ 6 5 8 …          a place = some neighbours in a row of chunks, which would have to go;
+            └── few: 8 ───┘                    its price = what they are worth together
+
+The places are compared by eights. The least of eight is taken at once if it costs no more than `bargain`; else, after
+64, the least of all; of equals, the first. Only of the least is it asked whether a chunk in it is pinned; then the
+second least is the least, and so on. If all of the 64 are closed, the next 64 are compared, to the end of the places.
+
+Knows nothing of bytes, offsets and slots. Invariant: each chunk is asked about at most once, and a place is refused
+only if it has a pinned chunk.
+
+>>> places = [(5, 0, 0, 2), (3, 0, 1, 3), (4, 0, 2, 4)]
+>>> choose(iter(places), Pins(lambda index: index == 1), bargain=0)
+(4, 0, 2, 4)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from itertools import islice
+from operator import itemgetter
+
+FEW_PLACES = 8
+MANY_PLACES = 64
+
+# (price, offset, index of the first chunk, index behind the last). A plain tuple, because dozens are made for each that
+# is taken.
+Place = tuple[int, int, int, int]
+_price = itemgetter(0)
+
+
+class Pins:
+    """What is known of pins while one place is looked for.
+
+    Args:
+        is_pinned: whether the chunk of an index may not go now.
+    """
+
+    def __init__(self, is_pinned: Callable[[int], bool]) -> None:
+        self._is_pinned = is_pinned
+        self._pinned: list[int] = []  # ascending
+        self._not_pinned: set[int] = set()
+
+    def has_none(self, place: Place) -> bool:
+        """Return whether no chunk of the place is pinned."""
+        _, _, first, last = place
+        nearest = bisect_left(self._pinned, first)
+        if nearest < len(self._pinned) and self._pinned[nearest] < last:
+            return False
+        for index in range(first, last):
+            if index in self._not_pinned:
+                continue
+            if self._is_pinned(index):
+                insort(self._pinned, index)
+                return False
+            self._not_pinned.add(index)
+        return True
+
+
+def choose(places: Iterator[Place], pins: Pins, *, bargain: int) -> Place | None:
+    """Return the place to take, or None if a chunk is pinned in each."""
+    seen: list[Place] = []
+    while few := list(islice(places, FEW_PLACES)):
+        least = min(few, key=_price)
+        if least[0] <= bargain and pins.has_none(least):
+            return least
+        seen += few
+        if len(seen) >= MANY_PLACES:
+            found = _least(seen, pins)
+            if found is not None:
+                return found
+            seen.clear()
+    return _least(seen, pins)
+
+
+def _least(places: list[Place], pins: Pins) -> Place | None:
+    return next(filter(pins.has_none, sorted(places, key=_price)), None)

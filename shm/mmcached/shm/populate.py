@@ -1,0 +1,115 @@
+"""Give a mapping its page-table entries before they are needed, by a thread, in steps.
+
+The first touch of each page costs a fault; the first lap of writes through a fresh ring is several times slower for it.
+`madvise` can take all the faults of a range at once, and does not change a byte. So one thread walks over the mapping
+from its start, where the writer starts too, and never gets in the way of anybody who already works in it:
+
+    0            populated_bytes                         end
+    ├▓▓▓▓▓▓▓▓▓▓▓▓┼ one step, inside the kernel ─┼░░░░░░░░┤
+
+* A step runs without the interpreter's lock (`mmap.madvise` would keep it) and is short: a step holds the lock of the
+  process's address space, and another thread's large allocation waits for it.
+* It is a help and no promise: a kernel without this advice (before Linux 5.14), or one that refuses it here, leaves
+  `populated_bytes` where it is, and the pages come one by one at first touch.
+
+Knows nothing of rings. Invariant: while the thread runs the mapping cannot go, because the thread holds a buffer of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+_LOG = logging.getLogger(__name__)
+_MIB = 1 << 20
+STEP_BYTES = 16 * _MIB
+
+
+class Advice(enum.IntEnum):
+    """What `madvise` is asked for; the numbers are the kernel's (MADV_POPULATE_READ, MADV_POPULATE_WRITE)."""
+
+    READ = 22
+    WRITE = 23
+
+
+Advise = Callable[[int, int, Advice], None]
+"""`(address, nbytes, advice)`; raises OSError."""
+
+
+def advise(address: int, nbytes: int, advice: Advice) -> None:
+    """Call `madvise` without the interpreter's lock.
+
+    Raises:
+        OSError: the kernel has refused; EINVAL: it does not know this advice.
+    """
+    if _madvise(address, nbytes, advice):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+class Populator:
+    """One pass over one mapping; the thread starts at once and ends by itself. `close` it before the mapping goes.
+
+    Args:
+        mapping: of a file that is as long as the mapping.
+        advice: WRITE for a mapping that this process writes, READ for a read-only one.
+        step_bytes: bytes per call into the kernel, a multiple of the page size.
+    """
+
+    def __init__(
+        self, mapping: mmap.mmap, advice: Advice, *, step_bytes: int = STEP_BYTES, advise: Advise = advise
+    ) -> None:
+        self._nbytes = len(mapping)
+        self._advice = advice
+        self._step_bytes = step_bytes
+        self._advise = advise
+        self._populated_bytes = 0
+        self._stop = threading.Event()
+        # A daemon: a process that ends without `close` shall not wait for pages that nobody will touch.
+        self._thread = threading.Thread(
+            target=self._run, args=(np.frombuffer(mapping, np.uint8),), name="populate", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def populated_bytes(self) -> int:
+        """How many bytes from the start on have been populated so far."""
+        return self._populated_bytes
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the thread has ended; return whether everything is populated. For benchmarks."""
+        self._thread.join(timeout_s)
+        return self._populated_bytes == self._nbytes
+
+    def close(self) -> None:
+        """End the thread after its present step; it has let go of the mapping then. Twice changes nothing."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self, buffer: npt.NDArray[np.uint8]) -> None:
+        address = buffer.ctypes.data
+        while self._populated_bytes < self._nbytes and not self._stop.is_set():
+            nbytes = min(self._step_bytes, self._nbytes - self._populated_bytes)
+            try:
+                self._advise(address + self._populated_bytes, nbytes, self._advice)
+            except OSError as error:
+                if error.errno in (errno.EINTR, errno.EAGAIN):
+                    continue
+                # The text only: a record that is kept would keep the error, its traceback and so the mapping.
+                _LOG.debug("populated %d of %d bytes, no more: %s", self._populated_bytes, self._nbytes, error.strerror)
+                return
+            self._populated_bytes += nbytes
+
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise.restype = ctypes.c_int

@@ -1,0 +1,50 @@
+"""What one reader incarnation has received: the other half of `leases`, sans I/O.
+
+Leases of one incarnation are numbered 1, 2, 3 … and come through one queue. A number left out means that a descriptor
+was lost on the way: the reader says so, and the writer asks with a barrier what has arrived (see `leases`).
+
+Invariant: `count(slot)` never falls, and is at least what this incarnation has given back of the slot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mmcached.wire.handle import LeaseId
+
+
+class ReceivedLeases:
+    """The leases of incarnation `nonce`."""
+
+    def __init__(self, nonce: int) -> None:
+        self.nonce = nonce
+        self.last_seq = 0
+        self._slot_to_count: Counter[int] = Counter()
+
+    def receive(self, slot: int, lease: LeaseId) -> bool:
+        """Count a lease that has just arrived.
+
+        Returns:
+            whether it is ours: another incarnation's, or one that came before, is dropped and *not* given back.
+        """
+        if lease.nonce != self.nonce or lease.seq <= self.last_seq:
+            return False
+        self.last_seq = lease.seq
+        self._slot_to_count[slot] += 1
+        return True
+
+    def has_gap_before(self, lease: LeaseId) -> bool:
+        """Return whether leases before this one, which is about to be received, are missing."""
+        return lease.nonce == self.nonce and lease.seq > self.last_seq + 1
+
+    def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+        """Answer a barrier; what it has counted is not missed again.
+
+        Returns:
+            slot -> leases ever received; None if it asks another incarnation.
+        """
+        if nonce != self.nonce:
+            return None
+        self.last_seq = max(self.last_seq, last_seq)
+        return {slot: self._slot_to_count[slot] for slot in slots}

@@ -1,0 +1,262 @@
+"""Chaos: a writer and readers in processes of their own, killed and stopped at random instants, every byte checked.
+
+    parent ── fork, reap ──> nursery ──> writer, readers           the parent alone kills, stops and continues them
+       └──────── board: the phase, everybody's counters ────────┘  see `chaos_board`
+
+What must hold, whoever dies when: no payload under a lease changes; when all come to rest, all leases are back; nobody
+ends but by a kill; nothing is left in /dev/shm. `chaos_mutants` takes rules away to show that a run sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mmcached.shm import segment, sweep
+from tests.shm.chaos_board import Board, Count, Phase
+from tests.shm.chaos_mutants import Mutant
+
+NUM_READERS = 3
+READER_KILL_S = 0.15
+WRITER_KILL_S = 2.0
+STOP_S = (0.2, 1.0)
+STOP_EVERY_S = 0.5
+DEADLINE_S = 60.0
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(slots=True)
+class Report:
+    """What one run has done and found.
+
+    Attributes:
+        totals: the counters of all lives together.
+        leases_left: of the last ring, when all had come to rest.
+        segments_left: of all rings of the run, after a sweep.
+        other_violations: a line each.
+    """
+
+    seconds: float
+    seed: int
+    reader_kills: int = 0
+    writer_kills: int = 0
+    stops: int = 0
+    totals: dict[Count, int] = field(default_factory=lambda: dict.fromkeys(Count, 0))
+    leases_left: int = 0
+    segments_left: int = 0
+    other_violations: list[str] = field(default_factory=list)
+
+    @property
+    def corrupt_reads(self) -> int:
+        return self.totals[Count.CORRUPT]
+
+    @property
+    def leases_verified(self) -> int:
+        return self.totals[Count.VERIFIED]
+
+    def violations(self) -> list[str]:
+        """Return what must not be, each as a line; empty for a good run."""
+        found = [
+            (self.corrupt_reads, "corrupt reads"),
+            (self.totals[Count.STALE], "leased chunks that held something else"),
+            (self.leases_left, "leases that never came back"),
+            (self.segments_left, "shared-memory objects left"),
+        ]
+        lines = [f"{number} {what}" for number, what in found if number]
+        if not self.leases_verified:
+            lines.append("nothing was read at all")
+        return lines + self.other_violations
+
+    def table(self) -> str:
+        """Return one line per figure."""
+        totals = self.totals
+        rows = [
+            ("seconds, seed", f"{self.seconds:g}, {self.seed}"),
+            ("kills: readers, writers", f"{self.reader_kills}, {self.writer_kills}"),
+            ("stops", f"{self.stops}"),
+            ("puts, refused", f"{totals[Count.PUTS]}, {totals[Count.REFUSED]}"),
+            ("grants, undone", f"{totals[Count.GRANTS]}, {totals[Count.UNSENT]}"),
+            ("rows taken, events of death", f"{totals[Count.ATTACHED]}, {totals[Count.DEATHS]}"),
+            ("leases verified", f"{self.leases_verified}"),
+            ("  of them copied", f"{totals[Count.COPIED]}"),
+            ("corrupt reads", f"{self.corrupt_reads}"),
+            ("stale reads", f"{totals[Count.STALE]}"),
+            ("leases left", f"{self.leases_left}"),
+            ("segments left", f"{self.segments_left}"),
+        ]
+        return "\n".join(f"{name:<28}{value:>18}" for name, value in rows)
+
+
+@dataclass(slots=True)
+class Life:
+    """One forked process."""
+
+    number: int
+    pid: int
+    continue_at: float | None = None
+
+
+class Nursery:
+    """The forking process, from the outside. Leaving the block ends it and all its children."""
+
+    def __init__(self, run_dir: Path, mutant: Mutant | None) -> None:
+        self._num_lives = 0
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.shm.chaos_child", str(run_dir), *([mutant] if mutant else [])],
+            cwd=_ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def num_lives(self) -> int:
+        return self._num_lives
+
+    def fork(self, role: str, seed: int) -> Life:
+        self._num_lives += 1
+        return Life(self._num_lives, self._ask("fork", role, self._num_lives, seed))
+
+    def kill(self, life: Life) -> int:
+        """`kill -9`, then wait until the kernel has taken it apart; return the exit code."""
+        os.kill(life.pid, signal.SIGKILL)
+        return self.reap(life)
+
+    def reap(self, life: Life) -> int:
+        """Wait for a child that is about to end; return its exit code."""
+        return self._ask("reap", life.pid)
+
+    def _ask(self, *command: str | int) -> int:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.write(json.dumps(command) + "\n")
+        self._popen.stdin.flush()
+        ready, _, _ = select.select([self._popen.stdout], [], [], DEADLINE_S)
+        assert ready, f"no answer to {command} within {DEADLINE_S} s"
+        return int(json.loads(self._popen.stdout.readline()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.close()
+        try:
+            self._popen.wait(DEADLINE_S)
+        finally:
+            self._popen.kill()
+            self._popen.wait()
+            self._popen.stdout.close()
+
+
+class Chaos:
+    """One run over one nursery."""
+
+    def __init__(self, nursery: Nursery, board: Board, report: Report) -> None:
+        self._nursery = nursery
+        self._board = board
+        self._report = report
+        self._random = random.Random(report.seed)
+        self._writer = self._fork("writer")
+        self._readers = [self._fork("reader") for _ in range(NUM_READERS)]
+
+    def rage(self, seconds: float) -> None:
+        """Kill, stop and continue, each in its own rhythm."""
+        start = now = time.monotonic()
+        kill_reader_at, kill_writer_at, stop_at = now + READER_KILL_S, now + WRITER_KILL_S, now + STOP_EVERY_S
+        while (now := time.monotonic()) < start + seconds:
+            if now >= kill_reader_at:
+                self._kill_reader()
+                kill_reader_at = now + READER_KILL_S
+            if now >= kill_writer_at:
+                self._note_end(self._writer, self._nursery.kill(self._writer), -signal.SIGKILL)
+                self._writer = self._fork("writer")
+                self._report.writer_kills += 1
+                kill_writer_at = now + WRITER_KILL_S
+            if now >= stop_at:
+                self._stop_reader(now)
+                stop_at = now + self._random.random() * 2 * STOP_EVERY_S
+            self._continue(now)
+            select.select([], [], [], 0.005)
+        self._continue(float("inf"))
+
+    def rest(self) -> None:
+        """Let all give back what they have; then end them, and count."""
+        self._board.phase = Phase.REST
+        deadline = time.monotonic() + DEADLINE_S / 3
+        while not self._is_at_rest() and time.monotonic() < deadline:
+            select.select([], [], [], 0.005)
+        if not self._board.get(self._writer.number, Count.RESTS):
+            self._report.other_violations.append("the last writer did not come to rest")
+        self._report.leases_left = self._board.get(self._writer.number, Count.LEASES)
+        self._board.phase = Phase.END
+        for life in (self._writer, *self._readers):
+            self._note_end(life, self._nursery.reap(life), 0)
+
+    def count(self) -> None:
+        """Fill the report from the board."""
+        for count in Count:
+            self._report.totals[count] = self._board.total(count, self._nursery.num_lives)
+
+    def _kill_reader(self) -> None:
+        which = self._random.randrange(NUM_READERS)
+        self._note_end(self._readers[which], self._nursery.kill(self._readers[which]), -signal.SIGKILL)
+        self._readers[which] = self._fork("reader")
+        self._report.reader_kills += 1
+
+    def _stop_reader(self, now: float) -> None:
+        life = self._random.choice(self._readers)
+        if life.continue_at is None:
+            os.kill(life.pid, signal.SIGSTOP)
+            life.continue_at = now + self._random.uniform(*STOP_S)
+            self._report.stops += 1
+
+    def _continue(self, now: float) -> None:
+        for life in self._readers:
+            if life.continue_at is not None and now >= life.continue_at:
+                os.kill(life.pid, signal.SIGCONT)
+                life.continue_at = None
+
+    def _note_end(self, life: Life, code: int, expected: int) -> None:
+        if code != expected:
+            self._report.other_violations.append(f"life {life.number} ended by itself with {code}")
+
+    def _is_at_rest(self) -> bool:
+        number = self._writer.number
+        return self._board.get(number, Count.RESTS) > 0 and self._board.get(number, Count.LEASES) == 0
+
+    def _fork(self, role: str) -> Life:
+        return self._nursery.fork(role, self._random.getrandbits(32))
+
+
+def run(seconds: float, *, seed: int, run_dir: Path, mutant: Mutant | None = None) -> Report:
+    """Let chaos reign for a while.
+
+    Args:
+        run_dir: an empty folder with a short path; its sockets and files stay.
+    """
+    report = Report(seconds, seed)
+    with Board.create(run_dir / "board") as board, Nursery(run_dir, mutant) as nursery:
+        chaos = Chaos(nursery, board, report)
+        chaos.rage(seconds)
+        chaos.rest()
+        chaos.count()
+    sweep()
+    ring_ids = (run_dir / "rings").read_text().split()
+    left = [name for name in segment.leftover_names(os.getuid()) if any(ring_id in name for ring_id in ring_ids)]
+    report.segments_left = len(left)
+    return report

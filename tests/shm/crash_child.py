@@ -1,0 +1,133 @@
+"""A writer, reader or worker that dies at a named point: one JSON command per line, one JSON answer each.
+
+    MMC_CRASH_AT=label python -m tests.shm.crash_child writer | reader
+
+The points between the ring and a socket are taken here, where the answer stands for the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mmcached.shm import Host, ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, sweep
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.layout import Layout
+from mmcached.shm.segment import WriterSegment
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+
+LAYOUT = Layout(data_bytes=1 << 14, num_slots=16, max_rows=3)
+EPOCH = 7
+
+
+def record_of(value: int) -> dict[str, Any]:
+    """A record whose every byte follows from `value`."""
+    return {"first": np.full(100, value, np.uint8), "second": np.arange(value, value + 100)}
+
+
+def is_record_of(value: int, record: Any) -> bool:
+    expected = record_of(value)
+    return all(np.array_equal(record[name], expected[name]) for name in expected)
+
+
+class Writer:
+    """A store, and the sending of descriptors."""
+
+    def create(self, ring_id: str) -> Any:
+        segment = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id)
+        self._ring = RingWriter(segment, max_object_bytes=LAYOUT.data_bytes)
+        self._store = ObjectStoreWriter(self._ring)
+        return self._ring.announcement
+
+    def attach(self, row: int, nonce: int) -> bool:
+        return self._ring.attach(row, nonce)
+
+    def put(self, value: int, row: int) -> None:
+        handle = self._store.put(str(value), record_of(value))
+        lease = self._ring.grant(row, handle)
+        crash_point("grant.before_send")
+        _answer([handle, lease])
+        crash_point("grant.after_send")
+
+    def poll_deaths(self) -> int:
+        return len(self._ring.poll_deaths())
+
+    def barrier(self, row: int) -> None:
+        barrier = self._ring.open_barrier(row)
+        _answer([barrier.nonce, barrier.last_seq, barrier.slots] if barrier else None)
+        crash_point("barrier.after_send")
+
+    def close(self) -> None:
+        self._store.close()
+
+    def sweep(self) -> list[str]:
+        return sweep()
+
+
+class Reader:
+    """A row, a mapping, and records in hand."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+        self._done: deque[Handle] = deque()
+
+    def attach(self, announcement: Any) -> Any:
+        self._row = ReaderRow.attach(msgspec.convert(announcement, RingAnnouncement))
+        crash_point("row.before_hello")
+        return [self._row.row, self._row.nonce]
+
+    def open(self, announcement: Any) -> None:
+        self._reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
+        self._store = ObjectStoreReader(self._reader)
+
+    def join(self, row: int, nonce: int) -> None:
+        self._reader.join_row(row, nonce, 0)
+
+    def receive(self, value: int, descriptor: Any) -> bool:
+        handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
+        assert self._row.receive(handle, lease)
+        crash_point("read.after_receive")
+
+        def release() -> None:
+            crash_point("read.in_finalizer")
+            self._done.append(handle)
+
+        record = self._store.get(handle, tensors="numpy", on_release=release)
+        crash_point("read.viewing")
+        self._held.append(record)
+        return is_record_of(value, record)
+
+    def release(self) -> None:
+        self._held.clear()
+        while self._done:
+            self._row.give_back(self._done.popleft())
+
+    def answer_barrier(self, nonce: int, last_seq: int, slots: list[int]) -> Any:
+        answer = self._row.answer_barrier(nonce, last_seq, slots)
+        crash_point("reconcile.before_answer")
+        return [] if answer is None else list(answer.items())
+
+
+def main(party: object) -> None:
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        command: Callable[..., Any] = getattr(party, name)
+        answer = command(*arguments)
+        if name not in ("put", "barrier"):  # they have answered in the middle
+            _answer(answer)
+
+
+def _answer(value: Any) -> None:
+    # One write, so that what has been sent has left this process, as a message in a socket's buffer has.
+    os.write(1, msgspec.json.encode(value) + b"\n")
+
+
+if __name__ == "__main__":
+    main({"writer": Writer, "reader": Reader}[sys.argv[1]]())

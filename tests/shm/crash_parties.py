@@ -1,0 +1,126 @@
+"""Both sides of a crash test: a child that dies at a named point, and a reader in this process that must not suffer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm.crash_points import VARIABLE
+from mmcached.wire.errors import StaleHandle
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from tests.shm.crash_child import is_record_of
+from tests.shm.processes import DEADLINE_S
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Died(Exception):
+    """The child has ended instead of answering."""
+
+
+class Party:
+    """A `crash_child`. Leaving the block kills it.
+
+    Args:
+        crash_at: where it dies by itself; nowhere if empty.
+        process_group: as `Popen` takes it; 0 makes it the leader of a new one.
+    """
+
+    def __init__(self, role: str, crash_at: str = "", *, process_group: int | None = None) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.shm.crash_child", role],
+            cwd=_ROOT,
+            env=os.environ | {VARIABLE: crash_at},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=process_group,
+        )
+        self.pid = self._popen.pid
+
+    def ask(self, command: str, *arguments: Any) -> Any:
+        """Send one command and return its answer.
+
+        Raises:
+            Died: there is none.
+        """
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        try:
+            self._popen.stdin.write(msgspec.json.encode([command, *arguments]) + b"\n")
+            self._popen.stdin.flush()
+        except BrokenPipeError:
+            raise Died(command) from None
+        ready, _, _ = select.select([self._popen.stdout], [], [], DEADLINE_S)
+        assert ready, f"no answer to {command} within {DEADLINE_S} s"
+        line = self._popen.stdout.readline()
+        if not line:
+            raise Died(command)
+        return json.loads(line)
+
+    def exit_code(self) -> int:
+        return self._popen.wait(DEADLINE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._popen.kill()
+        self._popen.wait(DEADLINE_S)
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class Survivor:
+    """The reader in this process: what it has been granted must stay what it was, whatever becomes of the writer."""
+
+    def __init__(self, announcement: RingAnnouncement) -> None:
+        self.row = ReaderRow.attach(announcement)
+        self._reader = RingReader.open(announcement)
+        self._store = ObjectStoreReader(self._reader)
+        self._value_to_handle: dict[int, Handle] = {}
+        self._held: list[tuple[int, Any]] = []
+
+    def receive(self, value: int, descriptor: Any, *, keep: bool = False) -> None:
+        handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
+        assert self.row.receive(handle, lease)
+        self._value_to_handle[value] = handle
+        record = self._store.get(handle, tensors="numpy")
+        assert is_record_of(value, record)
+        if keep:
+            self._held.append((value, record))
+        else:
+            del record
+            self.row.give_back(handle)
+
+    def check(self) -> None:
+        """What is held is whole; what was ever received is whole or a stale handle, never other bytes."""
+        assert all(is_record_of(value, record) for value, record in self._held)
+        for value, handle in self._value_to_handle.items():
+            try:
+                assert is_record_of(value, self._store.get(handle, tensors="numpy"))
+            except StaleHandle:
+                assert value not in [held for held, _ in self._held]
+
+    def give_all_back(self) -> None:
+        for value, _ in self._held:
+            self.row.give_back(self._value_to_handle[value])
+        self._held.clear()
+
+    def close(self) -> None:
+        self._held.clear()
+        self._store.close()
+        self.row.close()

@@ -1,0 +1,297 @@
+"""The faults that were reproduced in a published object store of this kind, and how this one behaves in their place.
+
+The letter in each docstring is the fault's in that list: a wedged ring, blocked readers, mixed bytes, leaked memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import signal
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from mmcached.shm import (
+    Host,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    RingReader,
+    RingWriter,
+    RowStopped,
+    RowVoided,
+    segment,
+    sweep,
+)
+from mmcached.shm.codec import EncodedRecord
+from mmcached.shm.layout import chunk_bytes
+from mmcached.wire.errors import InvalidRequest, SegmentError, StaleHandle
+from mmcached.wire.handle import Handle, RingAnnouncement
+from tests.shm.crash_child import record_of
+from tests.shm.crash_parties import Died, Party, Survivor
+from tests.shm.processes import Process
+from tests.shm.rings import attached, make_ring, put, reading
+
+KB = 1000
+MIB = 1 << 20
+NUM_PUTS = 200
+
+
+def put_all(ring: RingWriter, nbytes: int = 9 * KB) -> None:
+    """Put many times the ring's size; a refusal raises."""
+    for value in range(NUM_PUTS):
+        put(ring, nbytes, value % 256)
+
+
+def attach(ring: RingWriter, process: Process) -> int:
+    row, nonce = process.ask("attach", ring.announcement)
+    assert ring.attach(row, nonce)
+    process.ask("open", ring.announcement)
+    return int(row)
+
+
+def digest(value: int, nbytes: int) -> str:
+    return hashlib.sha256(bytes([value]) * nbytes).hexdigest()
+
+
+def names_of(announcement: RingAnnouncement) -> set[str]:
+    return {announcement.data_name, announcement.ctl_name}
+
+
+def test_a_lease_of_an_aborted_request_comes_back_unread() -> None:
+    """E1: one extra reference that no worker read wedged the ring for ever."""
+    with make_ring(100 * KB) as ring, attached(ring) as row:
+        handle = put(ring, 9 * KB)
+        ring.grant(row.row, handle)
+        row.give_back(handle)  # a hit for a request that is then rejected: sent, never looked at
+        ring.undo_grant(row.row, handle, ring.grant(row.row, handle))  # and one that could not even be sent
+        put_all(ring)
+        assert not ring.is_current(handle)
+        assert ring.stats().refusals == ring.stats().leases == 0
+        ring.check_integrity()
+
+
+def test_one_unread_object_costs_its_own_bytes_only() -> None:
+    """E2: one unread object at the head of the ring stopped all puts behind it."""
+    with make_ring(100 * KB) as ring, attached(ring) as row, reading(ring) as reader:
+        unread = put(ring, 9 * KB, 77)
+        ring.grant(row.row, unread)
+        for value in range(NUM_PUTS):
+            handle = put(ring, 9 * KB, value)
+            ring.grant(row.row, handle)
+            assert reader.view(handle)[0] == value
+            row.give_back(handle)
+        assert ring.stats().refusals == 0
+        assert reader.view(unread).tolist() == [77] * (9 * KB)
+
+
+def test_reading_twice_gives_nothing_back_twice() -> None:
+    """E3: a second read of one handle, after a preemption, counted again; the bytes went while another read them."""
+    with make_ring(100 * KB) as ring, attached(ring) as one, attached(ring) as two, reading(ring) as reader:
+        handle = put(ring, 9 * KB, 5)
+        for row in (one, two):
+            ring.grant(row.row, handle)
+            for _ in range(2):
+                assert reader.view(handle)[0] == 5
+        one.give_back(handle)
+        ring.grant(one.row, handle)  # the new request
+        two.give_back(handle)
+        put_all(ring)
+        assert reader.view(handle).tolist() == [5] * (9 * KB)
+        one.give_back(handle)
+        put_all(ring)
+        with pytest.raises(StaleHandle):
+            reader.view(handle)
+
+
+def test_a_reader_that_does_give_back_twice_takes_no_bytes_from_another() -> None:
+    """E3, by a reader with that very bug: it is fenced, and the other one's lease stands."""
+    with make_ring(100 * KB) as ring, attached(ring) as wrong, attached(ring) as right, reading(ring) as reader:
+        handle = put(ring, 9 * KB, 5)
+        for row in (wrong, right):
+            ring.grant(row.row, handle)
+        wrong.give_back(handle)
+        wrong.give_back(handle)
+        (event,) = ring.poll_deaths()
+        assert isinstance(event, RowStopped)
+        assert ring.attached_rows() == [right.row]
+        put_all(ring)
+        assert reader.view(handle).tolist() == [5] * (9 * KB)
+
+
+def test_clear_and_put_leave_a_reader_its_bytes() -> None:
+    """E4: the reader of an object got bytes of two objects, without an error."""
+    with make_ring(100 * KB) as ring, Process() as process:
+        row = attach(ring, process)
+        handle = put(ring, 50 * KB, 5)
+        lease = ring.grant(row, handle)
+        assert process.ask("owns", handle, lease)
+        process.ask("view", handle)  # it has begun to decode
+        ring.clear()
+        for value in range(NUM_PUTS):
+            put(ring, 40 * KB, value)
+        assert process.ask("digests") == [digest(5, 50 * KB)]
+        with pytest.raises(StaleHandle):
+            ring.grant(row, handle)  # what was cleared is not handed out again
+        process.ask("drop_views")
+        process.ask("give_back", handle)
+        put(ring, 99 * KB)
+
+
+@pytest.mark.parametrize("instant", ["row.after_lock", "read.in_finalizer", "give_back.before"])
+def test_a_reader_killed_at_the_worst_instant_blocks_nobody(instant: str) -> None:
+    """E5a: a reader that died while it held the lock blocked all others. Here no lock is ever waited for."""
+    with make_ring(1 << 14) as ring, ObjectStoreWriter(ring) as store:
+        survivor = Survivor(ring.announcement)
+        assert ring.attach(survivor.row.row, survivor.row.nonce)
+        with Party("reader", instant) as party:
+            with pytest.raises(Died):
+                read_one(ring, store, party)
+            assert party.exit_code() == -signal.SIGKILL
+            handle = store.put("after", {"value": np.full(100, 3)})
+            ring.grant(survivor.row.row, handle)  # before anybody has looked who is dead
+            with RingReader.open(ring.announcement) as reader:
+                assert ObjectStoreReader(reader).get(handle, tensors="numpy")["value"].tolist() == [3] * 100
+            survivor.row.give_back(handle)
+            successor = Survivor(ring.announcement)
+            assert ring.attach(successor.row.row, successor.row.nonce)
+        ring.poll_deaths()
+        assert ring.stats().leases == 0
+        survivor.close()
+        successor.close()
+
+
+def read_one(ring: RingWriter, store: ObjectStoreWriter, party: Party) -> None:
+    """Drive a child up to the point where it dies."""
+    row, nonce = party.ask("attach", ring.announcement)
+    assert ring.attach(row, nonce)
+    party.ask("open", ring.announcement)
+    handle = store.put("1", record_of(1))
+    assert party.ask("receive", 1, [handle, ring.grant(row, handle)])
+    party.ask("release")
+
+
+def test_a_reader_that_dies_unread_gives_its_bytes_back_by_dying() -> None:
+    """E5b: when one of two readers died without reading, puts failed for ever."""
+    with make_ring(100 * KB) as ring, Process() as dead, attached(ring) as row, reading(ring) as reader:
+        dead_row = attach(ring, dead)
+        for value in range(10):
+            handle = put(ring, 9 * KB, value)
+            for one in (dead_row, row.row):
+                ring.grant(one, handle)
+            assert reader.view(handle)[0] == value
+            row.give_back(handle)
+        assert ring.stats().leases == 10
+        dead.kill()
+        assert [type(event) for event in ring.poll_deaths()] == [RowVoided]
+        put_all(ring)
+        assert ring.stats().refusals == ring.stats().leases == 0
+
+
+def test_a_killed_writer_leaves_its_readers_whole_and_nothing_after_the_next_start() -> None:
+    """E6, the writer alone: an unlucky tracker unlinked what was in use."""
+    with Process() as writer, Process() as reader:
+        announcement = msgspec.convert(writer.ask("create", 1 << 16), RingAnnouncement)
+        handle = msgspec.convert(writer.ask("put", 1000, 5), Handle)
+        reader.ask("attach", announcement)
+        reader.ask("open", announcement)
+        reader.ask("view", handle)
+        writer.kill()
+        assert reader.ask("digests") == [digest(5, 1000)]
+        sweep()
+        assert not names_of(announcement) & set(segment.leftover_names(os.getuid()))
+        with make_ring() as successor:
+            put(successor, 1000, 6)
+            assert reader.ask("digests") == [digest(5, 1000)]
+            assert attach(successor, reader) == 0
+            reader.ask("view", put(successor, 1000, 7))
+            assert reader.ask("digests") == [digest(5, 1000), digest(7, 1000)]
+
+
+def test_a_killed_process_group_leaves_nothing_after_the_next_start() -> None:
+    """E6, all at once, as a container is killed: the segment stayed in /dev/shm."""
+    ring_id = secrets.token_hex(16)
+    with Party("writer", process_group=0) as writer, Party("reader", process_group=writer.pid) as reader:
+        announcement = msgspec.convert(writer.ask("create", ring_id), RingAnnouncement)
+        row, nonce = reader.ask("attach", announcement)
+        assert writer.ask("attach", row, nonce)
+        reader.ask("open", announcement)
+        assert reader.ask("receive", 1, writer.ask("put", 1, row))
+        os.killpg(writer.pid, signal.SIGKILL)
+        assert [party.exit_code() for party in (writer, reader)] == [-signal.SIGKILL] * 2
+    names = names_of(announcement)
+    assert names <= set(segment.leftover_names(os.getuid()))
+    sweep()
+    assert not names & set(segment.leftover_names(os.getuid()))
+
+
+def test_a_ring_larger_than_its_memory_is_an_error_at_creation() -> None:
+    """E7: 64 MiB on a tmpfs of 16 MiB were created without a word; a later put died of SIGBUS."""
+    room = 16 * MIB
+
+    def fallocate(fd: int, offset: int, size: int) -> None:
+        """The tmpfs: what has been allocated stays taken."""
+        if os.fstat(fd).st_size < size > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.posix_fallocate(fd, offset, size)
+
+    small = Host(fallocate=fallocate, shm_free_bytes=lambda: room)
+    lying = Host(fallocate=fallocate, shm_free_bytes=lambda: 1 << 40)  # another process takes the room after our look
+    for host in (small, lying):
+        with pytest.raises(SegmentError, match="/dev/shm has") as caught:
+            RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
+        needed = caught.value.details["needed_bytes"]
+        assert isinstance(needed, int)
+        assert needed >= 64 * MIB
+    with RingWriter.create(data_bytes=8 * MIB, max_object_bytes=4 * MIB, host=small) as ring:
+        for name in (ring.announcement.data_name, ring.announcement.ctl_name):
+            status = (segment.SHM_DIR / name[1:]).stat()
+            assert status.st_blocks * 512 >= status.st_size  # no page is left to be refused later
+        for value in range(4):
+            put(ring, 4 * MIB - 64, value)
+
+
+def test_a_small_object_into_a_full_ring_evicts_one_chunk() -> None:
+    """E8: twice the largest size was evicted for each admission: 80 of 197 objects for 5 kB."""
+    evicted: list[Handle] = []
+    with make_ring(
+        197 * chunk_bytes(5 * KB), num_slots=1000, max_object_bytes=200 * KB, on_evict=evicted.append
+    ) as ring:
+        handles = [put(ring, 5 * KB) for _ in range(197)]
+        assert evicted == []
+        put(ring, 5 * KB)
+        assert len(evicted) == 1
+        put(ring, 3 * chunk_bytes(5 * KB) - 64)
+        assert len(evicted) == 4
+        assert sum(map(ring.is_current, handles)) == 193
+
+
+def test_an_exception_while_an_object_is_written_leaves_the_books_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E9: an exception between allocation and index made every later put fail that had to evict."""
+
+    def fail(encoded: EncodedRecord, buffer: Any) -> None:
+        raise RuntimeError("faulty tensor")
+
+    with make_ring(100 * KB) as ring, ObjectStoreWriter(ring) as store:
+        record = {"pixels": np.zeros(8 * KB, np.uint8)}
+        for round_number in range(3):
+            for value in range(20):
+                store.put(f"{round_number}.{value}", record)
+            with monkeypatch.context() as patch:
+                patch.setattr(EncodedRecord, "write_into", fail)
+                for _ in range(20):
+                    with pytest.raises(RuntimeError, match="faulty"):
+                        store.put("broken", record)
+            store.check_integrity()
+            assert store.find("broken") is None
+            assert ring.stats().pinned_bytes == 0
+        evictions = ring.stats().evictions
+        with pytest.raises(InvalidRequest):
+            store.put("broken", {"pixels": object()})
+        assert ring.stats().evictions == evictions  # what cannot be encoded evicts nobody
+        store.put("broken", record)
+        store.check_integrity()
