@@ -15,7 +15,7 @@ from mmcached.wire.handle import LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.parts import Feature, Inline
+from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from tests.engine.fake_peers import Bench, FakeWorker
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
@@ -116,8 +116,8 @@ def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: B
     barrier = bench.ring.open_barrier(bench.row)
     assert barrier is not None
     assert barrier.nonce == nonce
-    question = to_engine.Barrier(nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
-    bench.frontend.send(bench.peer, to_engine.Barrier(nonce ^ 1, 7, 7, []))  # another incarnation's
+    question = Barrier(nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+    bench.frontend.send(bench.peer, Barrier(nonce ^ 1, 7, 7, []))  # another incarnation's
     bench.frontend.send(bench.peer, question)
     answer = bench.expect(from_engine.Reconcile)
     assert answer == from_engine.Reconcile(nonce, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
@@ -134,7 +134,7 @@ def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late
     late = bench.ring.grant(bench.row, handle)
     barrier = bench.ring.open_barrier(bench.row)
     assert barrier is not None
-    question = to_engine.Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+    question = Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
     bench.frontend.send(bench.peer, question)
     answer = bench.expect(from_engine.Reconcile)
     assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1

@@ -23,7 +23,7 @@ from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Feature
+from mmcached.wire.messages.parts import Barrier, Feature
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, ServiceStats
 
@@ -76,7 +76,7 @@ class FakeEngine:
         while self.channel.wait(0):
             message, payload = self.channel.receive(0)
             if self.answers_barriers and self.row is not None:
-                if isinstance(message, to_engine.Barrier):
+                if isinstance(message, Barrier):
                     counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
                     self.channel.send(to_frontend.Reconcile(message.nonce, message.barrier_id, counts or {}))
                     continue

@@ -14,7 +14,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.parts import Barrier, Inline
 from tests.frontend.fake_peers import Bench, FakeEngine, leases_in, png
 
 CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0)
@@ -59,7 +59,7 @@ def receive(engine: FakeEngine, message: to_engine.FromFrontend) -> None:
         assert engine.row.receive(handle, lease)
 
 
-def answer(engine: FakeEngine, barrier: to_engine.Barrier) -> None:
+def answer(engine: FakeEngine, barrier: Barrier) -> None:
     assert engine.row is not None
     counts = engine.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
     assert counts is not None
@@ -73,7 +73,7 @@ def test_an_idle_row_with_leases_out_is_asked_and_what_was_lost_comes_back(
     request(bench, engine, 2, [png(1), png(2)])  # lost: the engine never heard of it
     assert bench.stats().ring.leases == 3
     clock.now += IDLE_S + 1
-    barrier = bench.from_frontend(engine, to_engine.Barrier)
+    barrier = bench.from_frontend(engine, Barrier)
     assert (barrier.last_seq, len(barrier.slots)) == (3, 2)
     answer(engine, barrier)
     bench.pump(lambda: bench.stats().ring.leases == 1)
@@ -112,7 +112,7 @@ def test_a_reported_gap_is_asked_about_at_once(bench: Bench, engine: FakeEngine)
     receive(engine, add)
     engine.channel.send(to_frontend.LeaseGap(engine.row.nonce + 1))  # of another incarnation: nobody is asked
     engine.channel.send(to_frontend.LeaseGap(engine.row.nonce))
-    answer(engine, bench.from_frontend(engine, to_engine.Barrier))
+    answer(engine, bench.from_frontend(engine, Barrier))
     bench.pump(lambda: bench.stats().ring.leases == 1)
 
 
@@ -121,7 +121,7 @@ def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: FakeEn
     receive(engine, first)
     assert engine.row is not None
     engine.channel.send(to_frontend.LeaseGap(engine.row.nonce))
-    barrier = bench.from_frontend(engine, to_engine.Barrier)
+    barrier = bench.from_frontend(engine, Barrier)
     add = request(bench, engine, 2, [png(1)])
     assert isinstance(add.features[0].payload, Inline)
     ((handle, _),) = leases_in(first)
@@ -144,7 +144,7 @@ def test_an_unanswered_question_is_asked_again_ever_less_often_and_only_the_last
     waits = [IDLE_S + 0.01]
     while waits[-1] < MAX_WAIT_S:
         clock.now += waits[-1]
-        asked.append(bench.from_frontend(engine, to_engine.Barrier))
+        asked.append(bench.from_frontend(engine, Barrier))
         waits.append(min(2 ** len(waits) * IDLE_S, MAX_WAIT_S))
         clock.now += waits[-1] / 2 - IDLE_S / 2
         bench.stats()
@@ -161,7 +161,7 @@ def test_an_engine_that_connects_anew_is_asked(bench: Bench, engine: FakeEngine)
     request(bench, engine, 1, [png(1)])
     engine.connect_anew()
     bench.from_frontend(engine, to_engine.Ring)
-    answer(engine, bench.from_frontend(engine, to_engine.Barrier))
+    answer(engine, bench.from_frontend(engine, Barrier))
     bench.pump(lambda: bench.stats().ring.leases == 0)
 
 
@@ -171,7 +171,7 @@ def test_an_answer_that_cannot_be_is_an_error_of_the_engine_and_takes_nothing(
 ) -> None:
     receive(engine, request(bench, engine, 1, [png(1)]))
     clock.now += IDLE_S + 1
-    barrier = bench.from_frontend(engine, to_engine.Barrier)
+    barrier = bench.from_frontend(engine, Barrier)
     engine.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
     engine.channel.send(to_frontend.Reconcile(barrier.nonce + 1, barrier.barrier_id, {}))
     bench.pump(lambda: bench.stats().protocol_errors == 2)

@@ -9,10 +9,10 @@ from mmcached.shm.layout import HEADER_BYTES, LAYOUT_VERSION, MAGIC, PAGE_BYTES,
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
-LAYOUT = Layout(1 << 20, 100, 3)
+LAYOUT = Layout(1 << 20, 100, 3, 256)
 HEADER = SegmentHeader("ab" * 16, 77, 4711, 99, bytes(range(16)), LAYOUT)
 PAGE = (struct.pack("<Q", MAGIC) + HEADER.pack()).ljust(PAGE_BYTES, b"\0")
-ANNOUNCED = RingAnnouncement(0, "ab" * 16, 77, 1 << 20, 100, 3)
+ANNOUNCED = RingAnnouncement(0, "ab" * 16, 77, 1 << 20, 100, 3, 256)
 
 
 def test_header_round_trips() -> None:
@@ -50,7 +50,7 @@ def test_a_future_version_is_named_before_anything_else_is_judged() -> None:
 def test_impossible_sizes_under_a_right_crc_are_a_mismatch() -> None:
     page = bytearray(PAGE)
     page[80:84] = struct.pack("<I", 0)
-    page[112:116] = struct.pack("<I", zlib.crc32(page[8:112]))
+    page[120:124] = struct.pack("<I", zlib.crc32(page[8:120]))
     with pytest.raises(LayoutMismatch) as caught:
         SegmentHeader.parse(bytes(page))
     assert caught.value.details["field"] == "num_slots"
@@ -62,15 +62,32 @@ def test_what_is_no_header_is_a_mismatch(page: bytes) -> None:
         SegmentHeader.parse(page)
 
 
-@pytest.mark.parametrize("index", range(1, 6))
+@pytest.mark.parametrize("index", range(1, 7))
 def test_another_announcement_is_a_mismatch(index: int) -> None:
-    values: list[object] = [0, "ab" * 16, 77, 1 << 20, 100, 3]
+    values: list[object] = [0, "ab" * 16, 77, 1 << 20, 100, 3, 256]
     values[index] = "cd" * 16 if index == 1 else 64
     with pytest.raises(LayoutMismatch):
         HEADER.check_announced(RingAnnouncement(*values))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (100, 1, 1), (1 << 20, 0, 1), (1 << 20, 1, 0), (1 << 20, 1, 65)])
-def test_impossible_layouts_are_refused(sizes: tuple[int, int, int]) -> None:
+def test_the_index_lies_behind_the_rows() -> None:
+    assert LAYOUT.first_index_word * 8 == LAYOUT.row_offset(3)
+    assert LAYOUT.ctl_bytes == LAYOUT.row_offset(3) + 256 * 8
+    assert Layout(1 << 20, 100, 3).ctl_bytes == LAYOUT.row_offset(3)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (0, 1, 1),
+        (100, 1, 1),
+        (1 << 20, 0, 1),
+        (1 << 20, 1, 0),
+        (1 << 20, 1, 65),
+        (1 << 20, 1, 1, 3),
+        (1 << 20, 1, 1, -1),
+    ],
+)
+def test_impossible_layouts_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest):
         Layout(*sizes)

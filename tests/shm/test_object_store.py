@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, RingReader, codec
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, codec
 from mmcached.wire.errors import (
     CacheFull,
     InvalidRequest,
@@ -307,10 +307,12 @@ class StoreModel(RuleBasedStateMachine):
         super().__init__()
         self.model: dict[str, int] = {}
         self.touched: set[str] = set()
-        self.store = ObjectStoreWriter(make_ring(4 * 1088, num_slots=6), on_evict=self.evicted)
+        self.store = ObjectStoreWriter(make_ring(4 * 1088, num_slots=6, has_index=True), on_evict=self.evicted)
         self.reader = ObjectStoreReader(RingReader.open(self.store.ring.announcement))
+        self.row = ReaderRow.attach(self.store.ring.announcement)
 
     def teardown(self) -> None:
+        self.row.close()
         self.reader.close()
         self.store.close()
 
@@ -364,6 +366,8 @@ class StoreModel(RuleBasedStateMachine):
         for key in self.KEYS:
             handle = self.store.find(key)
             assert self.store.is_cached(key) == (handle is not None) == (key in self.model)
+            assert self.row.index is not None
+            assert self.row.index.contains(key) == (key in self.model)
             if handle is not None:
                 record = self.reader.get(handle, tensors="numpy")
                 assert record["value"] == self.model[key]

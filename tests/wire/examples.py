@@ -7,7 +7,7 @@ from typing import Any
 from mmcached.wire.errors import CacheMiss, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
-from mmcached.wire.messages.parts import Feature, Inline, Tensor
+from mmcached.wire.messages.parts import Barrier, Feature, Inline, Tensor
 from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
@@ -40,6 +40,12 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Probed(1, 1, 2)),
     ("ToClient", client.Flushed(1)),
     ("ToClient", client.Failed(None, ERROR)),
+    ("ToClient", client.RowTaken(1, True)),
+    ("ToClient", client.Records(1, 2, [HANDLE, Inline(0, 3), None], [LEASE, None, None])),
+    ("ToClient", client.Present(1, [True, False])),
+    ("ToClient", client.Claimed(1, 2, 5)),
+    ("ToClient", client.Stored(1, 2, False, "too large")),
+    ("ToClient", Barrier(99, 3, 17, [0, 4095])),
     ("FromClient", frontend.ClientHello(CLIENT_ID)),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, "see <image>", 5, True, 1.5, "tenant")),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, False, 1.5)),
@@ -49,6 +55,14 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Probe(1, 0.5)),
     ("FromClient", frontend.Flush(1)),
     ("FromClient", frontend.ClientBye(CLIENT_ID)),
+    ("FromClient", frontend.TakeRow(CLIENT_ID, 1, 2**62, 3, 99)),
+    ("FromClient", frontend.GetRecords(CLIENT_ID, 1, ["a", "b"], "tenant", 99)),
+    ("FromClient", frontend.HaveRecords(1, ["a", "b"], "tenant")),
+    ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5)),
+    ("FromClient", frontend.ClaimRecord(CLIENT_ID, 1, "a", 2.5, "tenant", 99)),
+    ("FromClient", frontend.DropClaim(CLIENT_ID, 5)),
+    ("FromClient", frontend.DropRecord(1, "a", "tenant")),
+    ("FromClient", frontend.Reconcile(99, 3, {0: 2})),
     ("FromEngine", frontend.EngineHello(0, 5, "digest")),
     ("FromEngine", frontend.RowHello(2**62, 1, 99)),
     ("FromEngine", frontend.LeaseGap(99)),
@@ -64,7 +78,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.Ring(3, ANNOUNCEMENT)),
     ("FromFrontend", engine.Ring(3, None)),
     ("FromFrontend", engine.RowAttached(2**62, 1, 99)),
-    ("FromFrontend", engine.Barrier(99, 3, 17, [0, 4095])),
+    ("FromFrontend", Barrier(99, 3, 17, [0, 4095])),
     ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, False, "tenant")),
     ("FromFrontend", engine.AddRequest(1, "encode", [258], FEATURES, 0, False, "", 7)),
     ("FromFrontend", engine.AbortRequest(1)),

@@ -22,6 +22,7 @@ from mmcached.wire.errors import ChannelFull
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Barrier
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -99,7 +100,7 @@ class FrontendContact:
             self.tell(to_frontend.LeaseGap(self.row.nonce))
         return self.row.receive(handle, lease)
 
-    def on_barrier(self, message: received.Barrier) -> None:
+    def on_barrier(self, message: Barrier) -> None:
         """Answer which leases have arrived; a question to another incarnation is not ours to answer."""
         counts = None
         if self.row is not None:

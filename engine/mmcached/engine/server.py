@@ -50,6 +50,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
 from mmcached.wire.stats import EngineStats, RoleName
@@ -172,7 +173,7 @@ class EngineServer:
                 self._is_ready_told = False
             case received.RowAttached():
                 self._contact.on_row_attached(message)
-            case received.Barrier():
+            case Barrier():
                 self._contact.on_barrier(message)
             case received.Refused():
                 raise error_from_wire(message.error)

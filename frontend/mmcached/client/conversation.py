@@ -12,6 +12,7 @@ from mmcached.shm.lock_file import LockFile
 from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, ServiceUnavailable, error_from_wire
 from mmcached.wire.messages.client import Encoded, Failed, Flushed, Generated, Probed, Stats, ToClient, Welcome
 from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, Flush, Generate, GetStats, Probe
+from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 
 MAX_TIMEOUT_S = 86_400.0
@@ -99,7 +100,7 @@ def open_presence(directory: RunDir, client_id: str) -> LockFile:
 
 def answer_id(message: ToClient) -> int | None:
     """Return which request a message answers; None for one that answers no request in particular."""
-    return None if isinstance(message, Welcome) else message.request_id
+    return None if isinstance(message, Welcome | Barrier) else message.request_id
 
 
 def failure_of(message: ToClient) -> MmcachedError | None:

@@ -18,8 +18,8 @@ from mmcached.frontend.engine_links import EngineLink
 from mmcached.shm import RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.wire.errors import RemoteProtocolError
-from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages.parts import Barrier
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -35,7 +35,7 @@ class Barriers:
         tell: queues a message for an engine, or logs that it cannot.
     """
 
-    def __init__(self, ring: RingWriter, tell: Callable[[EngineLink, to_engine.Barrier], None]) -> None:
+    def __init__(self, ring: RingWriter, tell: Callable[[EngineLink, Barrier], None]) -> None:
         self._ring = ring
         self._tell = tell
 
@@ -48,7 +48,7 @@ class Barriers:
         if barrier is None:
             return
         link.barrier_wait_s = min(2 * link.barrier_wait_s, MAX_WAIT_S)
-        message = to_engine.Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+        message = Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
         self._tell(link, message)
         crash_point("barrier.after_send")
 

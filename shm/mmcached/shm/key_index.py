@@ -49,6 +49,9 @@ class KeyIndexReader:
         """Return whether the writer held the key a moment ago; a hint in both directions."""
         return _find(self._words, self._mask, fingerprint(key)) is not None
 
+    def close(self) -> None:
+        self._words.release()
+
 
 class KeyIndexWriter:
     """The one writer of a table, which must be all zeros."""
@@ -100,6 +103,10 @@ class KeyIndexWriter:
         for place in range(len(self._words)):
             self._words[place] = 0
         self._num_keys = 0
+
+    def close(self) -> None:
+        """Let go of the words; they stay as they are."""
+        self._words.release()
 
     def check_integrity(self) -> None:
         """Raises:

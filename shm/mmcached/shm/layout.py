@@ -16,13 +16,15 @@ process.
     │   +72  cell of slot 1 …  │                 ├──────────────────────────┤
     ├──────────────────────────┤ + row_bytes     │ free                     │
     │ row 1 …                  │                 └──────────────────────────┘ data_bytes
+    ├──────────────────────────┤ + index_words × 8
+    │ key index    (the writer)│   see `key_index`; most rings have none
     └──────────────────────────┘ ctl_bytes
 
 The header, the writer's alone, written once before the ring is announced:
 
        0  magic, written last      56  boot id (16 bytes)        104  alignment, chunk header bytes (u32 each)
-       8  layout version, header   72  data_bytes                112  crc32 of bytes 8…111 (u32)
-          bytes (u32 each)         80  num_slots, max_rows
+       8  layout version, header   72  data_bytes                112  index_words
+          bytes (u32 each)         80  num_slots, max_rows       120  crc32 of bytes 8…119 (u32)
       16  ring id (16 bytes)           (u32 each)
       32  epoch                    88  offset of row 0
       40  writer's pid, start      96  row_bytes
@@ -41,7 +43,7 @@ takes whole pages, so that two readers never write one cache line:
 >>> chunk_bytes(1), chunk_bytes(64), chunk_bytes(65)
 (128, 128, 192)
 >>> HEADER_BYTES, _CRC_OFFSET
-(116, 112)
+(124, 120)
 
 **Validity.** A control object counts only with the magic, this layout version, a right crc, and sizes that agree with
 both the files and the announcement; otherwise `LayoutMismatch`. A chunk header counts only if magic, generation, slot
@@ -70,7 +72,7 @@ from dataclasses import dataclass
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
@@ -83,13 +85,18 @@ HAS_CRC32 = 1
 
 _CELLS_OFFSET = 64
 _VERSION = struct.Struct("<II")
-_BODY = struct.Struct("<II16sQQQ16sQIIQQII")
+_BODY = struct.Struct("<II16sQQQ16sQIIQQIIQ")
 _CRC = struct.Struct("<I")
 _CRC_OFFSET = 8 + _BODY.size
 HEADER_BYTES = _CRC_OFFSET + _CRC.size
 
 _MIN_DATA_BYTES = ALIGNMENT + CHUNK_HEADER_BYTES
-_LIMITS = (("data_bytes", _MIN_DATA_BYTES, 1 << 46), ("num_slots", 1, 1 << 20), ("max_rows", 1, 64))
+_LIMITS = (
+    ("data_bytes", _MIN_DATA_BYTES, 1 << 46),
+    ("num_slots", 1, 1 << 20),
+    ("max_rows", 1, 64),
+    ("index_words", 0, 1 << 22),
+)
 
 
 def round_up(num_bytes: int, multiple: int) -> int:
@@ -103,7 +110,10 @@ def chunk_bytes(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The three numbers from which every offset follows; construction checks them.
+    """The numbers from which every offset follows; construction checks them.
+
+    Attributes:
+        index_words: of the key index, a power of two; 0 = there is none.
 
     Raises:
         InvalidRequest: one of them is outside what is possible.
@@ -112,6 +122,7 @@ class Layout:
     data_bytes: int
     num_slots: int
     max_rows: int
+    index_words: int = 0
 
     def __post_init__(self) -> None:
         for field, low, high in _LIMITS:
@@ -119,6 +130,8 @@ class Layout:
                 raise InvalidRequest(field, getattr(self, field), f"must be between {low} and {high}")
         if self.data_bytes % ALIGNMENT:
             raise InvalidRequest("data_bytes", self.data_bytes, f"must be a multiple of {ALIGNMENT}")
+        if self.index_words & (self.index_words - 1):
+            raise InvalidRequest("index_words", self.index_words, "must be a power of two, or 0")
 
     @property
     def row_bytes(self) -> int:
@@ -126,7 +139,11 @@ class Layout:
 
     @property
     def ctl_bytes(self) -> int:
-        return self.row_offset(self.max_rows)
+        return 8 * (self.first_index_word + self.index_words)
+
+    @property
+    def first_index_word(self) -> int:
+        return self.row_offset(self.max_rows) // 8
 
     def row_offset(self, row: int) -> int:
         return PAGE_BYTES + row * self.row_bytes
@@ -156,7 +173,7 @@ class SegmentHeader:
     layout: Layout
 
     def pack(self) -> bytes:
-        """Return bytes 8…115; the writer stores the magic separately, last."""
+        """Return bytes 8…123; the writer stores the magic separately, last."""
         body = _BODY.pack(
             LAYOUT_VERSION,
             HEADER_BYTES,
@@ -172,6 +189,7 @@ class SegmentHeader:
             self.layout.row_bytes,
             ALIGNMENT,
             CHUNK_HEADER_BYTES,
+            self.layout.index_words,
         )
         return body + _CRC.pack(zlib.crc32(body))
 
@@ -189,11 +207,11 @@ class SegmentHeader:
         _expect("layout_version", version, LAYOUT_VERSION)
         _expect("header_bytes", header_bytes, HEADER_BYTES)
         _expect("crc32", zlib.crc32(page[8:_CRC_OFFSET]), _CRC.unpack_from(page, _CRC_OFFSET)[0])
-        _, _, ring_id, epoch, pid, ticks, boot_id, data_bytes, num_slots, max_rows, *derived = _BODY.unpack_from(
-            page, 8
+        _, _, ring_id, epoch, pid, ticks, boot_id, data_bytes, num_slots, max_rows, *derived, index_words = (
+            _BODY.unpack_from(page, 8)
         )
         try:
-            layout = Layout(data_bytes, num_slots, max_rows)
+            layout = Layout(data_bytes, num_slots, max_rows, index_words)
         except InvalidRequest as error:
             raise LayoutMismatch(str(error.details["field"]), error.details["value"], error.details["limit"]) from error
         for field, value, expected in zip(
@@ -216,6 +234,7 @@ class SegmentHeader:
         _expect("data_bytes", self.layout.data_bytes, announcement.data_bytes)
         _expect("num_slots", self.layout.num_slots, announcement.num_slots)
         _expect("max_rows", self.layout.max_rows, announcement.max_rows)
+        _expect("index_words", self.layout.index_words, announcement.index_words)
 
 
 def _expect(field: str, value: int | str, expected: int | str) -> None:

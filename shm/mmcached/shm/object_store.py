@@ -61,6 +61,8 @@ class ObjectStoreWriter:
         handle = self.ring.commit(claim)
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
+        if self.ring.index is not None:
+            self.ring.index.add(key)
         return handle
 
     def find(self, key: str) -> Handle | None:
@@ -93,6 +95,8 @@ class ObjectStoreWriter:
         if handle is not None:
             del self._slot_to_key[handle.slot]
             self._touched.discard(key)
+            if self.ring.index is not None:
+                self.ring.index.discard(key)
             self.ring.discard(handle)
 
     def clear(self) -> None:
@@ -120,6 +124,10 @@ class ObjectStoreWriter:
                 raise InvariantError(f"key {key!r} has lost its chunk")
         if not self._touched <= self._key_to_handle.keys():
             raise InvariantError("a key is touched that is not stored")
+        if self.ring.index is not None:
+            self.ring.index.check_integrity()
+            if len(self.ring.index) != len(self._key_to_handle):
+                raise InvariantError(f"{len(self._key_to_handle)} keys, the index shows {len(self.ring.index)}")
 
     def close(self) -> None:
         """Close the ring. A second call changes nothing."""
@@ -140,6 +148,8 @@ class ObjectStoreWriter:
         """The ring has evicted a chunk. It is never a touched one: those are pinned."""
         key = self._slot_to_key.pop(handle.slot)
         del self._key_to_handle[key]
+        if self.ring.index is not None:
+            self.ring.index.discard(key)
         if self._on_evict_handle is not None:
             self._on_evict_handle(handle)
         if self._on_evict_key is not None:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from mmcached.shm.allocator import Extent
 from mmcached.shm.chunks import ChunkTable
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.key_index import KeyIndexWriter, index_words
 from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32, Layout, chunk_bytes
 from mmcached.shm.leases import Barrier
 from mmcached.shm.segment import Host, WriterSegment
@@ -63,6 +64,8 @@ class RingWriter:
         on_evict: called with the handle of each chunk that a claim evicts, before the claim returns; must not raise
             and must not call the ring.
         tenant: goes into every handle.
+    Attributes:
+        index: of keys, for whoever keeps them; None if the ring was made without.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class RingWriter:
         self._chunks = ChunkTable(
             layout.data_bytes, layout.num_slots, is_leased=self._rows.is_pinned, leased_slots=self._rows.pinned_slots
         )
+        self.index = KeyIndexWriter(segment.control.index()) if layout.index_words else None
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
 
     @classmethod
@@ -99,6 +103,7 @@ class RingWriter:
         max_object_bytes: int,
         reader_quota_bytes: int | None = None,
         has_checksums: bool = False,
+        has_index: bool = False,
         on_evict: Callable[[Handle], None] | None = None,
         tenant: str = "",
         clock_ns: Callable[[], int] = time.time_ns,
@@ -110,6 +115,7 @@ class RingWriter:
             data_bytes: size of the data object, rounded down to the alignment.
             num_slots: chunks that can exist at a time.
             max_rows: readers that can be attached at a time.
+            has_index: make room for a table of keys that readers can look into, see `key_index`.
         Raises:
             SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
             InvalidRequest: a size outside what is possible.
@@ -118,7 +124,9 @@ class RingWriter:
             raise InvalidRequest("max_object_bytes", max_object_bytes, "must be at least 1")
         if reader_quota_bytes is not None and reader_quota_bytes < 1:
             raise InvalidRequest("reader_quota_bytes", reader_quota_bytes, "must be at least 1")
-        layout = Layout(data_bytes - data_bytes % ALIGNMENT, num_slots, max_rows)
+        layout = Layout(
+            data_bytes - data_bytes % ALIGNMENT, num_slots, max_rows, index_words(num_slots) if has_index else 0
+        )
         segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host())
         return cls(
             segment,
@@ -333,6 +341,8 @@ class RingWriter:
             return
         segment, self._segment = self._segment, None
         self._chunks.close()
+        if self.index is not None:
+            self.index.close()
         del self._data, self._rows  # they hold the mappings
         segment.close()
 

@@ -24,6 +24,7 @@ from typing import Self
 
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.key_index import KeyIndexReader
 from mmcached.shm.received import ReceivedLeases
 from mmcached.shm.segment import Control, open_control
 from mmcached.shm.words import require_word_store
@@ -37,7 +38,11 @@ def random_nonce() -> int:
 
 
 class ReaderRow:
-    """A row that this process has taken; made by `attach`."""
+    """A row that this process has taken; made by `attach`.
+
+    Attributes:
+        index: which keys the writer shows; None if its ring has no such table.
+    """
 
     def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
         self.announcement = announcement
@@ -45,6 +50,7 @@ class ReaderRow:
         self.nonce = nonce
         self._received = ReceivedLeases(nonce)
         self._control: Control | None = control
+        self.index = KeyIndexReader(control.index()) if control.layout.index_words else None
         self._words = require_word_store()
 
     @classmethod
@@ -123,6 +129,9 @@ class ReaderRow:
     def close(self) -> None:
         """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""
         if self._control is not None:
+            if self.index is not None:
+                self.index.close()
+                self.index = None
             self._control.close()
             self._control = None
 

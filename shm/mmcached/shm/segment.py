@@ -69,8 +69,13 @@ class Control:
         """Return all cells as `(max_rows, num_slots)`, a live view. It keeps the mapping, but not the locks, alive."""
         layout = self.layout
         first = (layout.cell_word(0, 0) - layout.nonce_word(0)) % (layout.row_bytes // 8)
-        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) :]
+        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) : layout.first_index_word]
         return words.reshape(layout.max_rows, -1)[:, first : first + layout.num_slots]
+
+    def index(self) -> memoryview:
+        """Return the words of the key index, none if there is none; to be released before `close`."""
+        first = self.layout.first_index_word
+        return self.words[first : first + self.layout.index_words]
 
     def close(self) -> None:
         """Drop all locks, then the descriptor and the mapping. A second call changes nothing."""
@@ -137,7 +142,8 @@ class WriterSegment:
         uid = os.getuid()
         with contextlib.ExitStack() as undo:
             ring_id, ctl_fd = _create_locked(uid, new_ring_id)
-            announcement = RingAnnouncement(uid, ring_id, epoch, layout.data_bytes, layout.num_slots, layout.max_rows)
+            sizes = (layout.data_bytes, layout.num_slots, layout.max_rows, layout.index_words)
+            announcement = RingAnnouncement(uid, ring_id, epoch, *sizes)
             undo.callback(unlink, announcement.ctl_name)
             crash_point("create.after_lock")
             control = _allocate_control(ctl_fd, layout, host)

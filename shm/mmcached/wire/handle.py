@@ -24,6 +24,7 @@ class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     data_bytes: Count
     num_slots: Count
     max_rows: Count
+    index_words: Count = 0
 
     @property
     def data_name(self) -> str:

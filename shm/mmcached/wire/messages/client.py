@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Literal
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count
-from mmcached.wire.messages.parts import Message, Tensor, Text, TokenId
+from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
+from mmcached.wire.messages.parts import Barrier, Inline, Message, Tensor, Text, TokenId
 from mmcached.wire.stats import ServiceStats
 
 
 class Welcome(Message, frozen=True):
-    """Answer to `ClientHello`: what a client must know of the service."""
+    """Answer to `ClientHello`: what a client must know of the service.
+
+    Attributes:
+        store_ring: where records lie that clients put; None if none are kept. Another one than before: the former
+            frontend is dead, and its leases with it.
+        store_epoch: rises when everything derived from the old weights was made unreachable.
+    """
 
     service_id: Text
     image_token_id: TokenId
     eos_token_id: TokenId
     hidden_size: Count
     max_model_len: Count
+    store_ring: RingAnnouncement | None = None
+    store_epoch: Count = 0
 
 
 class Generated(Message, frozen=True):
@@ -61,6 +69,46 @@ class Flushed(Message, frozen=True):
     request_id: Count
 
 
+class RowTaken(Message, frozen=True):
+    """Answer to `TakeRow`: whether leases will come; if not, records come inline."""
+
+    request_id: Count
+    is_attached: bool
+
+
+class Records(Message, frozen=True):
+    """Answer to `GetRecords` and `ClaimRecord`, in the order of the keys: a handle with a lease, inline, or None."""
+
+    request_id: Count
+    store_epoch: Count
+    records: list[Handle | Inline | None]
+    leases: list[LeaseId | None]
+
+
+class Present(Message, frozen=True):
+    """Answer to `HaveRecords`, in the order of the keys."""
+
+    request_id: Count
+    are_present: list[bool]
+
+
+class Claimed(Message, frozen=True):
+    """Answer to `ClaimRecord`: compute it and put it under token `claim`; others may be waiting for it."""
+
+    request_id: Count
+    store_epoch: Count
+    claim: Count
+
+
+class Stored(Message, frozen=True):
+    """Answer to `PutRecord`: whether the key has a record now; if not, why. Answer to `DropRecord` too."""
+
+    request_id: Count
+    store_epoch: Count
+    is_stored: bool
+    reason: Text = ""
+
+
 class Failed(Message, frozen=True):
     """The request ended with an error; `request_id` is None when the frame could not be read at all."""
 
@@ -68,4 +116,18 @@ class Failed(Message, frozen=True):
     error: ErrorInfo
 
 
-ToClient = Welcome | Generated | Encoded | Stats | Probed | Flushed | Failed
+ToClient = (
+    Welcome
+    | Generated
+    | Encoded
+    | Stats
+    | Probed
+    | Flushed
+    | RowTaken
+    | Records
+    | Present
+    | Claimed
+    | Stored
+    | Barrier
+    | Failed
+)

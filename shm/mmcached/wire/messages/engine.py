@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Feature, Inline, Message, Part, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Barrier, Feature, Inline, Message, Part, Tensor, Text, TokenId
 from mmcached.wire.stats import WorkerStats
 
 # ---- from the frontend
@@ -36,23 +36,6 @@ class RowAttached(Message, frozen=True):
     epoch: Count
     row: Count
     nonce: Count
-
-
-class Barrier(Message, frozen=True):
-    """Which leases have arrived? To be answered at once with `Reconcile`; no lease comes before the answer.
-
-    It follows the descriptors through the same queue: one that has not arrived by now was lost.
-
-    Attributes:
-        nonce: the incarnation that is asked; any other does not answer.
-        last_seq: of the last lease before it.
-        slots: of which the counts are wanted.
-    """
-
-    nonce: Count
-    barrier_id: Count
-    last_seq: Count
-    slots: list[Count]
 
 
 class AddRequest(Message, frozen=True):

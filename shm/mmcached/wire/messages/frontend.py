@@ -13,6 +13,7 @@ from mmcached.wire.stats import EngineStats
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+Keys = Annotated[list[Text], msgspec.Meta(max_length=4096)]
 
 # ---- from clients
 
@@ -72,9 +73,103 @@ class Probe(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Forget everything cached, in all roles; requests that run start over."""
+    """Forget everything cached, in all roles; requests that run start over.
+
+    Attributes:
+        new_epoch: also make what is being computed now unreachable: it came from weights that are no more.
+    """
 
     request_id: Count
+    new_epoch: bool = False
+
+
+class TakeRow(Message, frozen=True):
+    """The client has taken row `row` of the store's ring and written `nonce` into it: leases may come with answers.
+
+    Sent again over a new connection: what was under way over the old one is lost.
+    """
+
+    client_id: ClientId
+    request_id: Count
+    ring_epoch: Count
+    row: Count
+    nonce: Count
+
+
+class GetRecords(Message, frozen=True):
+    """Which records do these keys have?
+
+    Attributes:
+        nonce: incarnation of the client's row; 0: it has none, the records come inline.
+    """
+
+    client_id: ClientId
+    request_id: Count
+    keys: Keys
+    tenant: Text = ""
+    nonce: Count = 0
+
+
+class HaveRecords(Message, frozen=True):
+    """Which of these keys have a record? Changes nothing, not even what is evicted next."""
+
+    request_id: Count
+    keys: Keys
+    tenant: Text = ""
+
+
+class PutRecord(Message, frozen=True):
+    """Keep a record under a key; its frames follow. A key that has one keeps it.
+
+    Attributes:
+        store_epoch: the epoch in which it was computed; a record of an earlier one is not kept.
+        claim: the token with which the key was claimed; 0 if it was not.
+    """
+
+    client_id: ClientId
+    request_id: Count
+    key: Text
+    store_epoch: Count
+    tenant: Text = ""
+    claim: Count = 0
+
+
+class ClaimRecord(Message, frozen=True):
+    """As `GetRecords` of one key; if it has none, the first who asks is told to compute it, and the others wait.
+
+    Attributes:
+        timeout_s: how long the client would wait for somebody else's computation.
+    """
+
+    client_id: ClientId
+    request_id: Count
+    key: Text
+    timeout_s: Timeout
+    tenant: Text = ""
+    nonce: Count = 0
+
+
+class DropClaim(Message, frozen=True):
+    """The client will not compute what it has claimed: the next who waits shall. Unknown tokens change nothing."""
+
+    client_id: ClientId
+    claim: Count
+
+
+class DropRecord(Message, frozen=True):
+    """Forget the record of a key; who holds a lease reads on."""
+
+    request_id: Count
+    key: Text
+    tenant: Text = ""
+
+
+class Reconcile(Message, frozen=True):
+    """Answer of an engine or a client to `Barrier`: slot -> leases that incarnation `nonce` has ever received."""
+
+    nonce: Count
+    barrier_id: Count
+    received: dict[Count, Count]
 
 
 class ClientBye(Message, frozen=True):
@@ -83,7 +178,24 @@ class ClientBye(Message, frozen=True):
     client_id: ClientId
 
 
-FromClient = ClientHello | Generate | Encode | Cancel | GetStats | Probe | Flush | ClientBye
+FromClient = (
+    ClientHello
+    | Generate
+    | Encode
+    | Cancel
+    | GetStats
+    | Probe
+    | Flush
+    | TakeRow
+    | GetRecords
+    | HaveRecords
+    | PutRecord
+    | ClaimRecord
+    | DropClaim
+    | DropRecord
+    | Reconcile
+    | ClientBye
+)
 
 # ---- from engines
 
@@ -111,14 +223,6 @@ class LeaseGap(Message, frozen=True):
     """A lease came whose predecessor did not: descriptors were lost, ask with a `Barrier`."""
 
     nonce: Count
-
-
-class Reconcile(Message, frozen=True):
-    """Answer to `Barrier`: slot -> leases that incarnation `nonce` has ever received."""
-
-    nonce: Count
-    barrier_id: Count
-    received: dict[Count, Count]
 
 
 class EngineReady(Message, frozen=True):

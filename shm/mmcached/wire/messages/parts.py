@@ -1,4 +1,4 @@
-"""Pieces that occur inside messages of several receivers."""
+"""Pieces that occur inside messages of several receivers, and the messages that several receive."""
 
 from __future__ import annotations
 
@@ -14,6 +14,23 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
     """Base of all messages: an array that starts with the class name."""
+
+
+class Barrier(Message, frozen=True):
+    """Which leases have arrived? To be answered at once with `Reconcile`; no lease comes before the answer.
+
+    It follows the descriptors through the same queue: one that has not arrived by now was lost.
+
+    Attributes:
+        nonce: the incarnation that is asked; any other does not answer.
+        last_seq: of the last lease before it.
+        slots: of which the counts are wanted.
+    """
+
+    nonce: Count
+    barrier_id: Count
+    last_seq: Count
+    slots: list[Count]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
