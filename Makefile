@@ -9,15 +9,18 @@ CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_INSTALLED := $(PEERS)/.installed
+VLLM := vllm==0.33.0
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint soak bench clean
+.PHONY: help demo test lint soak chaos bench bench-peers clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## start the service on this host and show what it saves
 	$(BIN)/mmcached demo
@@ -34,13 +37,19 @@ lint: $(INSTALLED) ## style, types and layers
 soak: $(INSTALLED) ## the tests that run long under load
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0
 
+chaos: $(INSTALLED) ## kill the ring's processes at random for a minute, and check every byte
+	$(BIN)/python scripts/chaos.py --seconds 60
+
 bench: $(INSTALLED) ## every scripts/bench_*.py, one after the other
 	@set -e; for script in $(sort $(wildcard scripts/bench_*.py)); do \
 	  echo "== $$script"; $(BIN)/python "$$script"; \
 	done
 
+bench-peers: $(PEERS_INSTALLED) ## the ring beside vLLM's store, iceoryx2, Redis (2 GB more)
+	$(PEERS)/bin/python scripts/bench_ring.py
+
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
@@ -50,4 +59,12 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(BIN)/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group dev --editable '.[demo]'
+	touch $@
+
+# Redis is measured too if its server is on the path. vLLM asks for far more than its store needs, hence --no-deps.
+$(PEERS_INSTALLED): scripts/peers.txt pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
+	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/peers.txt --editable .
+	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM)
 	touch $@

@@ -1,68 +1,91 @@
-"""The ring against memcpy: how much a put costs beyond copying the bytes once, and a read beyond nothing at all.
+"""The ring against its peers and against memcpy: puts, hits, laps, copies, throughput, hops, and what grows.
 
-put    an item of one tensor goes into the ring under a new key (older items are evicted)   limit: one memcpy of it
-read   handle -> tensor view in a reader                                                    limit: one memcpy of it,
-which a
-                                                                                            copying reader pays
+put          from the writer's call until all readers, one process and one row each, hold a usable tensor
+hit          the same for an item that is in the ring already
+the limit    the fastest of memmove, np.copyto and Tensor.copy_ into a populated mapping, in the same run
+
+Peers (vLLM's store, iceoryx2, Redis on a unix socket, shared_memory + pickle) are measured where they are installed:
+`make bench-peers`. Without them the limits are left. Hit rates and refusals are `bench_eviction.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import count
+import argparse
+import sys
+import time
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from benchmark import Row, median_pair_us, report, row
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, RingReader, RingWriter
+from benchmark import Row, print_rows
+from ring_peers import comparisons as compare
+from ring_peers.growth import growth
+from ring_peers.pool import ReaderPool
+from ring_peers.reach import print_reach
+from ring_peers.small_items import small_items
 
-MIB = 1 << 20
-SIZES = (4096, 65_536, MIB, 4 * MIB, 16 * MIB)
-RING_BYTES = 128 * MIB
+ROUNDS = 5
+QUICK_ROUNDS = 2
 
-
-def measure() -> Sequence[Row]:
-    rows = []
-    with RingWriter.create(data_bytes=RING_BYTES, max_object_bytes=32 * MIB) as ring, ObjectStoreWriter(ring) as store:
-        reader = RingReader.open(ring.announcement)
-        objects = ObjectStoreReader(reader)
-        copies = torch.from_numpy(np.empty(RING_BYTES, np.uint8)).fill_(1)
-        for nbytes in SIZES:
-            rows += measure_size(nbytes, store, objects, copies)
-        reader.close()
-    return rows
+Section = Callable[[ReaderPool, int], list[Row]]
 
 
-def measure_size(nbytes: int, store: ObjectStoreWriter, objects: ObjectStoreReader, copies: torch.Tensor) -> list[Row]:
-    item = {"pixel_values": torch.randint(0, 255, (nbytes,), dtype=torch.uint8)}
-    keys = count()
-    places = count()
-
-    def put() -> None:
-        store.put(f"{nbytes}:{next(keys)}", item)
-
-    def copy() -> None:
-        # Into ever new places of a region as large as the ring: the same cache misses as the ring's.
-        start = next(places) * nbytes % (len(copies) - nbytes)
-        copies[start : start + nbytes].copy_(item["pixel_values"])
-
-    for _ in range(RING_BYTES // nbytes + 1):
-        put()  # one lap first, so that no page is touched for the first time
-    repeats = max(20, min(400, 256 * MIB // nbytes))
-    put_us, copy_us = median_pair_us(put, copy, repeats=repeats)
-    handle = store.put(f"{nbytes}:last", item)
-    target = torch.empty(nbytes, dtype=torch.uint8)
-    view_us, clone_us = median_pair_us(
-        lambda: objects.get(handle), lambda: target.copy_(item["pixel_values"]), repeats=repeats
-    )
-    size = f"{nbytes:,} B"
+def puts_and_hits(pool: ReaderPool, num_rounds: int) -> list[Row]:
     return [
-        row("put", size, put_us, "us", peer="memcpy", peer_value=copy_us),
-        row("read", size, view_us, "us", peer="memcpy", peer_value=clone_us),
+        each
+        for size in compare.SIZES
+        for num_readers in compare.READERS
+        for each in compare.puts_and_hits(pool, size, num_readers, num_rounds)
     ]
 
 
-if __name__ == "__main__":
+def images(pool: ReaderPool, num_rounds: int) -> list[Row]:
+    figures = (compare.throughput, compare.first_laps, compare.private_copies)
+    return [
+        each
+        for figure in figures
+        for num_readers in compare.READERS
+        for each in figure(pool, compare.IMAGE, num_readers, num_rounds)
+    ]
+
+
+def hits(pool: ReaderPool, num_rounds: int) -> list[Row]:
+    rows = [each for num_readers in compare.READERS for each in compare.hits_by_size(pool, num_readers, num_rounds)]
+    return rows + compare.bytes_copied(pool, compare.LARGE, max(compare.READERS))
+
+
+def hops(pool: ReaderPool, num_rounds: int) -> list[Row]:
+    return [each for size in (compare.SMALL, compare.IMAGE) for each in compare.two_hops(pool, size, num_rounds)]
+
+
+SECTIONS: dict[str, Section] = {
+    "puts": puts_and_hits,
+    "images": images,
+    "hits": hits,
+    "small": small_items,
+    "hops": hops,
+    "growth": lambda _, num_rounds: growth(num_rounds),
+}
+
+
+def main() -> None:
+    title = "the ring against its peers"
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some sections")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    report("ring against memcpy", measure)
+    rows: list[Row] = []
+    with ReaderPool(max(compare.READERS)) as pool:
+        for name in arguments.only:
+            started = time.monotonic()
+            rows += SECTIONS[name](pool, QUICK_ROUNDS if arguments.quick else ROUNDS)
+            print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print_rows(title, rows, as_json=arguments.json)
+    if not arguments.json:
+        print_reach(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,11 @@ def report(title: str, measure: Callable[[], Sequence[Row]]) -> None:
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
     as_json = parser.parse_args().json
-    rows = measure()
+    print_rows(title, measure(), as_json=as_json)
+
+
+def print_rows(title: str, rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print the table or, `as_json`, the rows."""
     if as_json:
         print(json.dumps([asdict(each) for each in rows], indent=1))
         return

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmcached.shm.allocator import COOLER_SPEED, HIT_HEAT, MAX_HEAT, NEW_HEAT, Extent, Plan, RingAllocator
-from mmcached.shm.places import FEW_PLACES, MANY_PLACES
+from mmcached.shm.places import MANY_PLACES
 from mmcached.wire.errors import InvariantError
 
 
@@ -151,12 +151,12 @@ def test_of_two_as_cold_the_smaller_is_worth_less() -> None:
 
 def test_a_place_as_cheap_as_the_last_one_is_taken_without_comparing_many() -> None:
     allocator, chunks = full_ring(2 * MANY_PLACES)
-    cold = {chunks[FEW_PLACES + 3], chunks[MANY_PLACES]}
+    cold = {chunks[11], chunks[MANY_PLACES]}
     for chunk in chunks:
         if chunk not in cold:
             allocator.hit(chunk.slot)
     # Nothing was paid in an empty ring, so here many are compared; the first of two equals is taken.
-    assert place(allocator, 10).victims == (chunks[FEW_PLACES + 3],)
+    assert place(allocator, 10).victims == (chunks[11],)
     pinned = {chunk.slot for chunk in chunks if chunk is not chunks[20]}
     assert place(allocator, 10, pinned).victims == (chunks[20],)
     # Such a price was paid: the next hot one is good enough, though one of the many places would cost less.

@@ -52,9 +52,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from math import isqrt
+from typing import NamedTuple
 
 from mmcached.shm.places import Pins, Place, choose
 from mmcached.wire.errors import InvariantError
@@ -65,8 +65,7 @@ MAX_HEAT = 15
 COOLER_SPEED = 2  # placed bytes per byte that the cooler moves
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Bytes `[offset, offset + size)` that carry slot id `slot`."""
 
     slot: int
@@ -78,8 +77,7 @@ class Extent:
         return self.offset + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A place that was found: evict `victims`, in this order, and `extent` is free."""
 
     extent: Extent
@@ -116,12 +114,13 @@ class RingAllocator:
         """
         pins = Pins(lambda index: is_pinned(self._chunks[index].extent.slot))
         paid, root = self._paid
-        found = choose(self._places(size), pins, bargain=paid * isqrt(size) // root)
+        bargain = paid * isqrt(size) // root
+        found = choose(self._places(size), pins, bargain=bargain)
         if found is None:
             return None
         _, offset, first, last = found
         if first == last and not self._free_slots:  # bytes are free, slot ids are not
-            single = choose(self._singles(), pins, bargain=0)
+            single = choose(self._singles(), pins, bargain=bargain)
             if single is None:
                 return None
             _, _, first, last = single

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from mmcached.shm.codec import Library, Record, decode, encode
+from mmcached.shm.codec import EncodedRecord, Library, Record, decode, encode
 from mmcached.shm.reader import RingReader
 from mmcached.shm.ring import RingWriter
 from mmcached.wire.errors import InvariantError, LocalProtocolError
@@ -49,9 +49,17 @@ class ObjectStoreWriter:
             InvalidRequest: the record holds something that is not carried; names the path.
             ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted, and no tensor was copied.
         """
-        if key in self._key_to_handle:
-            raise LocalProtocolError(f"key {key!r} already exists in the store")
-        encoded = encode(record, max_bytes=self.ring.max_object_bytes)
+        self._check_new(key)
+        return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
+
+    def put_encoded(self, key: str, encoded: EncodedRecord) -> Handle:
+        """Write an encoded record into the ring under a new key: the only copy of its tensors.
+
+        Raises:
+            LocalProtocolError: the key already exists.
+            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted.
+        """
+        self._check_new(key)
         claim = self.ring.claim(encoded.nbytes)
         try:
             encoded.write_into(claim.buffer)
@@ -143,6 +151,10 @@ class ObjectStoreWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_new(self, key: str) -> None:
+        if key in self._key_to_handle:
+            raise LocalProtocolError(f"key {key!r} already exists in the store")
 
     def _forget(self, handle: Handle) -> None:
         """The ring has evicted a chunk. It is never a touched one: those are pinned."""

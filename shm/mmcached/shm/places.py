@@ -1,11 +1,11 @@
 """Which of many places to take, when each has a price and to ask whether it can be had costs more than to compare.
 
-    price   7 5 9 6 8 7 9 4 │ 6 5 8 …          a place = some neighbours in a row of chunks, which would have to go;
-            └── few: 8 ───┘                    its price = what they are worth together
+    price   7 5 9 6 8 7 9 4 … 6 5 8 │ 7 …      a place = some neighbours in a row of chunks, which would have to go;
+            └──────── many: 64 ─────┘          its price = what they are worth together
 
-The places are compared by eights. The least of eight is taken at once if it costs no more than `bargain`; else, after
-64, the least of all; of equals, the first. Only of the least is it asked whether a chunk in it is pinned; then the
-second least is the least, and so on. If all of the 64 are closed, the next 64 are compared, to the end of the places.
+The first place that costs no more than `bargain` is taken at once; else, after 64, the least of them; of equals, the
+first. Only then is it asked whether a chunk in it is pinned; if so, the second least is the least, and so on. If all of
+the 64 are closed, the next 64 are compared, to the end of the places.
 
 Knows nothing of bytes, offsets and slots. Invariant: each chunk is asked about at most once, and a place is refused
 only if it has a pinned chunk.
@@ -19,10 +19,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from itertools import islice
 from operator import itemgetter
 
-FEW_PLACES = 8
 MANY_PLACES = 64
 
 # (price, offset, index of the first chunk, index behind the last). A plain tuple, because dozens are made for each that
@@ -62,12 +60,11 @@ class Pins:
 def choose(places: Iterator[Place], pins: Pins, *, bargain: int) -> Place | None:
     """Return the place to take, or None if a chunk is pinned in each."""
     seen: list[Place] = []
-    while few := list(islice(places, FEW_PLACES)):
-        least = min(few, key=_price)
-        if least[0] <= bargain and pins.has_none(least):
-            return least
-        seen += few
-        if len(seen) >= MANY_PLACES:
+    for place in places:
+        if place[0] <= bargain and pins.has_none(place):
+            return place
+        seen.append(place)
+        if len(seen) == MANY_PLACES:
             found = _least(seen, pins)
             if found is not None:
                 return found

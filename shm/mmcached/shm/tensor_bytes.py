@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ _TORCH_ITEMSIZES = {
     **{"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1},
 }
 _ITEMSIZES = _NUMPY_ITEMSIZES | _TORCH_ITEMSIZES
+_NUMPY_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in _NUMPY_ITEMSIZES}
+_BYTE = np.dtype(np.uint8)
 _MAX_DIMS = 64
 _MAX_ELEMENTS = 1 << 48
 
@@ -38,10 +40,10 @@ class TensorType:
 
     dtype: str
     shape: tuple[int, ...]
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        return _ITEMSIZES[self.dtype] * math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", _ITEMSIZES[self.dtype] * math.prod(self.shape))
 
     @classmethod
     def checked(cls, dtype: object, shape: object, field: str) -> TensorType:
@@ -94,6 +96,13 @@ def _numpy_to_bytes(array: npt.NDArray[Any], path: str) -> tuple[TensorType, Byt
 def _torch_to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
     torch = sys.modules["torch"]
     name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        array = tensor.numpy()
+    except (TypeError, RuntimeError):  # numpy has no such dtype, or it is on a device, needs a gradient, is lazy …
+        pass
+    else:
+        if array.flags.c_contiguous and array.nbytes and name in _NUMPY_ITEMSIZES:
+            return TensorType(name, array.shape), np.frombuffer(array, np.uint8)
     if name not in _ITEMSIZES:
         raise InvalidRequest(path, name, f"dtypes are {sorted(_ITEMSIZES)}")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -109,20 +118,25 @@ def _torch_to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
     return kind, flat.view(torch.uint8).numpy()
 
 
-def to_numpy(kind: TensorType, piece: Bytes1D, *, copy: bool) -> npt.NDArray[Any]:
-    """Return bytes as an array; a view of `piece` unless `copy`.
+def to_numpy(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -> npt.NDArray[Any]:
+    """Return the bytes from `offset` on as an array; a view of the buffer unless `copy`.
 
     Raises:
         InvalidRequest: numpy has no such dtype.
     """
-    if kind.dtype not in _NUMPY_ITEMSIZES:
+    dtype = _NUMPY_DTYPES.get(kind.dtype)
+    if dtype is None:
         raise InvalidRequest("tensors", "numpy", f"numpy has no {kind.dtype}; decode with tensors='torch'")
-    array = piece.view(np.dtype(kind.dtype)).reshape(kind.shape)
+    if not kind.nbytes:
+        return np.empty(kind.shape, dtype)
+    array = _view(kind, dtype, buffer, offset).reshape(kind.shape)
     return array.copy() if copy else array
 
 
-def to_torch(kind: TensorType, piece: Bytes1D, *, copy: bool) -> Any:
-    """Return bytes as a tensor; a view of `piece` unless `copy`. Never write into such a view: see `reader`.
+def to_torch(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -> Any:
+    """Return the bytes from `offset` on as a tensor; a view of the buffer unless `copy`.
+
+    Never write into such a view: see `reader`.
 
     Raises:
         InvalidRequest: this version of torch has no such dtype.
@@ -134,7 +148,17 @@ def to_torch(kind: TensorType, piece: Bytes1D, *, copy: bool) -> Any:
         raise InvalidRequest("tensors", "torch", f"torch {torch.__version__} has no {kind.dtype}")
     if not kind.nbytes:
         return torch.empty(kind.shape, dtype=dtype)
-    # `from_dlpack` takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does
-    # not.
-    tensor = torch.from_dlpack(piece).view(dtype).reshape(kind.shape)  # type: ignore[attr-defined]
+    # What numpy does not have goes through bytes.
+    array = _view(kind, _NUMPY_DTYPES.get(kind.dtype, _BYTE), buffer, offset)
+    # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
+    # capsule itself is passed, because torch asks an array four questions before it takes one.
+    tensor = torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
+    if kind.dtype not in _NUMPY_DTYPES:
+        tensor = tensor.view(dtype)
+    tensor = tensor.view(kind.shape)
     return tensor.clone() if copy else tensor
+
+
+def _view(kind: TensorType, dtype: np.dtype[Any], buffer: memoryview, offset: int) -> npt.NDArray[Any]:
+    """Return the bytes as a flat array. It keeps the memoryview alive: with `np.ndarray` it would not."""
+    return np.frombuffer(buffer, dtype, kind.nbytes // dtype.itemsize, offset)
