@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcached.shm import decode, decode_frames, encode
-from mmcached.shm.codec import MAX_DEPTH, Library, Record
+from mmcached.shm.codec import Library, Record
+from mmcached.shm.record_head import MAX_DEPTH
 from mmcached.shm.tensor_bytes import _ITEMSIZES, _NUMPY_ITEMSIZES
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 
