@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmcached.shm import RingWriter
+from mmcached.shm import RingReader, RingWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
 from mmcached.wire.handle import LeaseId
@@ -274,6 +274,34 @@ def test_another_frontend_ends_the_requests_of_the_former_and_workers_attach_ane
         bench.add(2)
         run_step(bench)
         assert bench.expect(from_engine.RequestGenerated).request_id == 2
+
+
+def test_the_former_row_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
+    """A worker that still looks at the old row must not take its engine for dead."""
+    bench.connect()
+    row = bench.engine._contact.row
+    assert row is not None
+    with (
+        RingReader.open(bench.ring.announcement) as old,
+        RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other,
+    ):
+        old.join_row(bench.row, row.nonce, 0)
+        bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
+        bench.expect(from_engine.RowHello)
+        for worker in bench.workers:
+            assert old.is_engine_alive()
+            bench.attach(worker)
+        bench.pump(lambda: not old.is_engine_alive())
+
+
+def test_a_row_is_offered_until_it_is_accepted(bench: Bench, clock: Clock) -> None:
+    bench.expect(from_engine.EngineHello)
+    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
+    first = bench.expect(from_engine.RowHello)
+    clock.now += 1
+    assert bench.expect(from_engine.RowHello) == first
+    bench.frontend.send(bench.peer, to_engine.RowAttached(first.epoch, first.row, first.nonce))
+    bench.pump(lambda: bench.engine._contact.is_accepted)
 
 
 def test_announcement_repeated_by_the_same_frontend_changes_nothing(bench: Bench) -> None:

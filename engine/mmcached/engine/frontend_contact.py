@@ -43,6 +43,7 @@ class FrontendContact:
         self.channel: DealerChannel[received.FromFrontend] = DealerChannel(context, address, received.FromFrontend)
         self.row: ReaderRow | None = None
         self.is_accepted = False
+        self._former_rows: list[ReaderRow] = []
         self._hello = hello
         self._next_hello = now
         self._is_known = False
@@ -58,9 +59,12 @@ class FrontendContact:
         if self.channel.take_disconnects():
             log.info("connection to the frontend lost")
             self._is_known = False
-        if not self._is_known and now >= self._next_hello:
+        if now >= self._next_hello and not (self._is_known and self.is_accepted):
             self._next_hello = now + HELLO_INTERVAL_S
-            self.tell(self._hello)
+            if self._is_known:
+                self._offer_row()  # the first offer may not have been queued
+            else:
+                self.tell(self._hello)
 
     def on_ring(self, message: received.Ring) -> bool:
         """Take in who the frontend is; return whether it is another one than before (or the first).
@@ -75,12 +79,22 @@ class FrontendContact:
         if is_new:
             self._frontend_incarnation = message.frontend_incarnation
             if self.row is not None:
-                self.row.close()
+                self._former_rows.append(self.row)
             self.row = None if message.announcement is None else ReaderRow.attach(message.announcement)
             self.is_accepted = self.row is None
+        self._offer_row()
+        return is_new
+
+    def _offer_row(self) -> None:
         if self.row is not None:
             self.tell(to_frontend.RowHello(self.row.announcement.epoch, self.row.row, self.row.nonce))
-        return is_new
+
+    def close_former_rows(self) -> None:
+        """Let go of rows of rings that are no more. Not before all workers have left them: to a worker, the free byte
+        of its engine's row says that the engine is dead.
+        """
+        while self._former_rows:
+            self._former_rows.pop().close()
 
     def on_row_attached(self, message: received.RowAttached) -> None:
         row = self.row
@@ -124,5 +138,6 @@ class FrontendContact:
         if not self._is_known:
             self.channel.socket.setsockopt(zmq.LINGER, 0)  # nobody is there to take what is queued
         self.channel.close()
+        self.close_former_rows()
         if self.row is not None:
             self.row.close()

@@ -307,6 +307,8 @@ class EngineServer:
             # It holds the byte of its rank: the former process is certified dead and reads nothing any more.
             self._leases.worker_died(link.former_epoch)
             link.former_epoch = None
+        if self._group.are_all_attached:
+            self._contact.close_former_rows()
 
     def _start_over_with_workers(self) -> None:
         """A rank has lost its caches: the step in flight is void, no book holds, running requests start at token 0."""

@@ -1,0 +1,76 @@
+"""Look at every state of the lease protocol, with the product's own classes, and then at every mutant of it.
+
+    scripts/explore.py                          everything: minutes
+    scripts/explore.py --scenario kill          only scenarios and mutants with this in their name
+    scripts/explore.py --limit 50000            stop each after so many states
+
+A violation is printed with the shortest way to it. The exit status is 1 if the protocol itself breaks an invariant, or
+if a mutant was not found out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the models live among the tests
+
+from tests.models.explorer import Finding
+from tests.models.mutants import MUTANTS, Mutant
+from tests.models.scenarios import LARGE, SMALL, Scenario, explore
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--limit", type=int, metavar="N", help="stop each exploration after N states")
+    parser.add_argument("--scenario", default="", metavar="NAME", help="only those with this in their name")
+    options = parser.parse_args()
+    chosen = [case for case in (*SMALL, *LARGE, *MUTANTS) if options.scenario in case.name]
+    if not chosen:
+        parser.error(f"nothing has {options.scenario!r} in its name")
+    table = Table("", "scenario", "states", "events", "seconds", "finding")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    are_all_right = True
+    for case, finding in explored(chosen, options.limit, console):
+        is_right = as_expected(case, finding)
+        are_all_right &= is_right
+        kind = "mutant" if isinstance(case, Mutant) else "protocol"
+        numbers = (f"{finding.num_states:,}", f"{finding.num_events:,}", f"{finding.seconds:.1f}")
+        table.add_row(kind, case.name, *numbers, outcome(finding), style=None if is_right else "bold red")
+    console.print(table)
+    return 0 if are_all_right else 1
+
+
+def explored(
+    cases: list[Scenario | Mutant], limit: int | None, console: Console
+) -> Iterator[tuple[Scenario | Mutant, Finding]]:
+    """Explore one after the other; print each trace as soon as it is known."""
+    for case in cases:
+        finding = explore(case.setting, case.budget, limit=limit)
+        if finding.violation is not None:
+            console.print(f"[bold]{case.name}[/]: {finding.violation}")
+            for number, event in enumerate(finding.trace, start=1):
+                console.print(f"  {number:2} {event}", markup=False, highlight=False)
+        yield case, finding
+
+
+def as_expected(case: Scenario | Mutant, finding: Finding) -> bool:
+    """Return whether the protocol is right, as far as was looked, or the mutant breaks what it should."""
+    if isinstance(case, Mutant):
+        return finding.violation is not None and finding.violation.startswith(case.breaks)
+    return finding.violation is None
+
+
+def outcome(finding: Finding) -> str:
+    if finding.violation is not None:
+        return f"{finding.violation.partition(':')[0]} after {len(finding.trace)} events"
+    return "every state is right" if finding.is_exhausted else "right as far as was looked"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Copies and keys of the product's stateful classes, through their private fields: a state space needs thousands.
+
+A key holds what decides how an object will behave. Left out are statistics and caches that only save time; the
+explorer has both ends checked (`check_integrity`) before it takes two objects for one. `FIELDS` says which fields each
+copy knows: a new field must be added here, or a test fails.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mmcached.engine.leases import LeaseBook, _Held
+from mmcached.engine.worker_group import WorkerGroup, WorkerLink
+from mmcached.shm.allocator import RingAllocator, _Chunk
+from mmcached.shm.chunks import ChunkTable
+from mmcached.shm.leases import LeaseTable, _Row
+from mmcached.shm.received import ReceivedLeases
+from mmcached.shm.row import ReaderRow
+from mmcached.shm.segment import Control
+from mmcached.shm.writer_rows import WriterRows
+from mmcached.wire.handle import Handle
+
+FIELDS: dict[type, set[str]] = {
+    RingAllocator: {
+        *("capacity", "num_slots", "_hand", "_paid", "_placed_bytes", "_used_bytes"),
+        *("_chunks", "_offsets", "_slot_to_chunk", "_free_slots"),
+    },
+    ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
+    LeaseTable: {"_returned", "_quota_bytes", "_rows", "_holders", "_num_barriers"},
+    WriterRows: {"_control", "_leases", "_num_lost", "_unreported"},
+    ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
+    ReaderRow: {"announcement", "row", "nonce", "_received", "_control", "_words"},
+    LeaseBook: {"_give_back", "_held", "_of_request"},
+    WorkerGroup: {"_channel", "_world_size", "_nonce", "_config_digest", "_links"},
+}
+SLOTS: dict[type, tuple[str, ...]] = {
+    _Row: (
+        *("nonce", "at_attach", "granted", "seq", "num_lost", "barrier"),
+        *("slot_to_nbytes", "leased_bytes", "is_stopped", "fenced_slots"),
+    ),
+    _Held: ("handle", "request_id", "reads", "has_ended"),
+    WorkerLink: ("peer", "rank", "worker_epoch", "device", "is_attached", "former_epoch"),
+}
+
+
+Kept = TypeVar("Kept")
+
+
+def copy_rows(rows: WriterRows, control: Control) -> WriterRows:
+    """Copy the writer's rows for another instance of the control object."""
+    made = _blank(rows)
+    made._control = control
+    made._leases = _copy_table(rows._leases, control)
+    made._num_lost, made._unreported = rows._num_lost, []
+    return made
+
+
+def _copy_table(table: LeaseTable, control: Control) -> LeaseTable:
+    made = _blank(table)
+    made._returned = control.cells()
+    made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
+    made._rows = {row: _copy_row(books) for row, books in table._rows.items()}
+    made._holders = {slot: set(rows) for slot, rows in table._holders.items()}
+    return made
+
+
+def _copy_row(row: _Row) -> _Row:
+    made = copy.copy(row)
+    made.granted = row.granted.copy()  # `at_attach` is never changed
+    made.slot_to_nbytes = dict(row.slot_to_nbytes)
+    return made
+
+
+def rows_key(rows: WriterRows) -> object:
+    table = rows._leases
+    books = sorted((row, *_row_key(books)) for row, books in table._rows.items())
+    return (table._num_barriers, *books)
+
+
+def _row_key(row: _Row) -> tuple[object, ...]:
+    return (
+        *(row.nonce, row.seq, row.num_lost, row.barrier, row.is_stopped, row.fenced_slots, row.leased_bytes),
+        *(row.at_attach.tobytes(), row.granted.tobytes(), tuple(sorted(row.slot_to_nbytes.items()))),
+    )
+
+
+def copy_chunks(chunks: ChunkTable, is_leased: Callable[[int], bool]) -> ChunkTable:
+    """Copy the books on chunks; whether a slot is leased is asked of somebody else from now on."""
+    made = _blank(chunks)
+    made._allocator = _copy_allocator(chunks._allocator)
+    made._is_leased, made._leased_slots = is_leased, chunks._leased_slots
+    made._generation, made._claimed = chunks._generation, dict(chunks._claimed)
+    made._slot_to_handle, made._pins = dict(chunks._slot_to_handle), chunks._pins.copy()
+    return made
+
+
+def _copy_allocator(allocator: RingAllocator) -> RingAllocator:
+    made = copy.copy(allocator)
+    made._chunks = [_copy_chunk(chunk) for chunk in allocator._chunks]
+    made._slot_to_chunk = {chunk.extent.slot: chunk for chunk in made._chunks}
+    made._offsets, made._free_slots = allocator._offsets.copy(), allocator._free_slots.copy()
+    return made
+
+
+def _copy_chunk(chunk: _Chunk) -> _Chunk:
+    made = _Chunk(chunk.extent)
+    made.set_heat(chunk.heat)
+    return made
+
+
+def chunks_key(chunks: ChunkTable) -> object:
+    pins = sorted((slot, count) for slot, count in chunks._pins.items() if count)
+    handles = sorted(chunks._slot_to_handle.items())
+    return (
+        *(chunks._generation, tuple(sorted(chunks._claimed.items())), tuple(handles), tuple(pins)),
+        _allocator_key(chunks._allocator),
+    )
+
+
+def _allocator_key(allocator: RingAllocator) -> object:
+    chunks = tuple((chunk.extent, chunk.heat) for chunk in allocator._chunks)
+    # The free slot ids in their order: the last one is the next to be given out.
+    return (allocator._hand, allocator._paid, allocator._placed_bytes, chunks, tuple(allocator._free_slots))
+
+
+def copy_reader_row(row: ReaderRow) -> ReaderRow:
+    """Copy an engine's row; it is given a control object whenever it needs one."""
+    made = _blank(row)
+    made.announcement, made.row, made.nonce, made._words = row.announcement, row.row, row.nonce, row._words
+    made._control = None
+    made._received = type(row._received)(row.nonce)
+    made._received.last_seq = row._received.last_seq
+    made._received._slot_to_count = row._received._slot_to_count.copy()
+    return made
+
+
+def reader_row_key(row: ReaderRow) -> object:
+    received = row._received
+    counts = tuple(sorted((slot, count) for slot, count in received._slot_to_count.items() if count))
+    return (row.announcement.epoch, row.row, row.nonce, received.last_seq, counts)
+
+
+def copy_book(book: LeaseBook, give_back: Callable[[Handle], None]) -> LeaseBook:
+    made = _blank(book)
+    made._give_back = give_back
+    made._of_request = {request: list(seqs) for request, seqs in book._of_request.items()}
+    made._held = {seq: _copy_held(held) for seq, held in book._held.items()}
+    return made
+
+
+def _copy_held(held: _Held) -> _Held:
+    return _Held(held.handle, held.request_id, set(held.reads), held.has_ended)
+
+
+def book_key(book: LeaseBook) -> object:
+    return tuple(sorted((seq, held.has_ended, held.handle, *sorted(held.reads)) for seq, held in book._held.items()))
+
+
+def copy_group(group: WorkerGroup, channel: Any) -> WorkerGroup:
+    made = _blank(group)
+    made._channel = channel
+    made._world_size, made._nonce, made._config_digest = group._world_size, group._nonce, group._config_digest
+    made._links = {rank: copy.copy(link) for rank, link in group._links.items()}
+    return made
+
+
+def group_key(group: WorkerGroup) -> object:
+    return tuple(
+        (rank, link.worker_epoch, link.is_attached, link.former_epoch) for rank, link in sorted(group._links.items())
+    )
+
+
+def _blank(like: Kept) -> Kept:
+    """Return an object of the same class without a field."""
+    made: Kept = object.__new__(type(like))
+    return made

@@ -1,0 +1,271 @@
+"""One engine process: a row of the ring, the leases that it holds, its workers.
+
+The product's own: `ReaderRow` with its `ReceivedLeases`, `LeaseBook`, `WorkerGroup`. How a row is taken: `row_taking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
+
+from mmcached.engine.leases import LeaseBook
+from mmcached.engine.worker_group import WorkerGroup
+from mmcached.shm.received import ReceivedLeases
+from mmcached.shm.row import ReaderRow
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
+from tests.models.byte_locks import ByteLocks
+from tests.models.copies import book_key, copy_book, copy_group, copy_reader_row, group_key, reader_row_key
+from tests.models.explorer import Event, Violation
+from tests.models.messages import (
+    BarrierAnswer,
+    BarrierQuestion,
+    Descriptor,
+    GapReport,
+    Plan,
+    ReadDone,
+    RowHello,
+    Said,
+    ToWorker,
+)
+from tests.models.row_taking import Stage, Taking
+
+if TYPE_CHECKING:
+    from tests.models.lease_world import World
+
+Args = ParamSpec("Args")
+CONFIG_DIGEST = ""
+
+
+class Outbox:
+    """In place of the channel to the workers; a worker's epoch stands for its connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, ToWorker]] = []
+
+    def send(self, peer: bytes, message: ToWorker, payload: Sequence[bytes] = ()) -> None:
+        del payload
+        self.sent.append((int(peer), message))
+
+
+class Engine:
+    """The `number`-th engine process; that number is also what its messages to workers carry as the engine's nonce.
+
+    Attributes:
+        taking: the row that is being taken. Nothing else is done meanwhile, as in the product.
+    """
+
+    lease_book: ClassVar[type[LeaseBook]] = LeaseBook
+    received_leases: ClassVar[type[ReceivedLeases]] = ReceivedLeases
+    waits_for_workers: ClassVar[bool] = True
+
+    number: int
+    step: int
+    taking: Taking | None
+    row: ReaderRow | None
+    book: LeaseBook
+    group: WorkerGroup
+    returned: list[Handle]
+
+    @classmethod
+    def start(cls, number: int, num_workers: int) -> Engine:
+        engine = cls()
+        engine.number, engine.step = number, 0
+        engine.taking = engine.row = None
+        engine.returned = []
+        engine.book = cls.lease_book(engine.returned.append)
+        channel: Any = Outbox()
+        engine.group = WorkerGroup(channel, num_workers, nonce=number, config_digest=CONFIG_DIGEST)
+        return engine
+
+    def copy(self) -> Engine:
+        made = type(self)()
+        made.number, made.step, made.taking = self.number, self.step, self.taking
+        made.row = self.row and copy_reader_row(self.row)
+        made.returned = []
+        made.book = copy_book(self.book, made.returned.append)
+        made.group = copy_group(self.group, Outbox())
+        return made
+
+    def key(self) -> object:
+        row_key = self.row and reader_row_key(self.row)
+        return (self.number, self.step, self.taking, row_key, book_key(self.book), group_key(self.group))
+
+    @property
+    def name(self) -> str:
+        return f"engine {self.number}"
+
+    def check_integrity(self) -> None:
+        self.book.check_integrity()
+
+    def live_leases(self) -> list[int]:
+        """Return the seqs of leases whose request has not ended."""
+        return [seq for seq, held in self.book._held.items() if not held.has_ended]
+
+    def nonce_for(self, epoch: int) -> int:
+        return 10 * self.number + epoch
+
+    # ---- what it may do next
+
+    def events(self, world: World) -> Iterator[Event]:
+        if self.taking is not None:
+            label = ("goes on: row", self.taking.row, "is", self.taking.stage.value)
+            yield self._event(label, Engine.go_on)
+            return
+        if self.row is None or self.row.announcement.epoch != world.ring.epoch:
+            for row in self._rows_to_take(world):
+                yield self._event(("locks row", row), Engine.lock_row, row)
+        elif world.budget.hellos:
+            yield self._event(("says hello again",), Engine.repeat_hello).not_counted_on()
+        if self.row is not None:
+            yield from self._working_events(world)
+
+    def _working_events(self, world: World) -> Iterator[Event]:
+        if world.queues.to_engine:
+            yield self._event(("takes", Said(world.queues.to_engine[0])), Engine.take_from_writer)
+        for rank, queue in enumerate(world.queues.from_worker):
+            if queue:
+                yield self._event(("takes", Said(queue[0])), Engine.take_from_worker, rank)
+        for seq in self.live_leases():
+            yield self._event(("ends the request of lease", seq), Engine.end_request, seq)
+            if world.budget.plans and self._can_plan():
+                yield self._event(("plans a read under lease", seq), Engine.plan, seq).not_counted_on()
+
+    def _event(
+        self,
+        label: tuple[object, ...],
+        method: Callable[Concatenate[Engine, World, Args], object],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Event:
+        return Event((self.name, *label), lambda world: method(world.own_engine(), world, *args, **kwargs))
+
+    def _rows_to_take(self, world: World) -> Iterator[int]:
+        """Yield the first row that nobody uses."""
+        locks = world.locks.copy()
+        fd = world.ring.control(locks, self.name).fd
+        free = (row for row in range(world.ring.layout.max_rows) if self.try_lock(fd, row))
+        yield from [row for row in [next(free, None)] if row is not None]
+
+    def try_lock(self, fd: int, row: int) -> bool:
+        return ByteLocks.try_exclusive(fd, ByteLocks.row_byte(row))
+
+    def _can_plan(self) -> bool:
+        return self.group.are_all_attached or not self.waits_for_workers
+
+    # ---- taking a row
+
+    def lock_row(self, world: World, row: int) -> None:
+        """Begin to take a row, in place of that of a former ring: its leases are nobody's any more."""
+        if self.row is not None:
+            self.book.forget_all()
+            world.own_locks().release(self.name, self.row.announcement.epoch)
+            self.row = None
+        locked = self.try_lock(world.ring.control(world.own_locks(), self.name).fd, row)
+        assert locked
+        epoch = world.ring.epoch
+        self.taking = Taking(epoch, row, self.nonce_for(epoch))
+
+    def go_on(self, world: World) -> None:
+        """Do the next step of taking the row; of a ring that has gone meanwhile none is taken."""
+        taking = self.taking
+        assert taking is not None
+        if taking.epoch != world.ring.epoch:
+            world.own_locks().release(self.name, taking.epoch)
+            self.taking = None
+            return
+        control = world.own_ring().control(world.own_locks(), self.name)
+        if taking.stage is not Stage.SHARED:
+            self.taking = taking.next(control)
+            return
+        self.taking = None
+        self.row = ReaderRow(world.ring.announcement, control, taking.row, taking.nonce)
+        self.row._received = self.received_leases(taking.nonce)
+        self._say_hello(world, self.row)
+        self.group.attach_all(self.row)
+        self._post(world)
+
+    def repeat_hello(self, world: World) -> None:
+        assert self.row is not None
+        world.spend("hellos")
+        self._say_hello(world, self.row)
+
+    def _say_hello(self, world: World, row: ReaderRow) -> None:
+        world.own_queues().send_to_writer(
+            self.number, RowHello(row.announcement.epoch, row.row, row.nonce, self.number)
+        )
+
+    # ---- P0
+
+    def take_from_writer(self, world: World) -> None:
+        assert self.row is not None
+        message = world.own_queues().take_for_engine()
+        epoch = self.row.announcement.epoch
+        match message:
+            case Descriptor(handle, lease):
+                if self.row.has_gap_before(handle, lease):
+                    world.own_queues().send_to_writer(self.number, GapReport(epoch, lease.nonce))
+                if self.row.receive(handle, lease):
+                    if message.meant_for != self.number:
+                        raise Violation(f"I6: {self.name} takes a lease of engine {message.meant_for} for its own")
+                    self.book.hold(lease.seq, handle, lease)
+            case BarrierQuestion(asked_epoch, nonce, barrier_id, last_seq, slots):
+                answer = self.row.answer_barrier(nonce, last_seq, slots) if asked_epoch == epoch else None
+                if answer is not None:
+                    received = tuple(sorted(answer.items()))
+                    world.own_queues().send_to_writer(self.number, BarrierAnswer(epoch, nonce, barrier_id, received))
+
+    # ---- workers
+
+    def take_from_worker(self, world: World, rank: int) -> None:
+        match world.own_queues().take_from_worker(rank):
+            case WorkerHello() as hello:
+                accepted = self.group.hello(b"%d" % hello.worker_epoch, hello)
+                assert accepted is not None
+                if not accepted[0].is_attached:
+                    self.group.attach(accepted[0], self.row)
+            case WorkerAttached() as attached:
+                link = self.group.attached(attached, self.row)
+                if link is not None and link.former_epoch is not None:
+                    self.book.worker_died(link.former_epoch)
+                    link.former_epoch = None
+            case ReadDone() as done:
+                if self.group.by_epoch(done.worker_epoch) is not None and done.engine_nonce == self.number:
+                    self.book.read_done(done.worker_epoch, done.step, done.seq)
+        self._post(world)
+
+    def plan(self, world: World, seq: int) -> None:
+        """Let every worker read under a lease; booked before the first plan is sent."""
+        world.spend("plans")
+        self.step += 1
+        handle = self.book._held[seq].handle
+        self.book.reading([seq], self.group.epochs, self.step)
+        for link in self.group.in_rank_order():
+            plan = Plan(self.number, link.worker_epoch, self.step, seq, handle)
+            world.send_to_worker(link.worker_epoch, plan)
+
+    def end_request(self, world: World, seq: int) -> None:
+        self.book.end_request(seq)
+        self._post(world)
+
+    def _post(self, world: World) -> None:
+        """Send what the group has written, and write what the book has given back."""
+        outbox: Any = self.group._channel
+        for worker_epoch, message in outbox.sent:
+            world.send_to_worker(worker_epoch, message)
+        outbox.sent = []
+        for handle in self.returned:
+            self._give_back(world, handle)
+        self.returned.clear()
+
+    def _give_back(self, world: World, handle: Handle) -> None:
+        row = self.row
+        assert row is not None
+        if row.announcement.epoch != world.ring.epoch:
+            return  # into a ring that nobody looks at any more
+        ring = world.own_ring()
+        if ring.nonce_in_row(row.row) != row.nonce:
+            raise Violation(f"I4: {self.name} writes into row {row.row}, which another incarnation has taken")
+        row._control = ring.control(world.locks, self.name)
+        row.give_back(handle)
+        row._control = None

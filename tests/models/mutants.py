@@ -1,0 +1,281 @@
+"""The protocol with one rule removed, for each rule: the explorer must find what then goes wrong.
+
+Each mutant is a subclass of one of the product's classes, or of the actor that keeps the rule, and comes with the
+setting and the budgets in which it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmcached.engine.leases import LeaseBook
+from mmcached.shm.leases import LeaseTable
+from mmcached.shm.received import ReceivedLeases
+from mmcached.shm.writer_rows import WriterRows
+from tests.models.byte_locks import ByteLocks
+from tests.models.engine_side import Engine
+from tests.models.explorer import Event
+from tests.models.messages import RowHello
+from tests.models.ring_side import Ring
+from tests.models.setting import Actors, Budget, Setting
+from tests.models.worker_side import Worker
+
+if TYPE_CHECKING:
+    from tests.models.lease_world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """Attributes:
+    name: the rule that is missing.
+    breaks: the invariant that it breaks, or the error by which the product notices.
+    """
+
+    name: str
+    breaks: str
+    setting: Setting
+    budget: Budget
+
+
+# ---- P0
+
+
+class RingThatRevokes(Ring):
+    """Takes leases back after a silence, which may be of any length."""
+
+    def events(self, world: World) -> Iterator[Event]:
+        yield from super().events(world)
+        for row in self.rows._leases.attached_rows():
+            label = ("P0 revokes the leases of row", row)
+            yield Event(label, partial(_revoke, row), is_healing=False)
+
+
+def _revoke(row: int, world: World) -> None:
+    world.own_ring().rows._leases.void(row)
+
+
+class RowsThatAttachAgain(WriterRows):
+    """Take a repeated Hello for a new life."""
+
+    def attach(self, row: int, nonce: int) -> bool:
+        if self._leases.nonce(row) == nonce:
+            self._leases.void(row)
+        return super().attach(row, nonce)
+
+
+class RingWithRepeatedHello(Ring):
+    writer_rows = RowsThatAttachAgain
+
+
+class RingThatTrustsHello(Ring):
+    """Takes a Hello as it comes, whoever has the row by now."""
+
+    def accept(self, world: World, hello: RowHello) -> None:
+        self.rows._leases.attach(hello.row, hello.nonce)
+        self.meant_for[hello.row] = hello.sender
+
+
+class TableThatTakesLateAnswers(LeaseTable):
+    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        barrier = self._rows[row].barrier if row in self._rows else None
+        if barrier is not None and set(barrier.slots) == received.keys():
+            barrier_id = barrier.barrier_id
+        return super().reconcile(row, nonce, barrier_id, received)
+
+
+class RingWithLateAnswers(Ring):
+    lease_table = TableThatTakesLateAnswers
+
+
+class TableWithoutBase(LeaseTable):
+    """Takes what has arrived for all that was ever granted, though the row had a former life."""
+
+    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        books = self._rows.get(row)
+        if books is None:
+            return None
+        at_attach, books.at_attach = books.at_attach, np.zeros_like(books.at_attach)
+        try:
+            return super().reconcile(row, nonce, barrier_id, received)
+        finally:
+            books.at_attach = at_attach
+
+
+class RingWithoutBase(Ring):
+    lease_table = TableWithoutBase
+
+
+class RingThatAsksOnlyAfterGaps(Ring):
+    def _may_open_barrier(self, world: World, row: int) -> bool:
+        return self.rows._leases._rows[row].barrier is not None and super()._may_open_barrier(world, row)
+
+
+class RingThatIgnoresLeases(Ring):
+    def _is_leased(self, rows: WriterRows) -> Callable[[int], bool]:
+        return lambda slot: False
+
+
+# ---- engine
+
+
+class EngineThatTakesUsedRows(Engine):
+    """Takes a row whose byte only a worker of a former engine still holds."""
+
+    def try_lock(self, fd: int, row: int) -> bool:
+        return ByteLocks.try_shared(fd, ByteLocks.row_byte(row))
+
+
+class EngineWithoutIncarnation(Engine):
+    def nonce_for(self, epoch: int) -> int:
+        return 7
+
+
+class EngineThatDoesNotWaitForWorkers(Engine):
+    """Sends plans before `Attached`."""
+
+    waits_for_workers = False
+
+
+class BookWithoutSteps(LeaseBook):
+    def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
+        held = self._held.get(seq)
+        for epoch, planned in list(held.reads) if held is not None else ():
+            if epoch == worker_epoch:
+                super().read_done(worker_epoch, planned, seq)
+
+
+class BookWithoutWorkerEpochs(LeaseBook):
+    def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
+        held = self._held.get(seq)
+        for epoch, planned in list(held.reads) if held is not None else ():
+            if planned == step:
+                super().read_done(epoch, step, seq)
+
+
+class BookThatGivesBackAtOnce(LeaseBook):
+    """Gives back when the request ends, read or not."""
+
+    def _settle(self, seq: int) -> None:
+        if self._held[seq].has_ended:
+            self._held[seq].reads.clear()
+        super()._settle(seq)
+
+
+class EngineWithoutSteps(Engine):
+    lease_book = BookWithoutSteps
+
+
+class EngineWithoutWorkerEpochs(Engine):
+    lease_book = BookWithoutWorkerEpochs
+
+
+class EngineThatGivesBackAtOnce(Engine):
+    lease_book = BookThatGivesBackAtOnce
+
+
+class ReceivedThatAnswersForOthers(ReceivedLeases):
+    """Answers a question that was meant for the engine that had the row, or another one, before."""
+
+    def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+        return super().answer(self.nonce, last_seq, slots)
+
+
+class EngineThatAnswersForOthers(Engine):
+    received_leases = ReceivedThatAnswersForOthers
+
+
+# ---- worker
+
+
+class WorkerThatStays(Worker):
+    """Cannot see that its engine is dead: asks for the row's byte, which it holds itself."""
+
+    sees_death = False
+
+
+_STARTED = Setting(started="all")
+_BARRIERS = Setting(started="all", num_ranks=0, max_barriers=2)
+_WORK = Budget(puts=1, grants=1, plans=1)
+
+
+def _mutant(name: str, breaks: str, actors: Actors, budget: Budget = _WORK, setting: Setting = _STARTED) -> Mutant:
+    return Mutant(name, breaks, replace(setting, actors=actors), budget)
+
+
+MUTANTS = (
+    _mutant("leases are revoked on time-out", "I1", Actors(ring=RingThatRevokes)),
+    _mutant(
+        *("a row is taken over while a worker of its former engine lives", "I1"),
+        Actors(engine=EngineThatTakesUsedRows),
+        replace(_WORK, kills=1),
+    ),
+    _mutant(
+        *("a repeated Hello is taken for a new life", "I1"),
+        Actors(ring=RingWithRepeatedHello),
+        Budget(puts=1, grants=1, hellos=1),
+    ),
+    _mutant(
+        *("the late Hello of a dead engine is accepted", "I1"),
+        Actors(ring=RingThatTrustsHello),
+        Budget(puts=1, grants=1, kills=1),
+        Setting(num_ranks=0),
+    ),
+    _mutant(
+        *("all lives of a row have one nonce", "I6"),
+        Actors(engine=EngineWithoutIncarnation),
+        Budget(puts=1, grants=1, kills=1),
+    ),
+    _mutant(
+        *("a plan is sent before Attached", "I1"),
+        Actors(engine=EngineThatDoesNotWaitForWorkers),
+        replace(_WORK, kills=1),
+        Setting(started="engine"),
+    ),
+    _mutant("read_done without its step", "I1", Actors(engine=EngineWithoutSteps), replace(_WORK, plans=2)),
+    _mutant(
+        *("read_done without worker epoch", "I1"),
+        Actors(engine=EngineWithoutWorkerEpochs),
+        setting=replace(_STARTED, num_ranks=2),
+    ),
+    _mutant(
+        *("a late answer to an earlier barrier is accepted", "I1"),
+        Actors(ring=RingWithLateAnswers),
+        Budget(puts=1, grants=2),
+        _BARRIERS,
+    ),
+    _mutant(
+        *("barriers only after gaps, and the last descriptor is lost", "I2"),
+        Actors(ring=RingThatAsksOnlyAfterGaps),
+        Budget(grants=1, lost_from_writer=1),
+        _BARRIERS,
+    ),
+    _mutant(
+        *("a barrier's answer without what the row held at attach", "I1"),
+        Actors(ring=RingWithoutBase),
+        Budget(puts=1, grants=2, kills=1),
+        replace(_BARRIERS, max_barriers=1),
+    ),
+    _mutant(
+        *("an engine answers a barrier of its predecessor", "RemoteProtocolError"),
+        Actors(engine=EngineThatAnswersForOthers),
+        replace(_WORK, kills=1),
+        replace(_STARTED, max_barriers=1),
+    ),
+    _mutant("the allocator ignores leases", "I1", Actors(ring=RingThatIgnoresLeases)),
+    _mutant("give-back before reading ends", "I1", Actors(engine=EngineThatGivesBackAtOnce)),
+    _mutant(
+        *("a lost plan is never overdue", "I2"),
+        Actors(has_overdue_kills=False),
+        Budget(grants=1, plans=1, lost_plans=1),
+    ),
+    _mutant(
+        *("a worker does not see that its engine is dead", "I2"),
+        Actors(worker=WorkerThatStays),
+        Budget(grants=1, kills=1),
+    ),
+)

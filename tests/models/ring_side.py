@@ -1,0 +1,270 @@
+"""P0: one ring, its writer's books, and the words that it shares with its readers.
+
+The product's own: `WriterRows` with its `LeaseTable`, `ChunkTable` with its allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec
+
+import numpy as np
+
+from mmcached.shm.chunks import ChunkTable
+from mmcached.shm.layout import CHUNK_HEADER_BYTES, Layout
+from mmcached.shm.leases import LeaseTable
+from mmcached.shm.writer_rows import WriterRows
+from mmcached.wire.errors import LeaseRefused, PeerGone
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from tests.models.byte_locks import Description, LockTable
+from tests.models.control import UNIT, ModelControl, SmallLayout, Words
+from tests.models.copies import chunks_key, copy_chunks, copy_rows, rows_key
+from tests.models.data_object import DataObject, num_units, payload_bytes
+from tests.models.explorer import Event, Violation
+from tests.models.messages import BarrierAnswer, BarrierQuestion, Descriptor, GapReport, RowHello, Said
+
+if TYPE_CHECKING:
+    from tests.models.lease_world import World
+
+Args = ParamSpec("Args")
+
+
+class Ring:
+    """One epoch. `meant_for` is what nobody in it knows: the engine process behind each attached row."""
+
+    lease_table: ClassVar[type[LeaseTable]] = LeaseTable
+    writer_rows: ClassVar[type[WriterRows]] = WriterRows
+
+    announcement: RingAnnouncement
+    layout: Layout
+    words: Words
+    rows: WriterRows
+    chunks: ChunkTable
+    data: DataObject
+    meant_for: dict[int, int]
+    _known: dict[object, bool]
+
+    @classmethod
+    def create(cls, layout: SmallLayout, *, epoch: int, quota_bytes: int | None = None) -> Ring:
+        """Make a ring in which nothing lies."""
+        ring = cls()
+        ring._known = {}
+        sizes = (layout.data_bytes, layout.num_slots, layout.max_rows)
+        ring.announcement = RingAnnouncement(0, f"{epoch:032x}", epoch, *sizes)
+        ring.layout = layout
+        ring.words = np.zeros(layout.ctl_bytes // 8, np.uint64)
+        ring.data = DataObject([0] * (layout.data_bytes // UNIT))
+        ring.meant_for = {}
+        control = ring.control(LockTable(), "P0")
+        ring.rows = cls.writer_rows(control, quota_bytes=quota_bytes)
+        ring.rows._leases = cls.lease_table(control.cells(), quota_bytes=quota_bytes)
+        ring.chunks = ChunkTable(
+            layout.data_bytes, layout.num_slots, is_leased=ring._is_leased(ring.rows), leased_slots=tuple
+        )
+        return ring
+
+    def copy(self) -> Ring:
+        made = type(self)()
+        made._known = {}
+        made.announcement, made.layout = self.announcement, self.layout
+        made.words, made.data, made.meant_for = self.words.copy(), self.data.copy(), self.meant_for.copy()
+        made.rows = copy_rows(self.rows, made.control(LockTable(), "P0"))
+        made.chunks = copy_chunks(self.chunks, made._is_leased(made.rows))
+        return made
+
+    def key(self) -> object:
+        return (
+            *(self.epoch, self.words.tobytes(), self.data.key(), tuple(sorted(self.meant_for.items()))),
+            *(rows_key(self.rows), chunks_key(self.chunks)),
+        )
+
+    @property
+    def epoch(self) -> int:
+        return self.announcement.epoch
+
+    def control(self, locks: LockTable, holder: str) -> ModelControl:
+        """Return the control object as a process sees it."""
+        return ModelControl(self.words, self.layout, Description(locks, self.epoch, holder))
+
+    def nonce_in_row(self, row: int) -> int:
+        return int(self.words[self.layout.nonce_word(row)])
+
+    def holds(self, handle: Handle) -> bool:
+        """Return whether a chunk's bytes are untouched; those of another epoch's ring nobody writes any more."""
+        return handle.epoch != self.epoch or self.data.holds(handle)
+
+    def is_at_rest(self) -> bool:
+        """Return whether every lease is back and nobody waits for a barrier."""
+        table = self.rows._leases
+        return not any(books.barrier for books in table._rows.values()) and table.num_leases() == 0
+
+    def check_integrity(self) -> None:
+        self.rows.check_integrity()
+        self.chunks.check_integrity()
+
+    # ---- what it may do next
+
+    def events(self, world: World) -> Iterator[Event]:
+        if world.budget.puts:
+            for units in world.setting.put_units:
+                if self._know(("fits", units), partial(self._fits, units)):
+                    yield self._event(("P0 puts", units), Ring.put_more, units).not_counted_on()
+        if world.budget.grants or world.budget.discards:
+            yield from self._handle_events(world)
+        for row in self.rows._leases.attached_rows():
+            if self._may_open_barrier(world, row):
+                yield self._event(("P0 opens a barrier, row", row), Ring.open_barrier, row)
+        if self._know(world.locks, lambda: self.copy().poll_deaths(world)):
+            yield self._event(("P0 looks at the locks",), Ring.poll_deaths)
+        for engine, queue in enumerate(world.queues.to_writer, start=1):
+            if queue:
+                yield self._event(("P0 takes", Said(queue[0])), Ring.take, engine)
+
+    def _handle_events(self, world: World) -> Iterator[Event]:
+        for handle in self.chunks:
+            generation = handle.generation
+            for row in self.rows.grantable_rows() if world.budget.grants else ():
+                if self._know((row, handle), partial(self._is_granted, row, handle)):
+                    label = ("P0 grants generation", generation, "to row", row)
+                    yield self._event(label, Ring.send, row, handle).not_counted_on()
+            if world.budget.discards:
+                yield self._event(("P0 discards generation", generation), Ring.discard, handle).not_counted_on()
+
+    def _event(
+        self,
+        label: tuple[object, ...],
+        method: Callable[Concatenate[Ring, World, Args], object],
+        *args: Args.args,
+        **kwargs: Args.kwargs,
+    ) -> Event:
+        return Event(label, lambda world: method(world.own_ring(), world, *args, **kwargs))
+
+    def _may_open_barrier(self, world: World, row: int) -> bool:
+        """The product asks every second while leases are out: at any time, that is, but not without end."""
+        table = self.rows._leases
+        books = table._rows[row]
+        if books.is_stopped or len(world.queues.barrier_ids()) >= world.setting.max_barriers:
+            return False
+        return books.barrier is not None or bool((books.granted != table._returned[row]).any())
+
+    def _know(self, question: object, answer: Callable[[], bool]) -> bool:
+        """Ask once: many states share this ring, and none changes it."""
+        if question not in self._known:
+            self._known[question] = answer()
+        return self._known[question]
+
+    # ---- doing it
+
+    def _is_leased(self, rows: WriterRows) -> Callable[[int], bool]:
+        return rows.is_pinned
+
+    def _fits(self, units: int) -> bool:
+        """Raises Violation if a put that is refused has changed something."""
+        before = self.key()
+        fits = self.chunks.plan(payload_bytes(units)) is not None
+        if not fits and self.key() != before:
+            raise Violation("a refused put has changed something")
+        return fits
+
+    def put_more(self, world: World, units: int) -> None:
+        world.spend("puts")
+        self.put(units)
+
+    def put(self, units: int) -> None:
+        """Claim, write, publish: no message comes between."""
+        nbytes = payload_bytes(units)
+        plan = self.chunks.plan(nbytes)
+        assert plan is not None
+        generation, _ = self.chunks.claim(plan)
+        extent = plan.extent
+        self.data.write(extent, generation)
+        offset = extent.offset + CHUNK_HEADER_BYTES
+        names = self.announcement
+        self.chunks.publish(Handle(names.ring_id, names.epoch, extent.slot, generation, offset, nbytes))
+
+    def grant(self, row: int, handle: Handle) -> LeaseId | None:
+        """Count a lease; None: refused."""
+        before = rows_key(self.rows)
+        try:
+            return self.rows.grant(row, handle.slot, num_units(handle) * UNIT)
+        except (PeerGone, LeaseRefused):
+            if rows_key(self.rows) != before and not self.rows._leases._quota_bytes:
+                raise Violation("a refused grant has changed something") from None
+            return None
+
+    def _is_granted(self, row: int, handle: Handle) -> bool:
+        return self.copy().grant(row, handle) is not None
+
+    def send(self, world: World, row: int, handle: Handle) -> None:
+        """Count, then send; and what cannot be sent is undone as if it had not been."""
+        world.spend("grants")
+        self.chunks.touch(handle)  # somebody has asked for it
+        before = rows_key(self.rows)
+        lease = self.grant(row, handle)
+        assert lease is not None
+        if self.rows._leases._quota_bytes is None:
+            self.rows.undo_grant(row, handle.slot, lease)
+            if rows_key(self.rows) != before:
+                raise Violation("an undone grant has left something")
+            lease = self.grant(row, handle)
+            assert lease is not None
+        world.own_queues().send_to_engine(Descriptor(handle, lease, self.meant_for[row]))
+
+    def discard(self, world: World, handle: Handle) -> None:
+        world.spend("discards")
+        self.chunks.forget(handle)
+
+    def open_barrier(self, world: World, row: int) -> None:
+        barrier = self.rows.open_barrier(row)
+        if barrier is not None:
+            question = BarrierQuestion(self.epoch, barrier.nonce, barrier.barrier_id, barrier.last_seq, barrier.slots)
+            world.own_queues().send_to_engine(question)
+
+    def poll_deaths(self, world: World) -> bool:
+        """Look at the locks; return whether somebody has died."""
+        return bool(self._seeing(world).poll_deaths())
+
+    def take(self, world: World, engine: int) -> None:
+        """Handle the first message of an engine process, dead or alive."""
+        message = world.own_queues().take_for_writer(engine)
+        if message.epoch != self.epoch:
+            return
+        match message:
+            case RowHello():
+                self.accept(world, message)
+            case GapReport() | BarrierAnswer():
+                for row in self.rows._leases.attached_rows():
+                    if self.rows._leases.nonce(row) == message.nonce:
+                        self._reported(world, row, message)
+
+    def _reported(self, world: World, row: int, message: GapReport | BarrierAnswer) -> None:
+        if isinstance(message, BarrierAnswer):
+            self.rows.reconcile(row, message.nonce, message.barrier_id, dict(message.received))
+        elif len(world.queues.barrier_ids()) < world.setting.max_barriers:
+            self.open_barrier(world, row)
+
+    def accept(self, world: World, hello: RowHello) -> None:
+        if self._seeing(world).attach(hello.row, hello.nonce):
+            self.meant_for[hello.row] = hello.sender
+
+    @property
+    def num_barriers(self) -> int:
+        return self.rows._leases._num_barriers
+
+    def barrier_ids(self) -> set[int]:
+        return {books.barrier.barrier_id for books in self.rows._leases._rows.values() if books.barrier is not None}
+
+    def renumber_barriers(self, new_ids: dict[int, int]) -> None:
+        """Give barriers other numbers, in the same order: else their numbers alone would make states without end."""
+        table = self.rows._leases
+        table._num_barriers = len(new_ids)
+        for books in table._rows.values():
+            if books.barrier is not None:
+                books.barrier = replace(books.barrier, barrier_id=new_ids[books.barrier.barrier_id])
+
+    def _seeing(self, world: World) -> WriterRows:
+        """Return the rows, looking at the locks of this world."""
+        self.rows._control.fd = Description(world.locks, self.epoch, "P0").as_fd()
+        return self.rows

@@ -1,0 +1,62 @@
+"""The copies know every field of what they copy, and share nothing that changes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from mmcached.shm.allocator import _Chunk
+from tests.models.byte_locks import modelled_locks
+from tests.models.copies import FIELDS, SLOTS
+from tests.models.lease_world import World
+from tests.models.setting import Budget, Setting
+
+
+@pytest.fixture
+def world() -> World:
+    with modelled_locks():
+        return World.start(Setting(started="all"), Budget(puts=1, grants=1, plans=1))
+
+
+def test_no_field_is_forgotten(world: World) -> None:
+    engine, rows = world.engine, world.ring.rows
+    assert engine is not None
+    assert engine.row is not None
+    chunks = world.ring.chunks
+    for each in (
+        rows,
+        rows._leases,
+        chunks,
+        chunks._allocator,
+        engine.row,
+        engine.row._received,
+        engine.book,
+        engine.group,
+    ):
+        assert vars(each).keys() == FIELDS[type(each)]
+
+
+def test_no_slot_of_a_chunk_is_forgotten() -> None:
+    assert set(_Chunk.__slots__) == {"end", "extent", "heat", "worth"}
+
+
+@pytest.mark.parametrize("kind", SLOTS)
+def test_no_slot_is_forgotten(kind: type) -> None:
+    assert tuple(field.name for field in fields(kind)) == SLOTS[kind]
+
+
+def test_what_is_done_to_a_copy_does_not_reach_the_original(world: World) -> None:
+    """Every event, one after the other: the world that it was done to keeps its key."""
+    with modelled_locks():
+        for _ in range(30):
+            before = [part.key() for part in world.parts()]
+            reached = []
+            for event in world.events():
+                after = world.with_parts(world.parts())
+                event.run(after)
+                reached.append(after)
+            assert [part.key() for part in world.parts()] == before
+            if not reached:
+                break
+            world = reached[-1]

@@ -1,0 +1,52 @@
+"""The model takes a row as the product does: the same locks and words at each of its named instants."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+
+from mmcached.shm import row as product
+from mmcached.shm.row import ReaderRow
+from mmcached.wire.handle import RingAnnouncement
+from tests.models.byte_locks import ByteLocks, Description, LockTable
+from tests.models.control import UNIT, ModelControl, SmallLayout
+from tests.models.row_taking import Stage, Taking
+
+NONCE = 5
+LAYOUT = SmallLayout(UNIT, 1, 2)
+
+
+def test_the_same_locks_and_words_at_each_step() -> None:
+    of_product = look_at_product()
+    locks, control = control_of_an_engine()
+    assert ByteLocks.try_exclusive(control.fd, ByteLocks.row_byte(0))
+    taking = Taking(epoch=1, row=0, nonce=NONCE)
+    of_model = {taking.stage: (locks.key(), control.words[0])}
+    while taking.stage is not Stage.SHARED:
+        taking = taking.next(control)
+        of_model[taking.stage] = (locks.key(), control.words[0])
+    assert of_model == of_product
+
+
+def look_at_product() -> dict[Stage, tuple[object, int]]:
+    locks, control = control_of_an_engine()
+    seen = {}
+    stages = {"row.after_lock": Stage.LOCKED, "row.after_nonce": Stage.NAMED}
+
+    def look(label: str) -> None:
+        if label in stages:
+            seen[stages[label]] = (locks.key(), control.words[0])
+
+    with (
+        mock.patch.object(product, "locks", ByteLocks),
+        mock.patch.object(product, "open_control", return_value=control),
+        mock.patch.object(product, "crash_point", look),
+    ):
+        ReaderRow.attach(RingAnnouncement(0, "0" * 32, 1, UNIT, 1, 2), lambda: NONCE)
+    return seen | {Stage.SHARED: (locks.key(), control.words[0])}
+
+
+def control_of_an_engine() -> tuple[LockTable, ModelControl]:
+    locks, words = LockTable(), np.zeros(LAYOUT.ctl_bytes // 8, np.uint64)
+    return locks, ModelControl(words, LAYOUT, Description(locks, 1, "engine 1"))
