@@ -45,8 +45,10 @@ bench: $(INSTALLED) ## every scripts/bench_*.py, one after the other
 	  echo "== $$script"; $(BIN)/python "$$script"; \
 	done
 
-bench-peers: $(PEERS_INSTALLED) ## the ring beside vLLM's store, iceoryx2, Redis (2 GB more)
-	$(PEERS)/bin/python scripts/bench_ring.py
+bench-peers: $(PEERS_INSTALLED) ## ring, caches and store beside vLLM, iceoryx2, Redis (2 GB more)
+	@set -e; for script in ring caches sidecar; do \
+	  echo "== bench_$$script"; $(PEERS)/bin/python "scripts/bench_$$script.py"; \
+	done
 
 clean: ## remove the environment, builds and caches
 	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

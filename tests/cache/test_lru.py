@@ -223,7 +223,7 @@ def test_integrity_is_really_checked() -> None:
     with pytest.raises(InvariantError):
         cache.check_integrity()
     cache._pinned.clear()
-    cache._info = CacheInfo(2, 1)
+    cache._num_hits = cache._num_queries + 1
     with pytest.raises(InvariantError):
         cache.check_integrity()
 

@@ -29,6 +29,6 @@ def test_windows() -> None:
 
 def test_integrity_is_really_checked() -> None:
     counter = QueryCounter()
-    counter._stats = ProcessorCacheStats(queries=1, hits=2)
+    counter._items_processed = -1
     with pytest.raises(InvariantError):
         counter.check_integrity()

@@ -24,6 +24,7 @@ from mmcached.wire.stats import (
     KVCacheStats,
     RingStats,
     RoleName,
+    StoreStats,
     SupervisorStats,
     WorkerStats,
 )
@@ -112,7 +113,7 @@ def test_queries_and_hits_come_together(page: Page) -> None:
     }
     assert labels["queries"] == labels["hits"]
     caches = {dict(each)["cache"] for each in labels["queries"]}
-    assert caches == {"processor", "encoder", "kv_prefix", "tensor_prefix"}
+    assert caches == {"processor", "encoder", "kv_prefix", "tensor_prefix", "store"}
 
 
 def test_names_and_kinds_follow_the_conventions(page: Page) -> None:
@@ -144,13 +145,21 @@ def test_labels_of_one_metric_are_the_same_everywhere() -> None:
     assert {metric for metric, found in names.items() if len(found) > 1} == set()
 
 
-def test_without_a_ring_nothing_is_said_about_its_cache(page: Page) -> None:
-    def has_processor_bytes() -> bool:
-        return ("mmcached_cache_bytes", (("cache", "processor"), ("role", "frontend"))) in samples_of(page)
+@pytest.mark.parametrize(
+    ("cache", "stats"),
+    [
+        ("processor", FrontendStats(ring=RingStats(data_bytes=1, used_bytes=1))),
+        ("store", FrontendStats(store=StoreStats(ring=RingStats(data_bytes=1, used_bytes=1)))),
+    ],
+)
+def test_without_a_ring_nothing_is_said_about_its_cache(page: Page, cache: str, stats: FrontendStats) -> None:
+    def caches_with_bytes() -> set[str]:
+        found = {dict(labels)["cache"] for name, labels in samples_of(page) if name == "mmcached_cache_bytes"}
+        return found & {"processor", "store"}
 
-    assert not has_processor_bytes()
-    page[2][FRONTEND].publish(FrontendStats(ring=RingStats(data_bytes=1, used_bytes=1)))
-    assert has_processor_bytes()
+    assert caches_with_bytes() == set()
+    page[2][FRONTEND].publish(stats)
+    assert caches_with_bytes() == {cache}
 
 
 def test_openmetrics_parses_too(page: Page) -> None:

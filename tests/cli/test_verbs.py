@@ -24,7 +24,10 @@ from mmcached.shm.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.client import Flushed, ToClient
+from mmcached.wire.messages.frontend import Flush, FromClient
 from mmcached.wire.paths import RunDir
+from tests.client.fake_service import fake_service
 from tests.house import REPOSITORY
 from tests.shm.processes import DEADLINE_S, Process, wait_until
 from tests.shm.rings import make_ring
@@ -218,6 +221,19 @@ def test_flush_is_confirmed(run_dir: Path) -> None:
     with service(run_dir):
         result = call_at(run_dir, "flush")
         assert (result.exit_code, result.stdout) == (0, "flushed\n")
+
+
+@pytest.mark.parametrize(("option", "is_new_epoch"), [([], False), (["--epoch"], True)])
+def test_flush_says_whether_the_weights_have_changed(run_dir: Path, option: list[str], is_new_epoch: bool) -> None:
+    def reply(message: FromClient) -> list[ToClient]:
+        return [Flushed(message.request_id)] if isinstance(message, Flush) else []
+
+    with fake_service(run_dir, reply) as received, LockFile(RunDir(run_dir).supervisor_lock) as lock:
+        lock.write(f"{os.getpid()}\n")
+        result = call_at(run_dir, "flush", *option)
+    assert result.exit_code == 0, result.exception
+    assert result.stdout.startswith("flushed")
+    assert [message.new_epoch for message in received if isinstance(message, Flush)] == [is_new_epoch]
 
 
 # ---- how light they are

@@ -78,7 +78,7 @@ def test_silence_is_a_deadline_and_the_request_is_cancelled(run_dir: Path) -> No
 def test_nobody_there_is_unavailable(run_dir: Path) -> None:
     RunDir(run_dir).create()
     with pytest.raises(ServiceUnavailable):
-        Client(run_dir, connect_timeout_s=0.05)
+        Client(run_dir, connect_timeout_s=0.05, fail_open=False)
     assert list((run_dir / "clients").iterdir()) == []
 
 
@@ -163,7 +163,7 @@ def test_async_deadline_and_close_with_open_calls(run_dir: Path) -> None:
 
 def test_async_nobody_there_is_unavailable(run_dir: Path) -> None:
     async def ask() -> None:
-        async with AsyncClient(run_dir, connect_timeout_s=0.05):
+        async with AsyncClient(run_dir, connect_timeout_s=0.05, fail_open=False):
             pass
 
     RunDir(run_dir).create()

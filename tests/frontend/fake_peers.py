@@ -7,6 +7,7 @@ import io
 import secrets
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -15,7 +16,8 @@ import zmq
 from PIL import Image
 
 from mmcached.frontend.server import Frontend
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader, decode_frames, encode
+from mmcached.shm.codec import Record
 from mmcached.shm.lock_file import LockFile
 from mmcached.wire.channels import DealerChannel, Frame
 from mmcached.wire.config import ServiceConfig
@@ -23,7 +25,7 @@ from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Barrier, Feature
+from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, ServiceStats
 
@@ -103,6 +105,106 @@ class FakeEngine:
             self.row.close()
 
 
+class FakeClient:
+    """One client process of the store, with its presence and, once taken, a real row of the store's ring."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.client_id = secrets.token_hex(16)
+        self.presence = LockFile(bench.directory.client_lock(self.client_id))
+        self.channel = self._connect()
+        self.row: ReaderRow | None = None
+        self.payload: list[Frame] = []
+        self._request_ids = count(1)
+
+    def _connect(self) -> DealerChannel[to_client.ToClient]:
+        return DealerChannel(self._bench.context, self._bench.directory.client_address, to_client.ToClient)
+
+    @property
+    def nonce(self) -> int:
+        return 0 if self.row is None else self.row.nonce
+
+    def answer(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message, which must be of this kind; leases in it are counted."""
+        self._bench.pump(lambda: self.channel.wait(0))
+        message, self.payload = self.channel.receive(0)
+        assert isinstance(message, kind), message
+        if isinstance(message, to_client.Records) and self.row is not None:
+            for record, lease in zip(message.records, message.leases, strict=True):
+                assert lease is None or (isinstance(record, Handle) and self.row.receive(record, lease))
+        return message
+
+    def hello(self) -> to_client.Welcome:
+        self.channel.send(to_frontend.ClientHello(self.client_id))
+        return self.answer(to_client.Welcome)
+
+    def connect_anew(self) -> None:
+        """Lose the connection and say hello over another; the same process."""
+        self.channel.close()
+        self.channel = self._connect()
+        self.hello()
+
+    def take_row(self) -> bool:
+        """Take a row, or say again that this client has it."""
+        announcement = self.hello().store_ring
+        assert announcement is not None
+        self.row = self.row or ReaderRow.attach(announcement)
+        self.channel.send(self.row_message())
+        return self.answer(to_client.RowTaken).is_attached
+
+    def row_message(self) -> to_frontend.TakeRow:
+        assert self.row is not None
+        epoch = self.row.announcement.epoch
+        return to_frontend.TakeRow(self.client_id, next(self._request_ids), epoch, self.row.row, self.row.nonce)
+
+    def get(self, *keys: str, tenant: str = "") -> to_client.Records:
+        number = next(self._request_ids)
+        self.channel.send(to_frontend.GetRecords(self.client_id, number, list(keys), tenant, self.nonce))
+        return self.answer(to_client.Records)
+
+    def ask(self, key: str, *, timeout_s: float = 60.0, tenant: str = "") -> int:
+        """Send a claim without waiting for its answer; return its number."""
+        number = next(self._request_ids)
+        message = to_frontend.ClaimRecord(self.client_id, number, key, timeout_s, tenant, self.nonce)
+        self.channel.send(message)
+        return number
+
+    def claim(self, key: str) -> to_client.Claimed:
+        self.ask(key)
+        return self.answer(to_client.Claimed)
+
+    def send_put(self, key: str, record: Record, *, epoch: int, claim: int = 0, tenant: str = "") -> None:
+        message = to_frontend.PutRecord(self.client_id, next(self._request_ids), key, epoch, tenant, claim)
+        self.channel.send(message, encode(record).frames())
+
+    def put(self, key: str, record: Record, *, claim: int = 0, tenant: str = "") -> to_client.Stored:
+        """Put a record of the present epoch."""
+        epoch = self._bench.frontend.stats().store.new_epochs + self._bench.first_epoch
+        self.send_put(key, record, epoch=epoch, claim=claim, tenant=tenant)
+        return self.answer(to_client.Stored)
+
+    def read(self, answer: to_client.Records, index: int = 0) -> Record:
+        """Return the record of an answer, owned; its lease is given back."""
+        found = answer.records[index]
+        if isinstance(found, Inline):
+            return decode_frames(
+                self.payload[found.first_frame : found.first_frame + found.num_frames], tensors="numpy"
+            )
+        assert self.row is not None
+        assert isinstance(found, Handle)
+        with ObjectStoreReader(RingReader.open(self.row.announcement)) as reader:
+            record = reader.get(found, tensors="numpy", copy=True)
+        self.row.give_back(found)
+        return record
+
+    def close(self) -> None:
+        """End as a process does: no goodbye."""
+        self.channel.close()
+        self.presence.close()
+        if self.row is not None:
+            self.row.close()
+
+
 class Bench:
     """Everything around one Frontend; it polls only inside `pump`."""
 
@@ -118,6 +220,8 @@ class Bench:
         self.client_id = secrets.token_hex(16)
         self.presence = LockFile(self.directory.client_lock(self.client_id))
         self.engines: list[FakeEngine] = []
+        self.clients: list[FakeClient] = []
+        self.first_epoch = 0
         self.payload: list[Frame] = []
 
     def pump(self, wanted: Callable[[], bool]) -> None:
@@ -169,6 +273,15 @@ class Bench:
             pass  # it is asked for statistics only when it is ready
         return engine
 
+    def connect_client(self, *, has_row: bool = True) -> FakeClient:
+        """Connect a client of the store."""
+        client = FakeClient(self)
+        self.clients.append(client)
+        if not self.first_epoch:
+            self.first_epoch = client.hello().store_epoch - self.frontend.stats().store.new_epochs
+        assert not has_row or client.take_row()
+        return client
+
     def generate(self, request_id: int, images: list[bytes], *, timeout_s: float = 60.0) -> None:
         prompt = "look: " + "<image>" * len(images)
         self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, False, timeout_s), images)
@@ -197,6 +310,8 @@ class Bench:
         self.frontend.close()
         for engine in self.engines:
             engine.close()
+        for client in self.clients:
+            client.close()
         self.client.close()
         self.presence.close()
         self.context.term()

@@ -17,7 +17,9 @@ from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Inline
 from tests.frontend.fake_peers import Bench, FakeEngine, leases_in, png
 
-CONFIG = ServiceConfig(mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0)
+CONFIG = ServiceConfig(
+    mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0, store_gb=0
+)
 
 
 class Clock:

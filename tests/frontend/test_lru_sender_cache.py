@@ -127,6 +127,6 @@ def test_no_item_is_kept() -> None:
 
 def test_integrity_is_really_checked() -> None:
     cache = a_cache()
-    cache._counter._stats = ProcessorCacheStats(hits=1)
+    cache._counter._items_processed = -1
     with pytest.raises(InvariantError):
         cache.check_integrity()

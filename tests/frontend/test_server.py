@@ -19,7 +19,11 @@ from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.frontend.fake_peers import Bench, png
 
 CONFIG = ServiceConfig(
-    mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0, max_num_requests=3
+    mm_processor_cache_gb=1 / 1024,
+    mm_shm_cache_max_object_size_mb=1,
+    mm_shm_inline_max_kb=0,
+    max_num_requests=3,
+    store_gb=0,
 )
 
 
@@ -85,15 +89,17 @@ def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) 
     assert (stats.requests_open, stats.requests_done) == (0, 1)
 
 
-def test_one_bad_image_leases_nothing_and_the_good_ones_stay_cached(bench: Bench) -> None:
+def test_one_bad_image_leases_nothing_and_the_good_ones_are_not_processed_again(bench: Bench) -> None:
     engine = bench.connect_engine()
     bench.generate(1, [png(1), b"broken"])
-    assert failure(bench) == "corrupt_image"
+    failed = bench.answer(to_client.Failed)
+    assert failed.error.code == "corrupt_image"
+    assert failed.error.details["field"] == "images[1]"
     assert bench.stats().ring.leases == 0
     bench.generate(2, [png(1)])
     bench.from_frontend(engine, to_engine.AddRequest)
     stats = bench.stats()
-    assert stats.processor.hits == 1
+    assert stats.processor.items_processed == 1
     assert stats.ring.pinned_bytes > 0, "leased"
     bench.frontend.poll(0)
 

@@ -19,10 +19,11 @@ POLL_S = 0.02
 
 
 def small_config(**changes: object) -> ServiceConfig:
-    """A service that starts quickly: a 16 MiB ring, two workers, a small pool."""
+    """A service that starts quickly: a 16 MiB ring, a store as large, two workers, a small pool."""
     settings: dict[str, object] = {
         "mm_processor_cache_gb": 1 / 64,
         "mm_shm_cache_max_object_size_mb": 8,
+        "store_gb": 1 / 64,
         "mm_shm_inline_max_kb": 0,
         "device": "cpu",
         "start_timeout_s": 90.0,
@@ -102,5 +103,5 @@ def stats_of(run_dir: Path) -> ServiceStats:
 
 
 def leases_of(stats: ServiceStats) -> int:
-    """Leases that somebody holds, as the writer and as the engines see it."""
-    return stats.ring.leases + sum(engine.leases_held for engine in stats.engines)
+    """Leases that somebody holds, as the writer of both rings and as the engines see it."""
+    return stats.ring.leases + stats.store.ring.leases + sum(engine.leases_held for engine in stats.engines)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcached.shm import decode, decode_frames, encode
-from mmcached.shm.codec import Library, Record
+from mmcached.shm.codec import Library, Record, adopt_frames
 from mmcached.shm.record_head import MAX_DEPTH
 from mmcached.shm.tensor_bytes import _ITEMSIZES, _NUMPY_ITEMSIZES
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
@@ -284,6 +284,9 @@ def test_each_tensor_occurs_once(tree: Any, field: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode(buffer, tensors="numpy")
     assert caught.value.details["field"] == field
+    with pytest.raises(RemoteProtocolError) as caught:
+        adopt_frames([raw([tree, ONE]).tobytes(), b""])
+    assert caught.value.details["field"] == field
     assert decode(written({"a": np.empty(0, np.uint8)}), tensors="numpy")["a"].size == 0
 
 
@@ -300,6 +303,27 @@ def test_frames_must_fit_their_header() -> None:
     for case in wrong:
         with pytest.raises(RemoteProtocolError):
             decode_frames(case, tensors="numpy")
+        with pytest.raises(RemoteProtocolError):
+            adopt_frames(case)
+
+
+def test_adopted_frames_are_written_as_the_record_they_came_from() -> None:
+    """Also with a dtype that only torch has: this side never makes a tensor of it."""
+    record = {"a": torch.arange(6).to(torch.bfloat16), "b": [torch.zeros((0, 3)), 1, None], "c": np.ones(5, np.uint8)}
+    frames = [bytes(frame) for frame in encode(record).frames()]
+    adopted = adopt_frames(frames)
+    buffer = np.full(adopted.nbytes, 0xEE, np.uint8)
+    adopted.write_into(buffer)
+    assert buffer.tobytes() == written(record).tobytes()
+    assert [bytes(frame) for frame in adopted.frames()] == frames
+
+
+def test_adopted_frames_are_not_copied() -> None:
+    pixels = bytearray(b"before")
+    frames = encode({"a": np.frombuffer(pixels, np.uint8)}).frames()
+    adopted = adopt_frames([frames[0], pixels])
+    pixels[:] = b"behind"
+    assert bytes(adopted.frames()[1]) == b"behind"
 
 
 SAMPLE = written({"a": np.arange(5.0), "b": [{"c": np.ones((2, 2), np.int8)}, "text", b"bytes", 1.5, None, True]})
@@ -322,3 +346,23 @@ def test_damaged_bytes_give_a_record_or_a_remote_error(
     except RemoteProtocolError:
         return
     assert isinstance(record, dict)
+
+
+SAMPLE_FRAMES = [bytes(frame) for frame in encode({"a": np.arange(5.0), "b": [np.ones((2, 2), np.int8), 1.5]}).frames()]
+
+
+@settings(max_examples=200)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, len(SAMPLE_FRAMES[0]) - 1), st.integers(0, 255)), min_size=1, max_size=3)
+)
+def test_what_is_adopted_can_be_read(changes: list[tuple[int, int]]) -> None:
+    damaged = bytearray(SAMPLE_FRAMES[0])
+    for position, value in changes:
+        damaged[position] = value
+    try:
+        adopted = adopt_frames([bytes(damaged), *SAMPLE_FRAMES[1:]])
+    except RemoteProtocolError:
+        return
+    buffer = np.empty(adopted.nbytes, np.uint8)
+    adopted.write_into(buffer)
+    assert isinstance(decode(buffer, tensors="torch"), dict)

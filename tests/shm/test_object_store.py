@@ -72,6 +72,19 @@ def test_a_key_is_put_once(store: ObjectStoreWriter) -> None:
     store.check_integrity()
 
 
+def test_an_encoded_record_is_put_as_the_record_is(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    frames = [bytes(frame) for frame in codec.encode(record_of(3)).frames()]
+    handle = store.put_encoded("a", codec.adopt_frames(frames))
+    assert store.find("a") == handle
+    assert reader.get(handle, tensors="numpy", copy=True)["pixels"].tolist() == [3] * 900
+    with pytest.raises(LocalProtocolError, match="already exists"):
+        store.put_encoded("a", codec.adopt_frames(frames))
+    with pytest.raises(ItemTooLarge):
+        store.put_encoded("b", codec.encode(record_of(1, 6000)))
+    assert (len(store), store.stats().puts) == (1, 1)
+    store.check_integrity()
+
+
 def test_refusals_change_nothing(store: ObjectStoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("a", record_of(1))
     before = store.stats()

@@ -33,6 +33,7 @@ UNIONS: dict[str, Any] = {
 
 EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
+    ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62)),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, TENSOR)),
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
     ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
@@ -54,6 +55,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.GetStats(1)),
     ("FromClient", frontend.Probe(1, 0.5)),
     ("FromClient", frontend.Flush(1)),
+    ("FromClient", frontend.Flush(1, True)),
     ("FromClient", frontend.ClientBye(CLIENT_ID)),
     ("FromClient", frontend.TakeRow(CLIENT_ID, 1, 2**62, 3, 99)),
     ("FromClient", frontend.GetRecords(CLIENT_ID, 1, ["a", "b"], "tenant", 99)),

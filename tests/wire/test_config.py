@@ -22,6 +22,13 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("ring_reader_quota_gb", -0.1),
     ("ring_num_slots", 0),
     ("ring_max_rows", 65),
+    ("store_gb", -0.1),
+    ("store_max_object_mb", 0),
+    ("store_num_slots", 0),
+    ("store_max_clients", 0),
+    ("store_max_clients", 65),
+    ("store_client_quota_gb", -0.1),
+    ("store_tenant_quota_gb", float("nan")),
     ("max_image_bytes", 0),
     ("max_image_pixels", 0),
     ("max_images_per_request", 1025),
@@ -96,6 +103,16 @@ def test_no_cache_is_no_ring() -> None:
 def test_an_object_is_at_most_the_ring() -> None:
     config = ServiceConfig(mm_processor_cache_gb=8 * MIB / GIB, mm_shm_cache_max_object_size_mb=64)
     assert config.max_object_bytes == 8 * MIB
+
+
+def test_a_store_has_quotas_only_where_they_are_set() -> None:
+    config = ServiceConfig(store_gb=1.0)
+    assert (config.store_data_bytes, config.store_max_object_bytes) == (GIB, 64 * MIB)
+    assert (config.store_client_quota_bytes, config.store_tenant_quota_bytes) == (GIB // 4, None)
+    config = ServiceConfig(store_gb=8 * MIB / GIB, store_client_quota_gb=0.5, store_tenant_quota_gb=2.0)
+    assert config.store_max_object_bytes == 8 * MIB
+    assert (config.store_client_quota_bytes, config.store_tenant_quota_bytes) == (GIB // 2, 2 * GIB)
+    assert ServiceConfig(store_gb=0).store_data_bytes == 0
 
 
 def test_file_round_trip(run_dir: Path) -> None:

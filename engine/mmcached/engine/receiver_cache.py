@@ -125,11 +125,24 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
             CacheMiss: neither given nor here; nothing has changed.
             LocalProtocolError: the item lies in a ring, which this cache does not read.
         """
-        return self.get_and_update([mm_item], [mm_hash])[0]
+        if mm_item is None:
+            entry = self._lru.touch(mm_hash)
+            if entry is not None:
+                self._num_queries += 1
+                self._num_hits += 1
+                return _as_item(entry.value)
+        return self._get_and_update([mm_item], [mm_hash])[0]
 
     def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
         if len(mm_items) != len(mm_hashes):
             raise ValueError(f"{len(mm_items)} items for {len(mm_hashes)} hashes")
+        if len(mm_items) == 1:
+            return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
+        return self._get_and_update(mm_items, mm_hashes)
+
+    def _get_and_update(
+        self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]
+    ) -> list[MultiModalKwargsItem]:
         found = self._take(mm_items, mm_hashes)
         _check_misses(mm_hashes, found)
         return [_as_item(entry.value) for entry in found if entry is not None]
@@ -175,15 +188,18 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         self._lru.clear()
 
     def _take(self, mm_items: Sequence[ReceiverInput], keys: Sequence[str]) -> list[Entry[Kept] | None]:
-        given = [_entry_of(mm_item) for mm_item in mm_items]
+        given = [None if mm_item is None else _entry_of(mm_item) for mm_item in mm_items]
         found = self._lru.move(keys, given)
         self._count(given, found)
         return found
 
     def _count(self, given: Sequence[Entry[Kept] | None], found: Sequence[Entry[Kept] | None]) -> None:
-        self._num_queries += len(found)
-        self._num_misses += sum(entry is None for entry in found)
-        self._num_hits += sum(entry is not None and fresh is None for entry, fresh in zip(found, given, strict=True))
+        for fresh, entry in zip(given, found, strict=True):
+            self._num_queries += 1
+            if entry is None:
+                self._num_misses += 1
+            elif fresh is None:
+                self._num_hits += 1
 
 
 def engine_receiver_cache_from_config(config: ServiceConfig) -> MultiModalReceiverCache | None:
@@ -200,9 +216,8 @@ def _entry_of(mm_item: ReceiverInput) -> Entry[Kept] | None:
 
 
 def _check_misses(keys: Sequence[str], found: Sequence[Entry[Kept] | None]) -> None:
-    missing = [key for key, entry in zip(keys, found, strict=True) if entry is None]
-    if missing:
-        raise CacheMiss(list(dict.fromkeys(missing)))
+    if None in found:
+        raise CacheMiss([key for key, entry in dict(zip(keys, found, strict=True)).items() if entry is None])
 
 
 def _as_frames(value: Kept) -> Frames:

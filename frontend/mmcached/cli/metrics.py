@@ -38,6 +38,26 @@ mmcached_ring_written_bytes_total                            payload bytes put
 mmcached_ring_grants_total                                   leases granted
 mmcached_ring_lost_leases_total                              of these, lost on the way and taken back
 mmcached_ring_lease_refusals_total                           leases that an engine could not take; sent inline
+mmcached_store_capacity_bytes                                bytes of the store's ring; 0 = there is no store
+mmcached_store_used_bytes                                    bytes taken by records
+mmcached_store_pinned_bytes                                  bytes taken by leased records
+mmcached_store_populated_bytes                               bytes whose pages are mapped; rises after the start
+mmcached_store_records                                       records held
+mmcached_store_leases                                        leases that clients hold
+mmcached_store_clients                                       clients that have a row, and so read in place
+mmcached_store_fenced_rows                                   clients that gave back more leases than they had
+mmcached_store_written_bytes_total                           payload bytes put
+mmcached_store_grants_total                                  leases granted
+mmcached_store_lost_leases_total                             of these, lost on the way and taken back
+mmcached_store_inline_total                                  records sent as message frames, not through the ring
+mmcached_store_withheld_total                                records not sent: the answer had become too large
+mmcached_store_puts_total               outcome              puts by outcome: kept (or there already), refused
+mmcached_store_quota_evictions_total                         records that went for their tenant's quota
+mmcached_store_claims_total                                  clients told to compute what was not there
+mmcached_store_waits_total                                   requests that waited for another client's computation
+mmcached_store_computing                                     claims that are open
+mmcached_store_waiting                                       requests that wait now
+mmcached_store_epochs_total                                  times that all was made unreachable: weights changed
 mmcached_leases                         side                 granted and not back (writer), held (reader)
 mmcached_requests_total                 outcome              requests answered, by outcome done or failed
 mmcached_requests_open                                       accepted and not answered
@@ -45,6 +65,8 @@ mmcached_clients                                             clients that live
 mmcached_protocol_errors_total                               frames that did not validate
 mmcached_resends_total                                       requests sent again after a typed miss
 mmcached_items_processed_total                               items preprocessed
+mmcached_items_waiting                                       items that wait for a thread to preprocess them
+mmcached_items_busy_refusals_total                           requests refused because too many items waited
 mmcached_items_inline_total                                  items sent as message frames, not through the ring
 mmcached_ring_fallbacks_total                                of these, because the ring had no room
 mmcached_engine_requests                state                requests in the scheduler: running, waiting
@@ -86,17 +108,33 @@ class Figure:
     """One field of a record, `source`, as one sample. A counter's metric goes without the `_total` of its name.
 
     Attributes:
-        needs_ring: says something about the metric only where there is a ring; left out elsewhere.
+        needs: another field that is 0 where this one says nothing; then it is left out.
     """
 
     source: str
     metric: str
     labels: dict[str, str] = field(default_factory=dict)
-    needs_ring: bool = False
+    needs: str | None = None
 
 
-def _cache(name: str, *figures: tuple[str, str], needs_ring: bool = False) -> list[Figure]:
-    return [Figure(source, f"cache_{metric}", {"cache": name}, needs_ring) for source, metric in figures]
+def _cache(name: str, *figures: tuple[str, str], needs: str | None = None) -> list[Figure]:
+    return [Figure(source, f"cache_{metric}", {"cache": name}, needs) for source, metric in figures]
+
+
+def _ring_cache(name: str, ring: str) -> list[Figure]:
+    """What the writer of a ring, a field of its record, says about the cache that lies in it."""
+    figures = {
+        "puts": "insertions",
+        "evictions": "evictions",
+        "refusals": "rejections",
+        "used_bytes": "bytes",
+        "data_bytes": "capacity_bytes",
+        "chunks": "entries",
+        "pinned_bytes": "pinned_bytes",
+    }
+    return _cache(
+        name, *((f"{ring}.{source}", metric) for source, metric in figures.items()), needs=f"{ring}.data_bytes"
+    )
 
 
 FIGURES: dict[str, list[Figure]] = {
@@ -114,20 +152,12 @@ FIGURES: dict[str, list[Figure]] = {
         *_cache("processor", ("processor.queries", "queries"), ("processor.hits", "hits")),
         Figure("processor.hits", "saved_work", {"work": "preprocessing"}),
         Figure("processor.items_processed", "items_processed"),
+        Figure("processor.items_waiting", "items_waiting"),
+        Figure("processor.busy_refusals", "items_busy_refusals"),
         Figure("processor.inline_items", "items_inline"),
         Figure("processor.inline_fallbacks", "ring_fallbacks"),
         # With a ring the processor cache is what lies in the ring.
-        *_cache(
-            "processor",
-            ("ring.puts", "insertions"),
-            ("ring.evictions", "evictions"),
-            ("ring.refusals", "rejections"),
-            ("ring.used_bytes", "bytes"),
-            ("ring.data_bytes", "capacity_bytes"),
-            ("ring.chunks", "entries"),
-            ("ring.pinned_bytes", "pinned_bytes"),
-            needs_ring=True,
-        ),
+        *_ring_cache("processor", "ring"),
         Figure("ring.data_bytes", "ring_capacity_bytes"),
         Figure("ring.used_bytes", "ring_used_bytes"),
         Figure("ring.pinned_bytes", "ring_pinned_bytes"),
@@ -139,6 +169,29 @@ FIGURES: dict[str, list[Figure]] = {
         Figure("ring.lost_leases", "ring_lost_leases"),
         Figure("lease_refusals", "ring_lease_refusals"),
         Figure("ring.leases", "leases", {"side": "writer"}),
+        *_cache("store", ("store.queries", "queries"), ("store.hits", "hits")),
+        *_ring_cache("store", "store.ring"),
+        Figure("store.ring.data_bytes", "store_capacity_bytes"),
+        Figure("store.ring.used_bytes", "store_used_bytes"),
+        Figure("store.ring.pinned_bytes", "store_pinned_bytes"),
+        Figure("store.ring.populated_bytes", "store_populated_bytes"),
+        Figure("store.ring.chunks", "store_records"),
+        Figure("store.ring.leases", "store_leases"),
+        Figure("store.rows", "store_clients"),
+        Figure("store.ring.fenced_rows", "store_fenced_rows"),
+        Figure("store.ring.put_bytes", "store_written_bytes"),
+        Figure("store.ring.grants", "store_grants"),
+        Figure("store.ring.lost_leases", "store_lost_leases"),
+        Figure("store.inline_records", "store_inline"),
+        Figure("store.withheld_records", "store_withheld"),
+        Figure("store.puts", "store_puts", {"outcome": "kept"}),
+        Figure("store.refusals", "store_puts", {"outcome": "refused"}),
+        Figure("store.quota_evictions", "store_quota_evictions"),
+        Figure("store.claims", "store_claims"),
+        Figure("store.waits", "store_waits"),
+        Figure("store.computing", "store_computing"),
+        Figure("store.waiting", "store_waiting"),
+        Figure("store.new_epochs", "store_epochs"),
     ],
     "engine": [
         Figure("steps", "engine_steps"),
@@ -230,7 +283,7 @@ def figures_of(snapshots: Snapshots) -> Iterator[Family]:
         gauges = {name for name, is_gauge in zip(fields.names, fields.is_gauge, strict=True) if is_gauge}
         for figure in FIGURES[role.kind]:
             # A frontend that has just started has its counters, and no ring yet.
-            if figure.needs_ring and not (values["ring.data_bytes"] or values[figure.source]):
+            if figure.needs and not (values[figure.needs] or values[figure.source]):
                 continue
             if figure.metric not in families:
                 is_gauge = figure.source in gauges

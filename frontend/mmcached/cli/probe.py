@@ -18,7 +18,7 @@ def probe(run_dir: Path, timeout_s: float = PROBE_TIMEOUT_S) -> None:
     Raises:
         MmcachedError: it was not answered, or not with one token.
     """
-    with Client(run_dir, connect_timeout_s=timeout_s) as client:
+    with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
         generation = client.generate("ready? <image>", [tiny_png()], max_tokens=1, timeout_s=timeout_s)
     if len(generation.tokens) != 1:
         raise MmcachedError(f"the probe was answered with {len(generation.tokens)} tokens, not 1")

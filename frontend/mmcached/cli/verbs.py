@@ -143,6 +143,7 @@ def drain(
 def flush(
     run_dir: _RunDirOption = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS")] = 30.0,
+    epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
 ) -> None:
     """Make the service forget everything cached, in all roles; requests that run start over."""
     from mmcached.cli.observe import supervisor_pid
@@ -151,9 +152,12 @@ def flush(
     path = _directory(run_dir)
     if supervisor_pid(path) is None:
         raise _no_service(path)
-    with Client(path, connect_timeout_s=timeout) as client:
-        client.flush(timeout_s=timeout)
-    typer.echo("flushed")
+    with Client(path, connect_timeout_s=timeout, fail_open=False) as client:
+        if epoch:
+            client.invalidate(timeout_s=timeout)
+        else:
+            client.flush(timeout_s=timeout)
+    typer.echo("flushed, a new epoch has begun" if epoch else "flushed")
 
 
 def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:

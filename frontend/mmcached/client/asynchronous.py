@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import zmq
-import zmq.asyncio
-
-from mmcached.client.conversation import Ask, Conversation, Options, answer_id, expect, failure_of, open_presence
+from mmcached.client import forks
+from mmcached.client.async_link import AsyncLink, Reply
+from mmcached.client.conversation import Ask, Conversation, Options, expect
+from mmcached.client.fail_open import FailOpen, StoreCounters
+from mmcached.client.hits import Hit, Reading
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
+from mmcached.client.store_verbs import StoreVerbs
 from mmcached.client.synchronous import GRACE_S
-from mmcached.wire.channels import LINGER_MS, SEND_HIGH_WATER_MARK, Frame, decode_frames, encode_frames, make_decoder
-from mmcached.wire.errors import (
-    ChannelFull,
-    DeadlineExceeded,
-    MmcachedError,
-    PeerGone,
-    RemoteProtocolError,
-    RequestAborted,
-    ServiceUnavailable,
-)
-from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import ClientBye
+from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Tell, Verb, drive_async
+from mmcached.shm.codec import Library, Record
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
 if TYPE_CHECKING:
     import torch
 
-Reply = tuple[ToClient, list[Frame]]
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -50,33 +47,24 @@ class AsyncClient:
         timeout_s: float = 60.0,
         connect_timeout_s: float = 10.0,
         tenant: str = "",
+        fail_open: bool = True,
     ) -> None:
         self._directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
-        self._options = Options(timeout_s, connect_timeout_s, tenant)
-        self._decoder = make_decoder(ToClient)
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._welcome: asyncio.Future[Welcome] | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._options = Options(timeout_s, connect_timeout_s, tenant, fail_open)
+        self._guard = FailOpen(is_open=fail_open)
+        self._is_open = False
+        self._link: AsyncLink | None = None
+        self._begin()
 
     async def __aenter__(self) -> Self:
-        self._talk = Conversation(self._options)
-        self._presence = open_presence(self._directory, self._talk.client_id)
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(self._directory.client_address)
-        self._welcome = asyncio.get_running_loop().create_future()
-        self._reader = asyncio.create_task(self._read())
-        self._watcher = asyncio.create_task(self._watch())
-        timeout_s = self._options.connect_timeout_s
+        self._is_open = True
+        forks.abandon_in_children(self)
         try:
-            await self._send(self._talk.hello())
-            self.service = await asyncio.wait_for(asyncio.shield(self._welcome), timeout_s)
-        except TimeoutError:
-            await self.close()
-            raise ServiceUnavailable(f"the service does not answer within {timeout_s} s") from None
+            await self._contact(self._options.connect_timeout_s, is_patient=not self._options.fail_open)
+        except MmcachedError as error:
+            if not self._guard.is_miss("the first contact", error):
+                await self.close()
+                raise
         except BaseException:
             await self.close()
             raise
@@ -86,6 +74,19 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    # ---- what the model does
+
+    @property
+    def service(self) -> Welcome:
+        """What the service said of itself when it was greeted last.
+
+        Raises:
+            ServiceUnavailable: it is not in contact.
+        """
+        if self._verbs.welcome is None:
+            raise ServiceUnavailable("the service is not in contact; any call looks for it")
+        return self._verbs.welcome
 
     async def generate(
         self,
@@ -107,6 +108,61 @@ class AsyncClient:
         message, payload = await self._call(request, read_images(images), request.timeout_s)
         return embeddings_from(expect(message, Encoded), payload)
 
+    # ---- the store
+
+    async def get(
+        self, key: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> Hit | None:
+        """As `Client.get`."""
+        return (await self.get_many([key], view=view, tensors=tensors, timeout_s=timeout_s))[0]
+
+    async def get_many(
+        self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> list[Hit | None]:
+        """As `Client.get_many`."""
+        return await self._run(self._verbs.get_many(keys, Reading(tensors, view), timeout_s))
+
+    async def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> list[bool]:
+        """As `Client.contains_many`."""
+        return await self._run(self._verbs.contains_many(keys, timeout_s))
+
+    async def put(self, key: str, record: Record, *, timeout_s: float | None = None) -> bool:
+        """As `Client.put`."""
+        return await self._run(self._verbs.put(key, record, timeout_s))
+
+    async def get_or_compute(
+        self,
+        key: str,
+        fn: Callable[[], Record | Awaitable[Record]],
+        *,
+        view: bool = False,
+        tensors: Library = "torch",
+        timeout_s: float | None = None,
+    ) -> Record:
+        """As `Client.get_or_compute`; `fn` may be a coroutine function. A plain one keeps the event loop waiting."""
+        return await self._run(self._verbs.get_or_compute(key, fn, Reading(tensors, view), timeout_s))
+
+    async def drop(self, key: str, *, timeout_s: float | None = None) -> bool:
+        """As `Client.drop`."""
+        return await self._run(self._verbs.drop(key, timeout_s))
+
+    def store_counters(self) -> StoreCounters:
+        """As `Client.store_counters`."""
+        return self._guard.counters
+
+    # ---- the service
+
+    async def invalidate(self, *, timeout_s: float = 30.0) -> None:
+        """As `Client.invalidate`."""
+        message, _ = await self._call(self._talk.flush(new_epoch=True), (), timeout_s)
+        expect(message, Flushed)
+        self._verbs.expect_new_epoch()
+
+    async def flush(self, *, timeout_s: float = 30.0) -> None:
+        """As `Client.flush`."""
+        message, _ = await self._call(self._talk.flush(), (), timeout_s)
+        expect(message, Flushed)
+
     async def stats(self, *, timeout_s: float = 10.0) -> ServiceStats:
         """As `Client.stats`."""
         message, _ = await self._call(self._talk.get_stats(), (), timeout_s)
@@ -117,82 +173,74 @@ class AsyncClient:
         message, _ = await self._call(self._talk.probe(timeout_s=timeout_s), (), timeout_s)
         return expect(message, Probed)
 
-    async def flush(self, *, timeout_s: float = 30.0) -> None:
-        """As `Client.flush`."""
-        message, _ = await self._call(self._talk.flush(), (), timeout_s)
-        expect(message, Flushed)
-
     async def close(self) -> None:
-        """Let go of everything; open calls end with `RequestAborted`. A second call does nothing."""
-        if self._reader is None:
-            return
-        self._reader.cancel()
-        self._watcher.cancel()
-        await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
-        self._reader = None
-        self._fail_all(RequestAborted("the client was closed"))
-        await self._send(ClientBye(self._talk.client_id))
-        self._socket.disable_monitor()
-        self._monitor.close()
-        self._socket.close()
-        self._context.term()
-        self._presence.close()
+        """Let go of everything but views; open calls end with `RequestAborted`. A second call does nothing."""
+        self._is_open = False
+        self._verbs.close()
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
+        self._verbs.abandon()
+        if self._link is not None:
+            self._link.abandon()
+        self._begin()
+
+    # ---- how
+
+    def _begin(self) -> None:
+        """Be a new client, not yet connected."""
+        self._talk = Conversation(self._options)
+        self._verbs = StoreVerbs(self._talk, self._guard)
+        self._link = None
+
+    def _connection(self) -> AsyncLink:
+        self._check_open()
+        if self._link is None:
+            verbs = self._verbs
+            self._link = AsyncLink(self._directory, self._talk.client_id, hear=verbs.hear, lost=verbs.lose_contact)
+        return self._link
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RequestAborted("the client is closed; use it inside `async with`")
+
+    async def _contact(self, timeout_s: float, *, is_patient: bool) -> None:
+        deadline = time.monotonic() + timeout_s
+        await drive_async(self._verbs.connect(deadline, is_patient=is_patient), self._perform)
 
     async def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> Reply:
-        if self._reader is None:
-            raise RequestAborted("the client is closed; use it inside `async with`")
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = future
+        """Exchange a request that does not fail open."""
+        self._check_open()
+        deadline = time.monotonic() + timeout_s + GRACE_S
+        await self._contact(timeout_s, is_patient=True)
+        link = self._connection()
         try:
-            await self._send(request, payload)
-            return await asyncio.wait_for(future, timeout_s + GRACE_S)
-        except TimeoutError:
-            await self._send(self._talk.cancel(request.request_id))
-            raise DeadlineExceeded(type(request).__name__.lower(), timeout_s) from None
-        except asyncio.CancelledError:
-            await self._send(self._talk.cancel(request.request_id))
+            return await link.exchange(request, payload, deadline=deadline, timeout_s=timeout_s)
+        except (DeadlineExceeded, asyncio.CancelledError):
+            link.tell(self._talk.cancel(request.request_id))
             raise
-        finally:
-            self._waiting.pop(request.request_id, None)
 
-    async def _send(self, message: object, payload: Sequence[Frame] = ()) -> None:
-        """Queue one message; never waits. The socket's queue is the only limit."""
-        frames: list[Any] = encode_frames(message, payload)
-        try:
-            await self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the service; try again later") from None
+    async def _run(self, verb: Verb[T]) -> T:
+        self._check_open()
+        result = await drive_async(verb, self._perform)
+        self._check_open()  # closed meanwhile: what became of the call is not a miss
+        return result
 
-    async def _read(self) -> None:
-        """Hand each answer to the call that waits for it; late ones are dropped."""
-        while True:
-            frames = await self._socket.recv_multipart()
-            try:
-                message, payload = decode_frames(frames, self._decoder)
-            except RemoteProtocolError as error:
-                self._fail_all(error)
-                continue
-            if isinstance(message, Welcome):
-                if self._welcome is not None and not self._welcome.done():
-                    self._welcome.set_result(message)
-                continue
-            request_id = answer_id(message)
-            if request_id is None:
-                self._fail_all(failure_of(message) or RemoteProtocolError("an answer without a request"))
-                continue
-            future = self._waiting.get(request_id)
-            if future is not None and not future.done():
-                future.set_result((message, payload))
-
-    async def _watch(self) -> None:
-        """End all open calls when the connection is lost: the frontend that knew of them has died."""
-        while True:
-            await self._monitor.recv_multipart()
-            while await self._socket.poll(0):  # noqa: ASYNC110 (the reader task empties it)
-                await asyncio.sleep(0)  # what the frontend said before it ended is read first
-            self._fail_all(PeerGone("the frontend died while the call was open; try again"))
-
-    def _fail_all(self, error: MmcachedError) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+    async def _perform(self, step: Step) -> Any:
+        match step:
+            case Compute():
+                result = step.fn()
+                return await result if inspect.isawaitable(result) else result
+            case Greet():
+                return await self._connection().greet(step.deadline, is_patient=step.is_patient)
+            case Exchange():
+                return await self._connection().exchange(
+                    step.request, step.payload, deadline=step.deadline, timeout_s=step.timeout_s
+                )
+            case Tell():
+                if self._link is not None:
+                    self._link.tell(step.message)
+                return None

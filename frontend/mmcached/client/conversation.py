@@ -8,16 +8,45 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from mmcached.shm.lock_file import LockFile
-from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, ServiceUnavailable, error_from_wire
-from mmcached.wire.messages.client import Encoded, Failed, Flushed, Generated, Probed, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, Flush, Generate, GetStats, Probe
+from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, error_from_wire
+from mmcached.wire.messages.client import (
+    Encoded,
+    Failed,
+    Flushed,
+    Generated,
+    Present,
+    Probed,
+    Records,
+    RowTaken,
+    Stats,
+    Stored,
+    ToClient,
+    Welcome,
+)
+from mmcached.wire.messages.frontend import (
+    Cancel,
+    ClaimRecord,
+    ClientHello,
+    DropClaim,
+    DropRecord,
+    Encode,
+    Flush,
+    Generate,
+    GetRecords,
+    GetStats,
+    HaveRecords,
+    Probe,
+    PutRecord,
+    TakeRow,
+)
 from mmcached.wire.messages.parts import Barrier
-from mmcached.wire.paths import RunDir
 
 MAX_TIMEOUT_S = 86_400.0
-AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed)
-Ask = Generate | Encode | GetStats | Probe | Flush
+MAX_KEY_CHARACTERS = 256
+MAX_KEYS = 4096
+AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
+StoreAsk = TakeRow | GetRecords | HaveRecords | PutRecord | ClaimRecord | DropRecord
+Ask = Generate | Encode | GetStats | Probe | Flush | StoreAsk
 
 
 @dataclass(slots=True)
@@ -28,11 +57,13 @@ class Options:
         timeout_s: deadline of a call that names none.
         connect_timeout_s: how long the first contact may take.
         tenant: name under which items are cached; other tenants never hit them.
+        fail_open: whether a store verb without a service is a miss instead of an error.
     """
 
     timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
     tenant: str = ""
+    fail_open: bool = True
 
 
 class Conversation:
@@ -55,18 +86,18 @@ class Conversation:
             prompt=prompt if isinstance(prompt, str) else list(prompt),
             max_tokens=max_tokens,
             want_hidden_states=hidden_states,
-            timeout_s=self._timeout(timeout_s),
+            timeout_s=self.timeout(timeout_s),
             tenant=self.options.tenant,
         )
 
     def encode(self, *, timeout_s: float | None) -> Encode:
-        return Encode(self.client_id, next(self._ids), self._timeout(timeout_s), self.options.tenant)
+        return Encode(self.client_id, next(self._ids), self.timeout(timeout_s), self.options.tenant)
 
     def probe(self, *, timeout_s: float) -> Probe:
-        return Probe(next(self._ids), self._timeout(timeout_s))
+        return Probe(next(self._ids), self.timeout(timeout_s))
 
-    def flush(self) -> Flush:
-        return Flush(next(self._ids))
+    def flush(self, *, new_epoch: bool = False) -> Flush:
+        return Flush(next(self._ids), new_epoch)
 
     def get_stats(self) -> GetStats:
         return GetStats(next(self._ids))
@@ -74,28 +105,59 @@ class Conversation:
     def cancel(self, request_id: int) -> Cancel:
         return Cancel(self.client_id, request_id)
 
-    def _timeout(self, timeout_s: float | None) -> float:
+    # ---- the store
+
+    def take_row(self, *, ring_epoch: int, row: int, nonce: int) -> TakeRow:
+        return TakeRow(self.client_id, next(self._ids), ring_epoch, row, nonce)
+
+    def get_records(self, keys: list[str], *, nonce: int) -> GetRecords:
+        return GetRecords(self.client_id, next(self._ids), keys, self.options.tenant, nonce)
+
+    def have_records(self, keys: list[str]) -> HaveRecords:
+        return HaveRecords(next(self._ids), keys, self.options.tenant)
+
+    def put_record(self, key: str, *, store_epoch: int, claim: int = 0) -> PutRecord:
+        return PutRecord(self.client_id, next(self._ids), key, store_epoch, self.options.tenant, claim)
+
+    def claim_record(self, key: str, *, timeout_s: float, nonce: int) -> ClaimRecord:
+        return ClaimRecord(self.client_id, next(self._ids), key, timeout_s, self.options.tenant, nonce)
+
+    def drop_claim(self, claim: int) -> DropClaim:
+        return DropClaim(self.client_id, claim)
+
+    def drop_record(self, key: str) -> DropRecord:
+        return DropRecord(next(self._ids), key, self.options.tenant)
+
+    def timeout(self, timeout_s: float | None) -> float:
+        """Return the deadline of a call that names this one, or none.
+
+        Raises:
+            InvalidRequest: it is outside what is possible.
+        """
         chosen = self.options.timeout_s if timeout_s is None else timeout_s
         if not 0 < chosen <= MAX_TIMEOUT_S:
             raise InvalidRequest("timeout_s", chosen, f"must be above 0 and at most {MAX_TIMEOUT_S}")
         return chosen
 
 
-def open_presence(directory: RunDir, client_id: str) -> LockFile:
-    """Take the lock that proves that this client lives; the frontend ends the requests of the dead.
+def checked_keys(keys: Sequence[str]) -> list[str]:
+    """Return the keys as they may travel.
 
     Raises:
-        ServiceUnavailable: no service has ever run in that directory.
+        InvalidRequest: too many, too long, or not text; names the first.
     """
-    while True:
-        try:
-            return LockFile(directory.client_lock(client_id))
-        except BlockingIOError:
-            continue  # the frontend took the new file for a dead client's and holds it just to remove it
-        except FileNotFoundError:
-            break
-    fix = f"start one: mmcached serve --run-dir {directory.path}"
-    raise ServiceUnavailable(f"no service in {directory.path}; {fix}")
+    if isinstance(keys, str) or len(keys) > MAX_KEYS:
+        raise InvalidRequest("keys", len(keys), f"a sequence of at most {MAX_KEYS} keys")
+    for index, key in enumerate(keys):
+        if not isinstance(key, str) or len(key) > MAX_KEY_CHARACTERS or not _is_unicode(key):
+            limit = f"a key is a string of at most {MAX_KEY_CHARACTERS} Unicode characters; hash what is longer"
+            raise InvalidRequest(f"keys[{index}]", repr(key)[:80], limit)
+    return list(keys)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether it can be sent: a lone surrogate cannot."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def answer_id(message: ToClient) -> int | None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import zmq
-
-from mmcached.client.conversation import Ask, Conversation, Options, answer_id, expect, failure_of, open_presence
+from mmcached.client import forks
+from mmcached.client.conversation import Ask, Conversation, Options, expect
+from mmcached.client.fail_open import FailOpen, StoreCounters
+from mmcached.client.hits import Hit, Reading
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
-from mmcached.wire.channels import DealerChannel, Frame
-from mmcached.wire.errors import DeadlineExceeded, PeerGone, ServiceUnavailable
+from mmcached.client.store_verbs import StoreVerbs
+from mmcached.client.sync_link import SyncLink
+from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Tell, Verb, drive
+from mmcached.shm.codec import Library, Record
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import ClientBye
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -25,8 +29,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 2.0
 """How much longer than the request's own deadline a client waits, so that the service can report it first."""
-LOOK_INTERVAL_S = 0.1
-"""How often a waiting client looks whether the frontend is still there."""
+
+T = TypeVar("T")
 
 
 class Client:
@@ -34,15 +38,19 @@ class Client:
 
     >>> with Client("/run/mmcached") as client:                      # doctest: +SKIP
     ...     answer = client.generate("What is this? <image>", ["cat.png"], max_tokens=16)
-    ...     answer.tokens
+    ...     features = client.get_or_compute("cat.png@v1", lambda: {"embeds": tower(pixels)})["embeds"]
+
+    The store's verbs (`get` … `drop`) treat a service that is gone, full or late as a miss, unless `fail_open` is
+    False. After a restart of the service, and in a forked child, the next call connects anew.
 
     Args:
         run_dir: the service's run directory; default as `mmcached serve` has it.
         timeout_s: deadline of each call that names none.
-        connect_timeout_s: how long the constructor may wait for the service.
+        connect_timeout_s: how long a contact may take.
         tenant: name under which items are cached; other tenants never hit them.
+        fail_open: also, a client can be made while no service is there.
     Raises:
-        ServiceUnavailable: nobody answers in that directory.
+        ServiceUnavailable: nobody answers in that directory, and `fail_open` is False.
     """
 
     def __init__(
@@ -52,17 +60,38 @@ class Client:
         timeout_s: float = 60.0,
         connect_timeout_s: float = 10.0,
         tenant: str = "",
+        fail_open: bool = True,
     ) -> None:
-        directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
-        self._talk = Conversation(Options(timeout_s, connect_timeout_s, tenant))
-        self._presence = open_presence(directory, self._talk.client_id)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel: DealerChannel[ToClient] = DealerChannel(self._context, directory.client_address, ToClient)
+        self._directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
+        self._options = Options(timeout_s, connect_timeout_s, tenant, fail_open)
+        self._guard = FailOpen(is_open=fail_open)
+        self._is_closed = False
+        self._link: SyncLink | None = None
+        self._begin()
+        forks.abandon_in_children(self)
         try:
-            self.service = self._handshake(connect_timeout_s)
+            self._contact(connect_timeout_s, is_patient=not fail_open)
+        except MmcachedError as error:
+            if not self._guard.is_miss("the first contact", error):
+                self.close()
+                raise
         except BaseException:
             self.close()
             raise
+
+    # ---- what the model does
+
+    @property
+    def service(self) -> Welcome:
+        """What the service said of itself.
+
+        Raises:
+            ServiceUnavailable: it is not there.
+        """
+        self._contact(self._options.connect_timeout_s, is_patient=True)
+        if self._verbs.welcome is None:
+            raise ServiceUnavailable("the service has just gone; try again")
+        return self._verbs.welcome
 
     def generate(
         self,
@@ -95,6 +124,97 @@ class Client:
         message, payload = self._call(request, read_images(images), request.timeout_s)
         return embeddings_from(expect(message, Encoded), payload)
 
+    # ---- the store
+
+    def get(
+        self, key: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> Hit | None:
+        """Return the record of a key, or None.
+
+        Args:
+            view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
+                operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
+                last of them has died, so do not keep many.
+            tensors: of which library; numpy has no bfloat16 and no float8.
+            timeout_s: deadline of this call.
+        Raises:
+            InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
+            MmcachedError: with `fail_open=False`: why the service did not answer.
+        """
+        return self.get_many([key], view=view, tensors=tensors, timeout_s=timeout_s)[0]
+
+    def get_many(
+        self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> list[Hit | None]:
+        """As `get` for up to 4096 keys in one round trip; in their order."""
+        return self._run(self._verbs.get_many(keys, Reading(tensors, view), timeout_s))
+
+    def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> list[bool]:
+        """Return which keys have a record, without a round trip if the store's memory can be seen from here.
+
+        A hint: a record may come or go before it is asked for.
+        """
+        return self._run(self._verbs.contains_many(keys, timeout_s))
+
+    def put(self, key: str, record: Record, *, timeout_s: float | None = None) -> bool:
+        """Offer a record; return whether the key has one now. The first writer wins: a key that has one keeps it.
+
+        A record that was computed before `invalidate` is not kept, as far as this client could know of it.
+
+        Args:
+            record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None.
+        Raises:
+            InvalidRequest: something else is in it; names the path.
+            MmcachedError: with `fail_open=False`: why the service did not answer.
+        """
+        return self._run(self._verbs.put(key, record, timeout_s))
+
+    def get_or_compute(
+        self,
+        key: str,
+        fn: Callable[[], Record],
+        *,
+        view: bool = False,
+        tensors: Library = "torch",
+        timeout_s: float | None = None,
+    ) -> Record:
+        """Return the record of a key; if it has none, one caller on this host computes it while the others wait.
+
+        A caller that dies is replaced by one that waits. Who has waited for `timeout_s`, or finds no service, calls
+        `fn` itself and stores nothing.
+
+        Args:
+            fn: returns the record. What it raises is raised here, and the next who waits computes.
+            view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
+        """
+        return self._run(self._verbs.get_or_compute(key, fn, Reading(tensors, view), timeout_s))
+
+    def drop(self, key: str, *, timeout_s: float | None = None) -> bool:
+        """Forget the record of a key; return whether that is certain. Who reads it goes on."""
+        return self._run(self._verbs.drop(key, timeout_s))
+
+    def store_counters(self) -> StoreCounters:
+        """Return what this client has seen of the store so far."""
+        return self._guard.counters
+
+    # ---- the service
+
+    def invalidate(self, *, timeout_s: float = 30.0) -> None:
+        """Begin a new epoch, because weights or a processor have changed: nothing that was computed before is found.
+
+        As `flush`, and what is being computed now is not kept either. Never fails open.
+        """
+        message, _ = self._call(self._talk.flush(new_epoch=True), (), timeout_s)
+        expect(message, Flushed)
+        self._verbs.expect_new_epoch()
+
+    def flush(self, *, timeout_s: float = 30.0) -> None:
+        """Make the whole service forget what it has cached; requests that run start over, and end as they would
+        have.
+        """
+        message, _ = self._call(self._talk.flush(), (), timeout_s)
+        expect(message, Flushed)
+
     def stats(self, *, timeout_s: float = 10.0) -> ServiceStats:
         """Return what all roles have counted since they started."""
         message, _ = self._call(self._talk.get_stats(), (), timeout_s)
@@ -109,20 +229,20 @@ class Client:
         message, _ = self._call(self._talk.probe(timeout_s=timeout_s), (), timeout_s)
         return expect(message, Probed)
 
-    def flush(self, *, timeout_s: float = 30.0) -> None:
-        """Make the whole service forget what it has cached; requests that run start over, and end as they would
-        have.
-        """
-        message, _ = self._call(self._talk.flush(), (), timeout_s)
-        expect(message, Flushed)
-
     def close(self) -> None:
-        """Tell the service that this client goes, and let go of everything. A second call does nothing."""
-        if not self._context.closed:
-            self._channel.send(ClientBye(self._talk.client_id))
-            self._channel.close()
-            self._context.term()
-        self._presence.close()
+        """Tell the service that this client goes, and let go of everything but views. A second call does nothing."""
+        self._is_closed = True
+        self._verbs.close()
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
+        self._verbs.abandon()
+        if self._link is not None:
+            self._link.abandon()
+        self._begin()
 
     def __enter__(self) -> Self:
         return self
@@ -132,31 +252,55 @@ class Client:
     ) -> None:
         self.close()
 
-    def _handshake(self, timeout_s: float) -> Welcome:
-        self._channel.send(self._talk.hello())
-        try:
-            message, _ = self._channel.receive(timeout_s)
-        except DeadlineExceeded:
-            raise ServiceUnavailable(f"the service does not answer within {timeout_s} s") from None
-        if isinstance(message, Welcome):
-            return message
-        raise failure_of(message) or ServiceUnavailable(f"unexpected greeting {type(message).__name__}")
+    # ---- how
+
+    def _begin(self) -> None:
+        """Be a new client, not yet connected."""
+        self._talk = Conversation(self._options)
+        self._verbs = StoreVerbs(self._talk, self._guard)
+        self._link = None
+
+    def _connection(self) -> SyncLink:
+        if self._is_closed:
+            raise RequestAborted("the client is closed")
+        if self._link is None:
+            verbs = self._verbs
+            self._link = SyncLink(self._directory, self._talk.client_id, hear=verbs.hear, lost=verbs.lose_contact)
+        return self._link
+
+    def _contact(self, timeout_s: float, *, is_patient: bool) -> None:
+        deadline = time.monotonic() + timeout_s
+        drive(self._verbs.connect(deadline, is_patient=is_patient), self._perform)
 
     def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> tuple[ToClient, list[Frame]]:
-        """Send and wait for the answer to this request; late answers to earlier ones are dropped."""
-        operation = type(request).__name__.lower()
+        """Exchange a request that does not fail open."""
+        if self._link is not None:
+            self._link.catch_up()
         deadline = time.monotonic() + timeout_s + GRACE_S
-        self._channel.take_disconnects()  # of former calls
-        self._channel.send(request, payload)
-        while True:
-            try:
-                message, frames = self._channel.receive(min(LOOK_INTERVAL_S, max(0.0, deadline - time.monotonic())))
-            except DeadlineExceeded:
-                if self._channel.take_disconnects():
-                    raise PeerGone(f"{operation}: the frontend died while it was open; try again") from None
-                if time.monotonic() < deadline:
-                    continue
-                self._channel.send(self._talk.cancel(request.request_id))
-                raise DeadlineExceeded(operation, timeout_s) from None
-            if answer_id(message) in (request.request_id, None) and not isinstance(message, Welcome):
-                return message, frames
+        self._contact(timeout_s, is_patient=True)
+        link = self._connection()
+        try:
+            return link.exchange(request, payload, deadline=deadline, timeout_s=timeout_s)
+        except DeadlineExceeded:
+            link.tell(self._talk.cancel(request.request_id))
+            raise
+
+    def _run(self, verb: Verb[T]) -> T:
+        if self._is_closed:
+            raise RequestAborted("the client is closed")
+        if self._link is not None:
+            self._link.catch_up()
+        return drive(verb, self._perform)
+
+    def _perform(self, step: Step) -> Any:
+        match step:
+            case Compute():
+                return step.fn()
+            case Greet():
+                return self._connection().greet(step.deadline, is_patient=step.is_patient)
+            case Exchange():
+                return self._connection().exchange(
+                    step.request, step.payload, deadline=step.deadline, timeout_s=step.timeout_s
+                )
+            case Tell():
+                return None if self._link is None else self._link.tell(step.message)

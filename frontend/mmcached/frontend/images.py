@@ -52,10 +52,7 @@ def decode_image(data: bytes, *, max_pixels: int, max_bytes: int, field: str = "
         ImageTooLarge: a limit is exceeded; nothing was decoded.
         CorruptImage: not one of `FORMATS`, damaged, or in a pixel format without a meaning as RGB.
     """
-    if not data:
-        raise EmptyImage(field, 0, "an image has bytes")
-    if len(data) > max_bytes:
-        raise ImageTooLarge(field, f"{len(data)} bytes", f"at most {max_bytes} bytes")
+    check_file(data, max_bytes=max_bytes, field=field)
     try:
         with _silence, Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check_pixels(image, max_pixels, field)
@@ -72,6 +69,18 @@ def decode_image(data: bytes, *, max_pixels: int, max_bytes: int, field: str = "
         # struct.error, zlib.error and more. Whatever it is, the file is to blame, and the process goes on.
         reason = f"cannot be decoded: {type(error).__name__}: {_shorten(error)}"
         raise CorruptImage(field, f"{len(data)} bytes", reason) from error
+
+
+def check_file(data: bytes, *, max_bytes: int, field: str = "image") -> None:
+    """Refuse what can be refused without looking into the file.
+
+    Raises:
+        EmptyImage, ImageTooLarge: see `decode_image`.
+    """
+    if not data:
+        raise EmptyImage(field, 0, "an image has bytes")
+    if len(data) > max_bytes:
+        raise ImageTooLarge(field, f"{len(data)} bytes", f"at most {max_bytes} bytes")
 
 
 def _check_pixels(image: Image.Image, max_pixels: int, field: str) -> None:
@@ -102,7 +111,7 @@ def _to_rgb(image: Image.Image, field: str) -> Image.Image:
         return Image.alpha_composite(white, coloured).convert("RGB")
     if image.mode not in _PLAIN_MODES:
         raise CorruptImage(field, image.mode, "this pixel format has no meaning as RGB; send 8-bit colours or greys")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _shorten(error: Exception) -> str:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from mmcached.cache import (
     BaseMultiModalProcessorCache,
@@ -33,8 +32,7 @@ from mmcached.wire.stats import ProcessorCacheStats
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class Taken(Generic[V]):
+class Taken(NamedTuple, Generic[V]):
     """What one item of a request gets: the value kept for it, and the item itself if it was not there before."""
 
     value: V
@@ -113,6 +111,20 @@ class LruProcessorCache(BaseMultiModalProcessorCache, Generic[V]):
         if missing:
             raise CacheMiss(list(dict.fromkeys(missing)))
         return [Taken(entry.value, item) for entry, item in zip(found, new_items, strict=True) if entry is not None]
+
+    def _take_one(self, mm_item: SenderInput, mm_hash: str) -> Taken[V]:
+        """As `_take`, for a request of one item, as most are."""
+        entry = self._lru.touch(mm_hash)
+        if entry is not None:
+            self._counter.count_hit()
+            return Taken(entry.value, None)
+        if mm_item is None:
+            raise CacheMiss([mm_hash])
+        item, prompt_updates = mm_item
+        new = Entry(MultiModalCache.get_item_size(item), self._value_of(item, prompt_updates))
+        self._lru.move([mm_hash], [new])
+        self._count([new], [new])
+        return Taken(new.value, item)
 
     def _count(self, found: Sequence[Entry[V] | None], new: Sequence[Entry[V] | None]) -> None:
         num_new = sum(entry is not None for entry in new)

@@ -143,10 +143,12 @@ class MultiModalProcessorSenderCache(LruProcessorCache[PromptUpdates]):
         Raises:
             CacheMiss: neither cached nor given; nothing has changed.
         """
-        (taken,) = self._take([mm_item], [mm_hash])
-        return taken.new_item, taken.value
+        value, new_item = self._take_one(mm_item, mm_hash)
+        return new_item, value
 
     def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
+        if len(mm_items) == len(mm_hashes) == 1:
+            return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
         return [(taken.new_item, taken.value) for taken in self._take(mm_items, mm_hashes)]
 
     def _value_of(self, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> PromptUpdates:

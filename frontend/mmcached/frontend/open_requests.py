@@ -18,9 +18,11 @@ class OpenRequest:
         message: what the client asked.
         images: the encoded image files, kept so that the items can be sent again after a miss.
         deadline: on the frontend's clock, seconds.
-        engine: incarnation of the engine that has it.
+        engine: incarnation of the engine that has it; 0 while it is being prepared.
         num_prompt_tokens: with all placeholders.
         num_resends: how often an engine has missed items of it.
+        token_ids: the prompt with one token per image.
+        keys: of the images, once they are known.
     """
 
     number: int
@@ -31,6 +33,8 @@ class OpenRequest:
     engine: int = 0
     num_prompt_tokens: int = 0
     num_resends: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
-"""What is done to an image before any cache is asked, and after one has missed: its key, and its processed item.
+"""What is done to an image before any cache is asked, and after one has missed: limits, key, processed item.
 
-Counts what it processes: the work that the processor cache saves.
+Knows nothing of requests, threads or caches. Stateless, so any thread may call it.
 """
 
 from __future__ import annotations
@@ -9,33 +9,44 @@ from collections.abc import Sequence
 
 from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate
 from mmcached.frontend.hasher import MultiModalHasher
-from mmcached.frontend.processor import ImageProcessor
+from mmcached.frontend.images import check_file
+from mmcached.frontend.processor import MODALITY, ImageProcessor
 from mmcached.wire.config import ServiceConfig
 
 Processed = tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]
 
 
+def field_of(index: int) -> str:
+    """Return how errors call an image of a request."""
+    return f"images[{index}]"
+
+
 class Processing:
-    """One processor and one hasher. `num_processed` only rises."""
+    """One processor and one hasher."""
 
     def __init__(self, config: ServiceConfig) -> None:
+        self._max_bytes = config.max_image_bytes
         self._processor = ImageProcessor(config.model, config.max_image_pixels, config.max_image_bytes)
+        self._fingerprint = self._processor.fingerprint
         self._hasher = MultiModalHasher()
-        self.num_processed = 0
 
-    def keys(self, images: Sequence[bytes], tenant: str) -> list[str]:
-        """Return the content key of each encoded image, without decoding it."""
-        fingerprint = self._processor.fingerprint
-        return [
-            self._hasher.item_key(data, modality="image", fingerprint=fingerprint, tenant=tenant) for data in images
-        ]
-
-    def process(self, images: Sequence[bytes], index: int) -> Processed:
-        """Decode and cut one image of a request.
+    def check(self, images: Sequence[bytes]) -> None:
+        """Refuse what can be refused without looking into the files.
 
         Raises:
-            InvalidRequest: (a subclass) names `images[index]`, the value and the limit.
+            EmptyImage, ImageTooLarge: name the image.
         """
-        processed = self._processor.process(images[index], f"images[{index}]")
-        self.num_processed += 1
-        return processed
+        for index, data in enumerate(images):
+            check_file(data, max_bytes=self._max_bytes, field=field_of(index))
+
+    def key(self, data: bytes, tenant: str) -> str:
+        """Return the content key of an encoded image, without decoding it."""
+        return self._hasher.item_key(data, modality=MODALITY, fingerprint=self._fingerprint, tenant=tenant)
+
+    def process(self, data: bytes) -> Processed:
+        """Decode and cut an image.
+
+        Raises:
+            InvalidRequest: (a subclass) calls it "image": requests that wait for one file may count it differently.
+        """
+        return self._processor.process(data, MODALITY)

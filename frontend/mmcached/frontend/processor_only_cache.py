@@ -35,8 +35,8 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[MultiModalProcessorCacheIte
         Raises:
             CacheMiss: neither cached nor given; nothing has changed.
         """
-        (taken,) = self._take([mm_item], [mm_hash])
-        return taken.value.item, taken.value.prompt_updates
+        kept = self._take_one(mm_item, mm_hash).value
+        return kept.item, kept.prompt_updates
 
     def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
         taken = self._take(mm_items, mm_hashes)

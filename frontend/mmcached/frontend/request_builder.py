@@ -57,8 +57,16 @@ def build_request(
         check_length(len(expanded), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
     payload: list[Frame] = []
     features = []
+    inline: dict[str, Inline] = {}
     for item, place, lease in zip(items, places, leases, strict=True):
-        where = _place_payload(item.payload, payload)
+        where: Handle | Inline | None
+        if isinstance(item.payload, list):  # its frames travel once, however often the request names it
+            where = inline.get(item.mm_hash) or Inline(len(payload), len(item.payload))
+            if item.mm_hash not in inline:
+                inline[item.mm_hash] = where
+                payload += item.payload
+        else:
+            where = item.payload
         feature = Feature(item.mm_hash, "image", place.offset, place.length, place.length, item.nbytes, where, lease)
         features.append(feature)
     add = AddRequest(
@@ -72,11 +80,3 @@ def build_request(
         mirror_seq=mirror_seq,
     )
     return add, payload
-
-
-def _place_payload(where: Handle | list[Frame] | None, payload: list[Frame]) -> Handle | Inline | None:
-    """Append inline frames to the payload, and say where they are."""
-    if not isinstance(where, list):
-        return where
-    payload.extend(where)
-    return Inline(len(payload) - len(where), len(where))

@@ -4,16 +4,18 @@ model.
     clients ==ROUTER client.sock==> Frontend ==(engine_gate) ROUTER engine.sock==> engines
                                        |
                                        +-- writes the ring (leases go with `AddRequest`)
+                                       +-- (store_desk) keeps what clients put, in a ring of their own
 
-One thread, one loop. An event never ends the loop: what a client or an engine sent wrong is answered or logged. A
-request is answered exactly once; a miss is sent again and never reaches the client; nothing here waits for an engine or
-a client.
+One loop; only hashing large files and processing images has threads (see `preparing`). An event never ends the loop:
+what a client or an engine sent wrong is answered or logged. A request is answered exactly once; a miss is sent again
+and never reaches the client; nothing here waits for an engine, a client or an image. Requests may overtake each other,
+those of one client too: one whose items are all cached is sent at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +29,13 @@ from mmcached.frontend.engine_links import EngineLink
 from mmcached.frontend.factories import processor_cache_from_config
 from mmcached.frontend.flushes import Flushes
 from mmcached.frontend.open_requests import OpenRequest, OpenRequests
+from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.probes import Probes
-from mmcached.frontend.processing import Processing
+from mmcached.frontend.processing import Processed, Processing
 from mmcached.frontend.request_builder import build_request, prompt_tokens
 from mmcached.frontend.routes import RoutedItem, route_for
 from mmcached.frontend.statistics import StatsCollector
+from mmcached.frontend.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
 from mmcached.shm.lock_file import is_held, remove_if_free
 from mmcached.shm.stats_publisher import StatsPublisher
@@ -95,9 +99,13 @@ class Frontend:
             engines: RouterChannel[received.FromEngine] = stack.enter_context(
                 RouterChannel(context, run_dir.engine_address, received.FromEngine)
             )
+            self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.send, clock=clock))
             self._closing = stack.pop_all()
         self._engine_socket = engines.socket
-        self._route = route_for(cache, Processing(config))
+        self._route = route_for(cache)
+        self._processing = Processing(config)
+        self._preparing = Preparing(config, self._processing, self._route)
+        self._closing.callback(self._preparing.close)
         self._gate = EngineGate(
             engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
         )
@@ -106,6 +114,7 @@ class Frontend:
         self._poller = zmq.Poller()
         self._poller.register(self._clients.socket, zmq.POLLIN)
         self._poller.register(self._engine_socket, zmq.POLLIN)
+        self._poller.register(self._preparing.fileno(), zmq.POLLIN)
 
     # ---- the loop
 
@@ -117,12 +126,15 @@ class Frontend:
                 self._handle_engine(link, message, payload)
         if self._clients.socket in ready:
             self._serve_clients()
+        for request in self._preparing.collect():
+            self._advance_or_fail(request)
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
             self._gate.check()
             self._check_clients()
             self._check_deadlines(now)
+            self._desk.check(now)
         self._answer_finished(now)
 
     def drain(self) -> None:
@@ -164,6 +176,7 @@ class Frontend:
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
         match message:
             case received.ClientHello():
+                self._desk.greet(peer, message.client_id)
                 self._answer(peer, self._welcome())
             case received.Generate() | received.Encode():
                 self._accept(peer, message, [bytes(frame) for frame in payload])
@@ -171,6 +184,7 @@ class Frontend:
                 request = self._requests.find(message.client_id, message.request_id)
                 if request is not None:
                     self._end(request)
+                self._desk.cancel(message.client_id, message.request_id)
             case received.ClientBye():
                 self._end_client(message.client_id)
             case received.GetStats():
@@ -179,7 +193,11 @@ class Frontend:
                 self._probe(peer, message)
             case received.Flush():
                 self._route.clear()
+                self._preparing.flush()
+                self._desk.flush(is_new_epoch=message.new_epoch)
                 self._flushes.start(peer, message.request_id, self._clock())
+            case _:
+                self._desk.handle(peer, message, payload)
 
     def _welcome(self) -> to_client.Welcome:
         return to_client.Welcome(
@@ -188,15 +206,20 @@ class Frontend:
             eos_token_id=END_TOKEN_ID,
             hidden_size=self._config.model.hidden_size,
             max_model_len=self._config.max_model_len,
+            store_ring=self._desk.announcement,
+            store_epoch=self._desk.tier.epoch,
         )
 
     def _accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
-        """Open a request and send it to an engine; on any typed error answer with it and leave nothing open."""
+        """Open a request, and send it to an engine unless items of it have to be processed first; on any typed error
+        answer with it and leave nothing open.
+        """
         deadline = self._clock() + min(message.timeout_s, self._config.request_timeout_s)
         request = OpenRequest(self._requests.next_number(), peer, message, images, deadline)
         try:
             self._check_admission(message)
-            self._submit(request)
+            self._check_contents(request)
+            self._advance(request)
         except MmcachedError as error:
             self._statistics.requests_failed += 1
             log.info("request refused", request_id=request.number, code=error.code)
@@ -212,12 +235,39 @@ class Frontend:
         if self._requests.find(message.client_id, message.request_id) is not None:
             raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
 
-    def _submit(self, request: OpenRequest) -> None:
-        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved."""
-        link = self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
-        token_ids = prompt_tokens(request.message, len(request.images), self._config)
+    def _check_contents(self, request: OpenRequest) -> None:
+        """Refuse what needs no work to be refused, before any is begun."""
+        self._choose_engine()
+        request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
+        self._processing.check(request.images)
+
+    def _choose_engine(self) -> EngineLink:
+        return self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
+
+    def _advance(self, request: OpenRequest) -> None:
+        """Send a request if all its items are there. If not they are being made, and it is advanced again then."""
         try:
-            items = self._route.resolve(request.images, request.message.tenant)
+            given = self._preparing.advance(request)
+            if given is None:
+                return
+            self._submit(request, given)
+        except MmcachedError:
+            self._preparing.leave(request.number, has_used=False)
+            raise
+        self._preparing.leave(request.number, has_used=True)
+
+    def _advance_or_fail(self, request: OpenRequest) -> None:
+        try:
+            self._advance(request)
+        except MmcachedError as error:
+            log.info("request failed", request_id=request.number, code=error.code)
+            self._fail(request.number, error)
+
+    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> None:
+        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved."""
+        link = self._choose_engine()
+        try:
+            items = self._route.resolve(request.keys, given)
 
             def make(
                 routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]
@@ -225,7 +275,7 @@ class Frontend:
                 add, payload = build_request(
                     request.number,
                     request.message,
-                    token_ids,
+                    request.token_ids,
                     routed,
                     leases=leases,
                     mirror_seq=self._route.next_mirror_seq,
@@ -247,7 +297,7 @@ class Frontend:
                 self._num_clients += 1
             elif remove_if_free(path):
                 log.info("client dead", client_id=path.stem)
-        for client_id in self._requests.clients():
+        for client_id in self._requests.clients() | self._desk.clients():
             if not self._run_dir.client_lock(client_id).exists():
                 self._end_client(client_id)
 
@@ -304,10 +354,8 @@ class Frontend:
             reason = f"the engine missed items {request.num_resends} times; try again"
             self._fail(request.number, RequestAborted(reason))
             return
-        try:
-            self._submit(request)
-        except MmcachedError as error:
-            self._fail(request.number, error)
+        request.engine = 0
+        self._advance_or_fail(request)
 
     def _on_new_engine(self, link: EngineLink) -> None:
         log.info("engine connected", engine=link.index)
@@ -326,18 +374,21 @@ class Frontend:
             self._fail(request.number, DeadlineExceeded(type(request.message).__name__.lower(), timeout_s))
 
     def _end_client(self, client_id: str) -> None:
+        self._desk.end_client(client_id)
         for request in self._requests.of_client(client_id):
             self._end(request)
 
     def _end(self, request: OpenRequest) -> None:
         """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
         self._requests.take(request.number)
+        self._preparing.leave(request.number, has_used=False)
         self._statistics.requests_failed += 1
         self._abort_in_engine(request)
 
     def _fail(self, number: int, error: MmcachedError) -> None:
         request = self._requests.take(number)
         if request is not None:
+            self._preparing.leave(number, has_used=False)
             self._statistics.requests_failed += 1
             self._answer(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)))
 
@@ -354,13 +405,16 @@ class Frontend:
             requests_open=len(self._requests),
             requests_done=self._statistics.requests_done,
             requests_failed=self._statistics.requests_failed,
-            protocol_errors=self._statistics.protocol_errors + self._gate.num_protocol_errors,
+            protocol_errors=self._statistics.protocol_errors
+            + self._gate.num_protocol_errors
+            + self._desk.num_protocol_errors,
             resends=self._statistics.resends,
             lease_refusals=self._gate.num_lease_refusals,
             clients=self._num_clients,
-            processor=self._route.stats(),
+            processor=self._preparing.stats(self._route.stats()),
             ring=RingStats() if self._ring is None else self._ring.stats(),
             desyncs=self._route.num_desyncs,
+            store=self._desk.stats(),
         )
 
     def _collect_stats(self, peer: bytes, request_id: int) -> None:

@@ -53,7 +53,7 @@ class LRUCache(Generic[K, V]):
         self._sizes: dict[K, int] = {}
         self._pinned: set[K] = set()
         self._usage = 0
-        self._info = CacheInfo(0, 0)
+        self._num_hits = self._num_queries = 0
         self._last_info = CacheInfo(0, 0)
 
     # ---- reading
@@ -62,7 +62,8 @@ class LRUCache(Generic[K, V]):
         """Return the value and make it young; counts a hit. A miss is a KeyError and counts nothing."""
         value = self._values[key]
         self._values.move_to_end(key)
-        self._count(is_hit=True)
+        self._num_hits += 1
+        self._num_queries += 1
         return value
 
     @overload
@@ -71,10 +72,14 @@ class LRUCache(Generic[K, V]):
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: D | None = None) -> V | D | None:
         """Return the value and make it young, or the default; counts a hit or a miss."""
-        if key in self._values:
-            return self[key]
-        self._count(is_hit=False)
-        return default
+        self._num_queries += 1
+        try:
+            value = self._values[key]
+        except KeyError:
+            return default
+        self._values.move_to_end(key)
+        self._num_hits += 1
+        return value
 
     def __contains__(self, key: object) -> bool:
         """Return whether the key is present; changes neither order nor statistics."""
@@ -89,10 +94,12 @@ class LRUCache(Generic[K, V]):
 
     # ---- order
 
-    def touch(self, key: K) -> None:
-        """Make a present key young; an absent one changes nothing."""
-        if key in self._values:
+    def touch(self, key: K) -> V | None:
+        """Make a present key young and return its value; an absent one changes nothing. Counts nothing."""
+        value = self._values.get(key)
+        if value is not None or key in self._values:
             self._values.move_to_end(key)
+        return value
 
     def pin(self, key: K) -> None:
         """Let no eviction take a present key until `unpin`.
@@ -186,7 +193,8 @@ class LRUCache(Generic[K, V]):
         """Remove everything, pinned or not, and start the statistics anew."""
         while self._values:
             self.popitem(remove_pinned=True)
-        self._info = self._last_info = CacheInfo(0, 0)
+        self._num_hits = self._num_queries = 0
+        self._last_info = CacheInfo(0, 0)
 
     # ---- views
 
@@ -215,10 +223,11 @@ class LRUCache(Generic[K, V]):
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and queries since the last `clear`, or with `delta` since the last call with `delta`."""
+        info = CacheInfo(self._num_hits, self._num_queries)
         if not delta:
-            return self._info
-        difference = self._info - self._last_info
-        self._last_info = self._info
+            return info
+        difference = info - self._last_info
+        self._last_info = info
         return difference
 
     def check_integrity(self) -> None:
@@ -228,20 +237,19 @@ class LRUCache(Generic[K, V]):
         if sum(self._sizes.values()) != self._usage or self._usage > max(self._capacity, 0):
             total = sum(self._sizes.values())
             raise InvariantError(f"LRU cache: sizes sum to {total}, usage {self._usage}, capacity {self._capacity}")
-        if not self._info.hits <= self._info.total:
-            raise InvariantError(f"LRU cache: {self._info.hits} hits of {self._info.total} queries")
+        if not self._num_hits <= self._num_queries:
+            raise InvariantError(f"LRU cache: {self._num_hits} hits of {self._num_queries} queries")
 
     # ---- helpers
 
     def _on_remove(self, key: K, value: V) -> None:
         """Called after a key was evicted, popped, deleted or cleared; not when its value is replaced."""
 
-    def _count(self, *, is_hit: bool) -> None:
-        self._info = CacheInfo(self._info.hits + is_hit, self._info.total + 1)
-
     def _victims(self, key: K, size: int) -> list[K]:
         """Choose what must go so that `key` can have `size`, oldest first; changes nothing."""
         missing = self._usage - self._sizes.get(key, 0) + size - self._capacity
+        if missing <= 0:
+            return []
         victims: list[K] = []
         for candidate in self._values:
             if missing <= 0:

@@ -18,30 +18,36 @@ class QueryCounter:
     """Of one cache; see the drawing above."""
 
     def __init__(self) -> None:
-        self._stats = ProcessorCacheStats()
+        self._hits = self._items_processed = self._inline_items = self._inline_fallbacks = 0
         self._at_clear = self._at_delta = CacheInfo(0, 0)
 
     @property
     def stats(self) -> ProcessorCacheStats:
         """What was counted since the start; nothing resets it."""
-        return self._stats
+        return ProcessorCacheStats(
+            queries=self._hits + self._items_processed,
+            hits=self._hits,
+            items_processed=self._items_processed,
+            inline_items=self._inline_items,
+            inline_fallbacks=self._inline_fallbacks,
+        )
 
     def count(
         self, *, hits: int = 0, items_processed: int = 0, inline_items: int = 0, inline_fallbacks: int = 0
     ) -> None:
         """Count queries: `hits`, which needed no processing, and `items_processed`; and what became of the items."""
-        before = self._stats
-        self._stats = ProcessorCacheStats(
-            queries=before.queries + hits + items_processed,
-            hits=before.hits + hits,
-            items_processed=before.items_processed + items_processed,
-            inline_items=before.inline_items + inline_items,
-            inline_fallbacks=before.inline_fallbacks + inline_fallbacks,
-        )
+        self._hits += hits
+        self._items_processed += items_processed
+        self._inline_items += inline_items
+        self._inline_fallbacks += inline_fallbacks
+
+    def count_hit(self) -> None:
+        """As `count(hits=1)`, which most queries are."""
+        self._hits += 1
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         """Return hits and queries since `clear`, or with `delta` since the last call with `delta`."""
-        now = CacheInfo(self._stats.hits, self._stats.queries)
+        now = self._info()
         if not delta:
             return now - self._at_clear
         difference = now - self._at_delta
@@ -50,8 +56,12 @@ class QueryCounter:
 
     def clear(self) -> None:
         """Start `make_stats` anew; `stats` goes on."""
-        self._at_clear = self._at_delta = CacheInfo(self._stats.hits, self._stats.queries)
+        self._at_clear = self._at_delta = self._info()
 
     def check_integrity(self) -> None:
-        if not 0 <= self._stats.hits <= self._stats.queries:
-            raise InvariantError(f"processor cache: {self._stats.hits} hits of {self._stats.queries} queries")
+        info = self._info()
+        if not 0 <= info.hits <= info.total:
+            raise InvariantError(f"processor cache: {info.hits} hits of {info.total} queries")
+
+    def _info(self) -> CacheInfo:
+        return CacheInfo(self._hits, self._hits + self._items_processed)

@@ -46,6 +46,7 @@ class RequestLRU(Generic[V]):
 
     def __init__(self, capacity: int) -> None:
         self._lru: LRUCache[str, Entry[V]] = LRUCache(capacity, lambda entry: entry.nbytes)
+        self._entries = self._lru.cache
 
     def __contains__(self, key: object) -> bool:
         return key in self._lru
@@ -55,7 +56,7 @@ class RequestLRU(Generic[V]):
 
     def find(self, key: str) -> Entry[V] | None:
         """Return what is there; changes nothing."""
-        return self._lru.cache.get(key)
+        return self._entries.get(key)
 
     def plan(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key of a request whether `move` would find it with nothing given; changes nothing.
@@ -64,9 +65,12 @@ class RequestLRU(Generic[V]):
         """
         return [key in self._lru or key in keys[:index] for index, key in enumerate(keys)]
 
-    def touch(self, key: str) -> None:
-        """Make a present key young; an absent one changes nothing."""
-        self._lru.touch(key)
+    def touch(self, key: str) -> Entry[V] | None:
+        """Make a present key young and return its entry; an absent one changes nothing.
+
+        For a request of this one item, it is all that `move` does with nothing given.
+        """
+        return self._lru.touch(key)
 
     def move(self, keys: Sequence[str], given: Sequence[Entry[V] | None]) -> list[Entry[V] | None]:
         """Do all that one request does to the cache.
@@ -77,6 +81,8 @@ class RequestLRU(Generic[V]):
         Returns:
             for each, its entry; None where nothing was given and nothing is here. The others are kept all the same.
         """
+        if len(keys) == 1:
+            return [self._move_one(keys[0], given[0])]
         wanted = list(zip(keys, given, strict=True))
         held = {key: entry for key in keys if (entry := self.find(key)) is not None}
         found: list[Entry[V] | None] = []
@@ -87,6 +93,13 @@ class RequestLRU(Generic[V]):
                 self._put(key, entry)
             found.append(entry)
         return found
+
+    def _move_one(self, key: str, fresh: Entry[V] | None) -> Entry[V] | None:
+        """As `move`, for a request of one item: nothing of it can evict what it needs."""
+        if fresh is None:
+            return self._lru.touch(key)
+        self._put(key, fresh)
+        return fresh
 
     def discard(self, key: str) -> None:
         """Forget a key; an absent one changes nothing."""

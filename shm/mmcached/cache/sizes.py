@@ -58,7 +58,16 @@ class MultiModalCache:
     @classmethod
     def get_item_size(cls, value: Any) -> int:
         """Return the bytes of a value: the sum over the leaves of nested mappings, lists and tuples."""
+        if isinstance(value, MultiModalKwargsItem):
+            # By far the commonest: its elements without the detour over their leaves.
+            return sum(cls._get_data_size(element.data) for element in value.data.values())
+        if isinstance(value, MultiModalProcessorCacheItemMetadata):
+            return value.item_size
         return sum(map(cls.get_leaf_size, leaves(value)))
+
+    @classmethod
+    def _get_data_size(cls, data: object) -> int:
+        return int(data.nbytes) if is_array(data) else cls.get_item_size(data)
 
     @classmethod
     def get_item_complexity(cls, value: Any) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import weakref
 import zlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -93,6 +94,17 @@ class RingReader:
         # Not in `close`: a free row byte says that nobody reads, so the locks have to outlast the last view.
         weakref.finalize(mapping, control.close).atexit = False
         self._joined = (control, row)
+
+    def when_unmapped(self, callback: Callable[[], object]) -> None:
+        """Call back once when nobody can read through this mapping any more: after `close` and the last view.
+
+        For locks that a row has taken itself. It is called in any thread, and must neither block nor refer to this
+        reader; not at the interpreter's exit, where the kernel drops the locks.
+
+        Raises:
+            LocalProtocolError: closed.
+        """
+        weakref.finalize(self._open_mapping(), callback).atexit = False
 
     def is_engine_alive(self) -> bool:
         """Return whether the engine of the joined row lives. If not: drop all views and exit.

@@ -77,7 +77,8 @@ class ReaderRow:
                     _lock_engine_byte(control, row)
                     return cls(announcement, control, row, nonce)
             raise SegmentError(
-                f"all {layout.max_rows} rows of the ring are in use; raise ring_max_rows or stop a reader",
+                f"all {layout.max_rows} rows of the ring are in use; raise ring_max_rows (for clients: "
+                "store_max_clients), or stop a reader",
                 max_rows=layout.max_rows,
             )
         except BaseException:
@@ -125,6 +126,24 @@ class ReaderRow:
         """Return whether some process holds the byte of a rank. A free byte: its former holder reads no more."""
         control = self._open_control()
         return not locks.is_free(control.fd, locks.worker_byte(self.row, rank, control.layout.max_rows))
+
+    def is_writer_alive(self) -> bool:
+        """Return whether the ring's writer lives. If not: what the index shows is nobody's any more."""
+        return not locks.is_free(self._open_control().fd, locks.WRITER_BYTE)
+
+    def abandon(self) -> None:
+        """Let go of a parent's row in a forked child: the locks and leases stay the parent's, nothing is written.
+
+        A fork shares the locks' file description, so `close` would unlock for the parent too.
+        """
+        control, self._control = self._control, None
+        if control is not None:
+            if self.index is not None:
+                self.index.close()
+                self.index = None
+            os.close(control.fd)  # unlocks nothing while the parent has the description open
+            control.fd = -1
+            control.words.release()
 
     def close(self) -> None:
         """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""

@@ -282,7 +282,7 @@ def _map(fd: int, nbytes: int, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> 
     except OSError as error:
         raise SegmentError(
             f"{nbytes >> 20} MiB of shared memory could not be mapped ({error.strerror}): raise the limit of address "
-            "space (ulimit -v), or lower mm_processor_cache_gb",
+            "space (ulimit -v), or lower mm_processor_cache_gb or store_gb",
             needed_bytes=nbytes,
         ) from error
 

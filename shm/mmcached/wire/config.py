@@ -7,6 +7,7 @@ outside what is possible is a `ConfigError` that names field, value and limit; a
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +49,18 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ring_max_rows: int = 8
     ring_reader_quota_gb: float = 0.0
     ring_has_checksums: bool = False
+
+    # what processes images; 0 workers: one for each core, at most 4
+    mm_processor_workers: int = 0
+    mm_processor_max_waiting: int = 256
+
+    # the store that clients get from and put into; 0 = none. A client's quota of 0 is a quarter of the store
+    store_gb: float = 0.25
+    store_max_object_mb: int = 64
+    store_num_slots: int = 4096
+    store_max_clients: int = 32
+    store_client_quota_gb: float = 0.0
+    store_tenant_quota_gb: float = 0.0
 
     # what arrives
     max_image_bytes: int = 64 * MIB
@@ -100,7 +113,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     _api_process_count: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("mm_processor_cache_gb", "ring_reader_quota_gb"):
+        for field in _CAPACITIES:
             _check_range(field, getattr(self, field), 0.0, 4096.0)
         for field, low, high in _INT_RANGES:
             _check_range(field, getattr(self, field), low, high)
@@ -136,9 +149,33 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.mm_shm_inline_max_kb * KIB
 
     @property
+    def processor_workers(self) -> int:
+        """Threads that process images."""
+        return self.mm_processor_workers or min(4, len(os.sched_getaffinity(0)))
+
+    @property
     def ring_reader_quota_bytes(self) -> int | None:
         """What one engine may hold under lease at a time; None for no limit."""
         return int(self.ring_reader_quota_gb * GIB) or None
+
+    @property
+    def store_data_bytes(self) -> int:
+        """Size of the store's data object in bytes; 0 = no store."""
+        return int(self.store_gb * GIB)
+
+    @property
+    def store_max_object_bytes(self) -> int:
+        return min(self.store_max_object_mb * MIB, self.store_data_bytes)
+
+    @property
+    def store_client_quota_bytes(self) -> int:
+        """What one client may hold under lease at a time; beyond it records come inline."""
+        return max(1, int(self.store_client_quota_gb * GIB) or self.store_data_bytes // 4)
+
+    @property
+    def store_tenant_quota_bytes(self) -> int | None:
+        """What the records of one tenant may take; None for no limit."""
+        return int(self.store_tenant_quota_gb * GIB) or None
 
     def digest(self) -> str:
         """Return 16 hex digits that two processes compare to see whether they were started alike."""
@@ -163,6 +200,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError("config", str(path), str(error)) from error
 
 
+_CAPACITIES = (
+    "mm_processor_cache_gb",
+    "ring_reader_quota_gb",
+    "store_gb",
+    "store_client_quota_gb",
+    "store_tenant_quota_gb",
+)
+
 _DURATIONS = (
     "request_timeout_s",
     "step_timeout_s",
@@ -181,6 +226,11 @@ _INT_RANGES = (
     ("mm_shm_inline_max_kb", 0, 1 << 20),
     ("ring_num_slots", 1, 1 << 20),
     ("ring_max_rows", 1, 64),
+    ("mm_processor_workers", 0, 256),
+    ("mm_processor_max_waiting", 1, 1 << 20),
+    ("store_max_object_mb", 1, 1 << 20),
+    ("store_num_slots", 1, 1 << 20),
+    ("store_max_clients", 1, 64),
     ("max_image_bytes", 1, 1 << 32),
     ("max_image_pixels", 1, 1 << 32),
     ("max_images_per_request", 1, 1024),

@@ -40,9 +40,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ProcessorCacheStats(Stats, frozen=True):
-    """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed.
+    """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it. An
+    item that a request names twice counts once.
 
     `inline_items` travelled as message frames: too small, too large, cache off, or ring full of leased chunks.
+    `items_waiting` are more than there are threads to process them; for each of `busy_refusals` requests too many did.
     """
 
     queries: int = 0
@@ -50,6 +52,8 @@ class ProcessorCacheStats(Stats, frozen=True):
     items_processed: int = 0
     inline_items: int = 0
     inline_fallbacks: int = 0
+    items_waiting: Gauge = 0
+    busy_refusals: int = 0
 
 
 class RingStats(Stats, frozen=True):
@@ -68,6 +72,32 @@ class RingStats(Stats, frozen=True):
     refusals: int = 0
     grants: int = 0
     lost_leases: int = 0
+
+
+class StoreStats(Stats, frozen=True):
+    """The store that clients get from and put into. One query per key that is asked for, a hit is a key that has a
+    record.
+
+    `puts` were kept, `refusals` not (too large, full, quota, an old epoch); `quota_evictions` went for their tenant's
+    quota. `inline_records` were sent as message frames, for want of a row or of a lease; `withheld_records` were not,
+    because the answer had become too large. `claims` were granted, to compute a record; `waits` are the requests that
+    waited for somebody else's.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    puts: int = 0
+    refusals: int = 0
+    quota_evictions: int = 0
+    inline_records: int = 0
+    withheld_records: int = 0
+    claims: int = 0
+    waits: int = 0
+    computing: Gauge = 0
+    waiting: Gauge = 0
+    rows: Gauge = 0
+    new_epochs: int = 0
+    ring: RingStats = RingStats()
 
 
 class KVCacheStats(Stats, frozen=True):
@@ -137,6 +167,7 @@ class FrontendStats(Stats, frozen=True):
     processor: ProcessorCacheStats = ProcessorCacheStats()
     ring: RingStats = RingStats()
     desyncs: int = 0
+    store: StoreStats = StoreStats()
 
 
 class SupervisorStats(Stats, frozen=True):

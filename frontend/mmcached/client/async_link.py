@@ -1,0 +1,188 @@
+"""The socket of an asyncio client: any number of requests at a time over one connection.
+
+    reader task    hands each answer to the call that waits for it; the rest to `hear`, whose reply is sent
+    watcher task   a lost connection ends all open calls: the frontend that knew of them has died
+
+Knows nothing of what the messages mean. One event loop owns a link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from mmcached.client import forks
+from mmcached.client.conversation import Ask, answer_id, failure_of
+from mmcached.client.presence import Presence
+from mmcached.client.sync_link import Hear
+from mmcached.wire.channels import LINGER_MS, SEND_HIGH_WATER_MARK, Frame, decode_frames, encode_frames, make_decoder
+from mmcached.wire.errors import (
+    ChannelFull,
+    DeadlineExceeded,
+    MmcachedError,
+    PeerGone,
+    RemoteProtocolError,
+    RequestAborted,
+    ServiceUnavailable,
+)
+from mmcached.wire.messages.client import ToClient, Welcome
+from mmcached.wire.messages.frontend import ClientBye, ClientHello
+from mmcached.wire.paths import RunDir
+
+Reply = tuple[ToClient, list[Frame]]
+
+
+class AsyncLink:
+    """As `SyncLink`, for one event loop; make it inside that loop.
+
+    Raises:
+        ServiceUnavailable: no service has ever run in that directory.
+    """
+
+    def __init__(self, directory: RunDir, client_id: str, *, hear: Hear, lost: Callable[[], None]) -> None:
+        self._socket_path = directory.client_address.removeprefix("ipc://")
+        self._client_id = client_id
+        self._hear = hear
+        self._lost = lost
+        self._decoder = make_decoder(ToClient)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._greetings: set[asyncio.Future[Welcome]] = set()
+        self._presence = Presence(directory, client_id)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(directory.client_address)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    async def greet(self, deadline: float, *, is_patient: bool) -> Welcome:
+        """As `SyncLink.greet`."""
+        if not is_patient and not forks.is_listening(self._socket_path):
+            raise ServiceUnavailable("the service is not there; it is looked for again by itself")
+        while True:
+            greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+            self._greetings.add(greeting)
+            try:
+                self.send(ClientHello(self._client_id))
+                return await asyncio.wait_for(greeting, max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise ServiceUnavailable("the service does not answer the greeting in time") from None
+            except PeerGone:
+                if not is_patient:
+                    raise
+            finally:
+                self._greetings.discard(greeting)
+
+    async def exchange(self, request: Ask, payload: Sequence[Frame], *, deadline: float, timeout_s: float) -> Reply:
+        """As `SyncLink.exchange`."""
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = future
+        try:
+            self.send(request, payload)
+            return await asyncio.wait_for(future, max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            self._take_back(future)
+            raise DeadlineExceeded(type(request).__name__.lower(), timeout_s) from None
+        except asyncio.CancelledError:
+            self._take_back(future)
+            raise
+        finally:
+            self._waiting.pop(request.request_id, None)
+
+    def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Queue one message; never waits. The socket's queue is the only limit.
+
+        Raises:
+            ChannelFull: it is reached; nothing was queued.
+        """
+        frames: list[Any] = encode_frames(message, payload)
+        try:
+            sent: Any = self._socket.send_multipart(frames, zmq.NOBLOCK)
+            sent.result()  # it never waits, so it is done
+        except zmq.Again:
+            raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the service; try again later") from None
+
+    def tell(self, message: object) -> None:
+        """As `SyncLink.tell`."""
+        with contextlib.suppress(ChannelFull):
+            self.send(message)
+
+    def abandon(self) -> None:
+        """As `SyncLink.abandon`."""
+        self._presence.abandon()
+        forks.keep_for_ever(self, self._socket, self._monitor, self._context)
+        forks.close_connections(self._socket_path)
+
+    async def close(self) -> None:
+        """As `SyncLink.close`; open calls end with `RequestAborted`."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_all(RequestAborted("the client was closed"))
+        if forks.is_listening(self._socket_path):
+            self.tell(ClientBye(self._client_id))
+        else:
+            self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
+        self._presence.close()
+
+    async def _read(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                message, payload = decode_frames(frames, self._decoder)
+            except RemoteProtocolError as error:
+                self._fail_all(error)
+                continue
+            self._take_in(message, payload)
+            del frames, message, payload  # views of a record may live in them, and this task waits for long
+
+    def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
+        request_id = answer_id(message)
+        future = None if request_id is None else self._waiting.get(request_id)
+        if future is not None and not future.done():
+            future.set_result((message, payload))
+            return
+        if isinstance(message, Welcome):
+            for greeting in self._greetings:
+                if not greeting.done():
+                    greeting.set_result(message)
+        if request_id is None and (error := failure_of(message)) is not None:
+            self._fail_all(error)
+        self._hear_and_reply(message)
+
+    def _take_back(self, future: asyncio.Future[Reply]) -> None:
+        """An answer that came in the same turn of the loop as the end of its call: nobody else will see it."""
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._hear_and_reply(future.result()[0])
+
+    def _hear_and_reply(self, message: ToClient) -> None:
+        reply = self._hear(message)
+        if reply is not None:
+            self.tell(reply)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._monitor.recv_multipart()
+            while await self._socket.poll(0):  # noqa: ASYNC110 (the reader task empties it)
+                await asyncio.sleep(0)  # what the frontend said before it ended is read first
+            self._lost()
+            with contextlib.suppress(ServiceUnavailable):
+                self._presence.renew()
+            self._fail_all(PeerGone("the frontend died while the call was open; try again"))
+
+    def _fail_all(self, error: MmcachedError) -> None:
+        futures: list[asyncio.Future[Any]] = [*self._waiting.values(), *self._greetings]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)

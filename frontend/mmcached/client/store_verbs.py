@@ -1,0 +1,294 @@
+"""The verbs of the store, without sockets: what each says, in which order, and what becomes of errors.
+
+    not greeted ──Greet──> Welcome(ring) ──row taken, TakeRow──> in contact: leases come, or records inline
+         ^                                                            │
+         └────────────── connection lost, or the writer's lock free ──┘
+
+Every verb begins with that contact, so it comes back by itself after any restart; a ring other than before means
+another frontend, and a new session. All of it has one deadline. Whatever arrives that nobody waits for any more goes
+through `hear`: its leases are given back, its claim is dropped.
+
+Knows nothing of threads and event loops; one of either at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mmcached.client.conversation import Conversation, checked_keys, expect
+from mmcached.client.fail_open import FailOpen
+from mmcached.client.hits import Hit, Reading
+from mmcached.client.store_session import StoreSession
+from mmcached.client.verb_steps import Compute, Exchange, Greet, Tell, Verb
+from mmcached.shm.codec import EncodedRecord, Record, encode
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable
+from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored, ToClient, Welcome
+from mmcached.wire.messages.frontend import DropClaim, Reconcile
+from mmcached.wire.messages.parts import Barrier, Inline
+
+RETRY_INTERVAL_S = 1.0
+"""How long a failed contact is taken for an answer before the next is tried."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A key that is ours to compute, and which frontend has said so."""
+
+    token: int
+    store_epoch: int
+    ring: RingAnnouncement | None
+
+
+class StoreVerbs:
+    """The store as one client sees it.
+
+    Args:
+        guard: counts errors, and decides which are a miss.
+        clock: monotonic seconds.
+    Attributes:
+        welcome: of the frontend that this client is in contact with; None when the contact was lost.
+    """
+
+    def __init__(self, talk: Conversation, guard: FailOpen, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.welcome: Welcome | None = None
+        self._talk = talk
+        self._guard = guard
+        self._clock = clock
+        self._session: StoreSession | None = None
+        self._store_epoch = 0
+        self._retry_at = clock()
+
+    # ---- the verbs
+
+    def get_many(self, keys: Sequence[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
+        names, limit_s = checked_keys(keys), self._talk.timeout(timeout_s)
+        misses: list[Hit | None] = [None] * len(names)
+        hits = yield from self._guarded("get", self._get(names, reading, limit_s), misses)
+        self._guard.count(queries=len(names), hits=sum(hit is not None for hit in hits))
+        return hits
+
+    def contains_many(self, keys: Sequence[str], timeout_s: float | None) -> Verb[list[bool]]:
+        names, limit_s = checked_keys(keys), self._talk.timeout(timeout_s)
+        return (yield from self._guarded("contains_many", self._contains(names, limit_s), [False] * len(names)))
+
+    def put(self, key: str, record: Record, timeout_s: float | None) -> Verb[bool]:
+        (name,), limit_s = checked_keys([key]), self._talk.timeout(timeout_s)
+        return (yield from self._guarded("put", self._put(name, encode(record), limit_s), False))
+
+    def drop(self, key: str, timeout_s: float | None) -> Verb[bool]:
+        (name,), limit_s = checked_keys([key]), self._talk.timeout(timeout_s)
+        return (yield from self._guarded("drop", self._drop(name, limit_s), False))
+
+    def get_or_compute(
+        self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None
+    ) -> Verb[Record]:
+        (name,), limit_s = checked_keys([key]), self._talk.timeout(timeout_s)
+        self._guard.count(queries=1)
+        found = yield from self._guarded("get_or_compute", self._claim(name, reading, limit_s), None)
+        if isinstance(found, Hit):
+            self._guard.count(hits=1)
+            return found.record
+        is_stored = False
+        try:
+            self._guard.count(computed=1)
+            record: Record = yield Compute(fn)
+            encoded = encode(record)  # judges it, whether it can be stored or not
+            if found is not None:
+                is_stored = yield from self._guarded("put", self._put(name, encoded, limit_s, found), False)
+        except GeneratorExit:
+            raise  # nobody is left to send anything; the claim ends with the client
+        except BaseException:  # also a cancelled task's: somebody else may be waiting for the result
+            yield from self._drop_claim(found)
+            raise
+        if not is_stored:
+            yield from self._drop_claim(found)
+        return record
+
+    # ---- contact
+
+    def connect(self, deadline: float, *, is_patient: bool) -> Verb[None]:
+        """Greet the service unless in contact.
+
+        Raises:
+            ServiceUnavailable: nobody is there; or nobody was a moment ago, and it is not time to look again.
+        """
+        now = self._clock()
+        if self.welcome is not None:
+            return
+        if now < self._retry_at and not is_patient:
+            raise ServiceUnavailable("the service was not there a moment ago; it is looked for once a second")
+        limit = now + self._talk.options.connect_timeout_s
+        try:
+            self.hear((yield Greet(min(deadline, limit), is_patient)))
+        except MmcachedError:
+            self._retry_at = self._clock() + RETRY_INTERVAL_S
+            raise
+
+    def lose_contact(self) -> None:
+        """The connection was lost; the frontend may be another by now."""
+        self.welcome = None
+        if self._session is not None:
+            self._session.lost_contact()
+
+    def expect_new_epoch(self) -> None:
+        """This client has asked for a new epoch: greet again before the next verb, to learn which it is."""
+        self.welcome = None
+
+    def hear(self, message: ToClient) -> DropClaim | Reconcile | None:
+        """Take note of a message that answers no open call; return what to reply."""
+        match message:
+            case Welcome():
+                self.welcome = message
+                self._store_epoch = message.store_epoch
+            case Barrier():
+                return None if self._session is None else self._session.answer(message)
+            case Records():
+                if self._session is not None:
+                    self._session.discard(message)
+            case Claimed():
+                return self._talk.drop_claim(message.claim)
+        return None
+
+    def close(self) -> None:
+        """Take no more leases; those of living views stay. A second call changes nothing."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's session."""
+        if self._session is not None:
+            self._session.abandon()
+
+    def _in_contact(self, deadline: float, limit_s: float) -> Verb[StoreSession]:
+        """Greet, take a row and announce it, as far as that has not been done."""
+        yield from self.connect(deadline, is_patient=not self._guard.is_open)
+        ring = None if self.welcome is None else self.welcome.store_ring
+        if self._session is None or self._session.ring != ring:
+            self.close()
+            self._session = StoreSession(ring)
+        session = self._session
+        if session.row is not None and not session.is_announced:
+            yield from self._announce(session, deadline, limit_s)
+        return session
+
+    def _announce(self, session: StoreSession, deadline: float, limit_s: float) -> Verb[None]:
+        row = session.row
+        if row is None:
+            return
+        session.is_announced = True  # before the answer: calls that run at the same time need not do it, too
+        try:
+            ask = self._talk.take_row(ring_epoch=row.announcement.epoch, row=row.row, nonce=row.nonce)
+            message, _ = yield Exchange(ask, deadline, limit_s)
+            session.is_attached = expect(message, RowTaken).is_attached
+        except BaseException:
+            session.lost_contact()
+            raise
+
+    # ---- each verb as it is while the service is there
+
+    def _get(self, keys: list[str], reading: Reading, limit_s: float) -> Verb[list[Hit | None]]:
+        deadline = self._clock() + limit_s
+        session = yield from self._in_contact(deadline, limit_s)
+        if session.ring is None or not keys:
+            return [None] * len(keys)
+        message, payload = yield Exchange(self._talk.get_records(keys, nonce=session.nonce), deadline, limit_s)
+        return self._open(expect(message, Records), payload, reading, len(keys))
+
+    def _contains(self, keys: list[str], limit_s: float) -> Verb[list[bool]]:
+        deadline = self._clock() + limit_s
+        session = yield from self._in_contact(deadline, limit_s)
+        if session.row is not None and not session.is_writer_alive:
+            self.lose_contact()
+            session = yield from self._in_contact(deadline, limit_s)
+        seen = session.contains(keys, self._talk.options.tenant)
+        if seen is not None:
+            # A look after the death of the writer would show what is nobody's any more.
+            return seen if session.is_writer_alive else [False] * len(keys)
+        if session.ring is None or not keys:
+            return [False] * len(keys)
+        message, _ = yield Exchange(self._talk.have_records(keys), deadline, limit_s)
+        present = expect(message, Present).are_present
+        if len(present) != len(keys):
+            raise RemoteProtocolError(f"{len(present)} answers for {len(keys)} keys", "are_present")
+        return present
+
+    def _put(self, key: str, encoded: EncodedRecord, limit_s: float, claim: _Claim | None = None) -> Verb[bool]:
+        deadline = self._clock() + limit_s
+        self._guard.count(puts=1)
+        session = yield from self._in_contact(deadline, limit_s)
+        if claim is None:
+            if session.ring is None:
+                return False
+            ask = self._talk.put_record(key, store_epoch=self._store_epoch)
+        elif claim.ring != session.ring:
+            return False  # whoever gave the claim is dead, and its epoch with it
+        else:
+            ask = self._talk.put_record(key, store_epoch=claim.store_epoch, claim=claim.token)
+        message, _ = yield Exchange(ask, deadline, limit_s, encoded.frames())
+        stored = expect(message, Stored)
+        self._learn_epoch(stored.store_epoch)
+        self._guard.count(stored=int(stored.is_stored))
+        return stored.is_stored
+
+    def _drop(self, key: str, limit_s: float) -> Verb[bool]:
+        deadline = self._clock() + limit_s
+        session = yield from self._in_contact(deadline, limit_s)
+        if session.ring is None:
+            return True
+        message, _ = yield Exchange(self._talk.drop_record(key), deadline, limit_s)
+        return not expect(message, Stored).is_stored
+
+    def _claim(self, key: str, reading: Reading, limit_s: float) -> Verb[Hit | _Claim | None]:
+        """Ask for a record or the right to compute it; None: neither, compute it without storing."""
+        deadline = self._clock() + limit_s
+        session = yield from self._in_contact(deadline, limit_s)
+        ask = self._talk.claim_record(key, timeout_s=limit_s, nonce=session.nonce)
+        try:
+            message, payload = yield Exchange(ask, deadline, limit_s)
+        except GeneratorExit:
+            raise
+        except BaseException:  # while it waited: the claim must not come to one who has given up
+            yield Tell(self._talk.cancel(ask.request_id))
+            raise
+        if isinstance(message, Claimed):
+            self._learn_epoch(message.store_epoch)
+            return _Claim(message.claim, message.store_epoch, session.ring)
+        (found,) = self._open(expect(message, Records), payload, reading, 1)
+        return found
+
+    # ---- helpers
+
+    def _drop_claim(self, claim: _Claim | None) -> Verb[None]:
+        """Let the next who waits compute; one that has ended already changes nothing."""
+        if claim is not None:
+            yield Tell(self._talk.drop_claim(claim.token))
+
+    def _guarded(self, operation: str, verb: Verb[T], nothing: T) -> Verb[T]:
+        try:
+            return (yield from verb)
+        except MmcachedError as error:
+            if not self._guard.is_miss(operation, error):
+                raise
+        return nothing
+
+    def _open(self, answer: Records, payload: Sequence[Frame], reading: Reading, count: int) -> list[Hit | None]:
+        self._learn_epoch(answer.store_epoch)
+        session = self._session
+        if session is None:  # closed meanwhile; the lease ends with the row
+            return [None] * count
+        hits = session.open(answer, payload, reading)
+        if len(hits) != count:
+            raise RemoteProtocolError(f"{len(hits)} records for {count} keys", "records")
+        self._guard.count(inline_hits=sum(isinstance(place, Inline) for place in answer.records))
+        return hits
+
+    def _learn_epoch(self, store_epoch: int) -> None:
+        self._store_epoch = max(self._store_epoch, store_epoch)

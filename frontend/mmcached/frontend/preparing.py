@@ -1,0 +1,241 @@
+"""Brings a request to where every item that it needs is there: in the cache, or processed just now.
+
+    advance ──> its keys                      small files at once, large ones in a thread that does nothing else
+            ──> what does the cache miss?     nothing: the request can be sent
+            ──> join the work on these        begun by whoever misses first; equal items wait for it
+            ──> all of it has landed?         the request can be sent, with what has landed
+    collect ──> requests to be advanced again
+
+A request is asked about as a whole each time, so it is sent on what the cache says at that moment and not before. One
+that misses nothing waits for nobody: not for a worker, not for requests that came before it. So requests overtake each
+other, those of one client too; they are independent.
+
+Whatever ends a request early (deadline, cancel, death), it leaves: work that nobody has begun is withdrawn unless
+another waits for it, and work that has begun ends for the cache.
+
+Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mmcached.frontend.open_requests import OpenRequest
+from mmcached.frontend.pool import Done, Mailbox, WorkPool
+from mmcached.frontend.processing import Processed, Processing, field_of
+from mmcached.frontend.single_flight import SingleFlight
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvalidRequest, InvariantError, MmcachedError, ServiceUnavailable
+from mmcached.wire.stats import ProcessorCacheStats
+
+HASH_HERE_BYTES = 128 << 10
+"""Files up to this size are hashed by the loop itself: that takes less time than to wake a thread and be woken."""
+
+
+class Keeper(Protocol):
+    """What is asked of the route by which items travel."""
+
+    def missing(self, keys: Sequence[str]) -> list[str]: ...
+    def keep(self, key: str, processed: Processed) -> None: ...
+
+
+class _FileOf(NamedTuple):
+    """One image of a request, whose key is looked for."""
+
+    number: int
+    image: int
+
+
+class Preparing:
+    """The requests that are not sent yet, the book of who waits for what, and the threads that do it.
+
+    Args:
+        config: its `processor_workers` process, and at most `mm_processor_max_waiting` items wait for them.
+        keeper: says what is missing, and takes what was processed for nobody.
+    """
+
+    def __init__(self, config: ServiceConfig, processing: Processing, keeper: Keeper) -> None:
+        self._processing = processing
+        self._keeper = keeper
+        self._max_waiting = config.mm_processor_max_waiting
+        self._requests: dict[int, OpenRequest] = {}
+        self._keys_found: dict[int, dict[int, str]] = {}
+        self._book: SingleFlight[object] = SingleFlight()
+        self._num_workers = config.processor_workers
+        self._num_in_work = self._num_processed = self._num_refusals = 0
+        self._mailbox = Mailbox()
+        self._hashing = WorkPool("hashing", 1, self._mailbox)
+        self._working = WorkPool("processing", self._num_workers, self._mailbox)
+
+    def fileno(self) -> int:
+        """What becomes readable when `collect` has something."""
+        return self._mailbox.fileno()
+
+    def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None:
+        """Return what was processed for a request if it can be sent now; or None: `collect` will name it.
+
+        Either way, and if this raises, it has to `leave` at last.
+
+        Raises:
+            InvalidRequest: (a subclass) the request's first bad image; names its index.
+            ServiceUnavailable: more would wait than may; this request has begun nothing.
+        """
+        self._requests[request.number] = request
+        if not self._has_keys(request):
+            return None
+        self._join(request, self._keeper.missing(request.keys))
+        if not self._book.is_complete(request.number):
+            return None
+        return _checked(request, self._book.outcomes(request.number))
+
+    def collect(self) -> list[OpenRequest]:
+        """Take what the threads have done; return the requests that may have all they need now."""
+        ready: dict[int, None] = {}
+        for done in self._mailbox.take_all():
+            if isinstance(done.token, _FileOf):
+                ready |= dict.fromkeys(self._take_key(done.token, done.outcome))
+            elif isinstance(done.token, str):
+                ready |= dict.fromkeys(self._land(done.token, done))
+        return [self._requests[number] for number in ready]
+
+    def leave(self, number: int, *, has_used: bool) -> None:
+        """The request is sent, or has ended; a second call changes nothing.
+
+        Args:
+            has_used: the cache was given all its items.
+        """
+        request = self._requests.pop(number, None)
+        if request is None:
+            return
+        if self._keys_found.pop(number, None) is not None:
+            for index in range(len(request.images)):
+                self._hashing.withdraw(_FileOf(number, index))
+        left = self._book.leave(number, has_used=has_used)
+        for key, outcome in left.unused:
+            self._keep(key, outcome)
+        for key in left.in_work:
+            if self._working.withdraw(key):
+                self._num_in_work -= 1
+                self._book.withdraw(key)
+
+    def flush(self) -> None:
+        """Let nothing that was begun until now be cached or sent; what is waited for is begun again."""
+        again = self._book.flush()
+        self._working.generation = self._book.generation
+        for key in again:
+            self._begin_again(key)
+
+    def stats(self, of_cache: ProcessorCacheStats) -> ProcessorCacheStats:
+        """Return a cache's figures with those of the work for it."""
+        return msgspec.structs.replace(
+            of_cache,
+            items_processed=self._num_processed,
+            items_waiting=self._num_waiting,
+            busy_refusals=self._num_refusals,
+        )
+
+    def check_integrity(self) -> None:
+        self._book.check_integrity()
+        if not self._requests and (self._keys_found or self._book.num_waiting):
+            raise InvariantError("somebody waits for items, but no request is being prepared")
+        if self._num_in_work != self._book.num_in_work:
+            raise InvariantError(f"{self._num_in_work} items are in work, the book has {self._book.num_in_work}")
+
+    def close(self) -> None:
+        """Drop what is not begun, and wait for what is: an item's time at most."""
+        self._hashing.close()
+        self._working.close()
+        self._mailbox.close()
+
+    # ---- keys
+
+    def _has_keys(self, request: OpenRequest) -> bool:
+        """Return whether all keys are known; where they are not, have them found."""
+        if len(request.keys) == len(request.images):
+            return True
+        tenant = request.message.tenant
+        found = self._keys_found[request.number] = {}
+        for index, data in enumerate(request.images):
+            if len(data) <= HASH_HERE_BYTES:
+                found[index] = self._processing.key(data, tenant)
+            else:
+                self._hashing.submit(_FileOf(request.number, index), partial(self._processing.key, data, tenant))
+        return self._settle_keys(request)
+
+    def _take_key(self, file: _FileOf, key: object) -> list[int]:
+        found = self._keys_found.get(file.number)
+        if found is None:
+            return []  # the request has ended
+        if not isinstance(key, str):
+            raise InvariantError(f"{file} has no key: {key!r}")
+        found[file.image] = key
+        return [file.number] if self._settle_keys(self._requests[file.number]) else []
+
+    def _settle_keys(self, request: OpenRequest) -> bool:
+        found = self._keys_found[request.number]
+        if len(found) < len(request.images):
+            return False
+        request.keys = [found[index] for index in range(len(request.images))]
+        del self._keys_found[request.number]
+        return True
+
+    # ---- work
+
+    @property
+    def _num_waiting(self) -> int:
+        """Items for which there is no thread now."""
+        return max(0, self._num_in_work - self._num_workers)
+
+    def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
+        num_new = sum(key not in self._book for key in keys)
+        # Where nothing waits, a request may be larger than the limit: else it could never be served.
+        if num_new and self._num_waiting and self._num_waiting + num_new > self._max_waiting:
+            self._num_refusals += 1
+            reason = f"{self._num_waiting} items wait to be processed (mm_processor_max_waiting: {self._max_waiting})"
+            raise ServiceUnavailable(f"{reason}; try again later")
+        for key in keys:
+            if self._book.join(request.number, key):
+                self._begin(key, request)
+
+    def _begin_again(self, key: str) -> None:
+        self._begin(key, next(request for request in self._requests.values() if key in request.keys))
+
+    def _begin(self, key: str, request: OpenRequest) -> None:
+        """Put the work on a key into the queue, with the file of a request that waits for it."""
+        data = request.images[request.keys.index(key)]
+        self._num_in_work += 1
+        self._working.submit(key, partial(self._processing.process, data))
+
+    def _land(self, key: str, done: Done) -> list[int]:
+        self._num_in_work -= 1
+        self._num_processed += not isinstance(done.outcome, Exception)
+        landed = self._book.land(key, done.generation, done.outcome)
+        if landed.start_again:
+            self._begin_again(key)
+        if landed.unclaimed is not None:
+            self._keep(key, landed.unclaimed[0])
+        return landed.complete
+
+    def _keep(self, key: str, outcome: object) -> None:
+        if isinstance(outcome, tuple):
+            self._keeper.keep(key, outcome)
+
+
+def _checked(request: OpenRequest, outcomes: Mapping[str, object]) -> Mapping[str, Processed]:
+    """Return the outcomes if all are good; raise what the first bad image of this request is refused with."""
+    for index, key in enumerate(request.keys):
+        outcome = outcomes.get(key)
+        if isinstance(outcome, Exception):
+            raise _named(outcome, field_of(index))
+    return {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, tuple)}
+
+
+def _named(error: Exception, field: str) -> MmcachedError:
+    """Return an error as it concerns one request: several may wait for one file, and count it differently."""
+    if isinstance(error, InvalidRequest):
+        return type(error)(field, error.details["value"], str(error.details["limit"]))
+    return InvariantError(f"{field} cannot be processed: {type(error).__name__}: {error}")

@@ -1,0 +1,166 @@
+"""Who waits for which work: equal work is done once at a time, whoever asks. The book alone; no threads, no clock.
+
+    join ──> in work ──land──> landed ──the last waiter leaves──> gone
+                │                 │
+                │                 └──flush──> in work again: what landed was made before the flush
+                ├──land, made before the last flush──> in work again, or gone if nobody waits
+                └──withdraw, land: nobody waits──> gone
+
+Work that everybody has left goes on, unless its owner could `withdraw` it: others may still join. What lands then is
+unclaimed, and so is what its waiters leave without having used it: worth keeping, for it is paid for.
+
+Invariants: a key is in work at most once; a request waits for what it has joined until it leaves, whatever the outcome,
+so it leaves exactly once; nothing that was begun before a flush is handed out after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from mmcached.wire.errors import InvariantError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Flight(Generic[T]):
+    waiters: dict[int, None] = field(default_factory=dict)  # in the order in which they joined
+    outcome: tuple[T] | None = None
+    is_used: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Landed(Generic[T]):
+    """What became of work that has ended.
+
+    Attributes:
+        complete: requests that now wait for nothing more.
+        start_again: it was begun before the last flush, and somebody waits.
+        unclaimed: the outcome, if nobody waits for it.
+    """
+
+    complete: list[int]
+    start_again: bool = False
+    unclaimed: tuple[T] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Generic[T]):
+    """What a request was the last to wait for.
+
+    Attributes:
+        unused: `(key, outcome)` of what has landed and nobody has used.
+        in_work: keys that nobody waits for now; they may be withdrawn.
+    """
+
+    unused: list[tuple[str, T]]
+    in_work: list[str]
+
+
+class SingleFlight(Generic[T]):
+    """Key -> work and its waiters. An outcome of any type, an error too, goes to all of them.
+
+    Attributes:
+        generation: how many flushes there were; work is begun in one.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._flights: dict[str, _Flight[T]] = {}
+        self._keys_of: dict[int, dict[str, None]] = {}
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether a key is in work or has landed: to join it starts nothing."""
+        return key in self._flights
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have joined something and not left."""
+        return len(self._keys_of)
+
+    @property
+    def num_in_work(self) -> int:
+        """Keys that have not landed."""
+        return sum(flight.outcome is None for flight in self._flights.values())
+
+    def join(self, request: int, key: str) -> bool:
+        """Wait for a key; joining twice changes nothing. Return whether its work has to be started."""
+        is_new = key not in self._flights
+        self._flights.setdefault(key, _Flight()).waiters[request] = None
+        self._keys_of.setdefault(request, {})[key] = None
+        return is_new
+
+    def is_complete(self, request: int) -> bool:
+        """Return whether all that the request has joined has landed."""
+        return all(self._flights[key].outcome is not None for key in self._keys_of.get(request, ()))
+
+    def outcomes(self, request: int) -> dict[str, T]:
+        """Return what has landed of the keys that a request has joined, in the order in which it did."""
+        landed = ((key, self._flights[key].outcome) for key in self._keys_of.get(request, ()))
+        return {key: outcome[0] for key, outcome in landed if outcome is not None}
+
+    def land(self, key: str, generation: int, outcome: T) -> Landed[T]:
+        """The work on a key has ended.
+
+        Args:
+            generation: what `generation` was when the work was begun.
+        Raises:
+            InvariantError: the key is not in work.
+        """
+        flight = self._flights.get(key)
+        if flight is None or flight.outcome is not None:
+            raise InvariantError(f"{key} has landed, but is not in work")
+        is_stale = generation != self.generation
+        if not flight.waiters:
+            del self._flights[key]
+            return Landed([], unclaimed=None if is_stale else (outcome,))
+        if is_stale:
+            return Landed([], start_again=True)
+        flight.outcome = (outcome,)
+        return Landed([request for request in flight.waiters if self.is_complete(request)])
+
+    def leave(self, request: int, *, has_used: bool) -> Left[T]:
+        """The request waits no more. One that waits for nothing changes nothing.
+
+        Args:
+            has_used: it has taken its outcomes to where others will find them.
+        """
+        left: Left[T] = Left([], [])
+        for key in self._keys_of.pop(request, ()):
+            flight = self._flights[key]
+            del flight.waiters[request]
+            flight.is_used |= has_used
+            if flight.waiters:
+                continue
+            if flight.outcome is None:
+                left.in_work.append(key)
+                continue
+            if not flight.is_used:
+                left.unused.append((key, flight.outcome[0]))
+            del self._flights[key]
+        return left
+
+    def withdraw(self, key: str) -> None:
+        """The work on a key that nobody waits for will not be done."""
+        flight = self._flights.pop(key)
+        if flight.waiters or flight.outcome is not None:
+            raise InvariantError(f"{key} was withdrawn, but is waited for or has landed")
+
+    def flush(self) -> list[str]:
+        """Let nothing out that was begun until now; return the keys whose work has to be started again."""
+        self.generation += 1
+        again = [key for key, flight in self._flights.items() if flight.outcome is not None]
+        for key in again:
+            self._flights[key].outcome = None
+            self._flights[key].is_used = False
+        return again
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if the two maps disagree, or something has landed that nobody waits for."""
+        waits = {(request, key) for request, keys in self._keys_of.items() for key in keys}
+        if waits != {(request, key) for key, flight in self._flights.items() for request in flight.waiters}:
+            raise InvariantError("requests and flights disagree on who waits for what")
+        idle = [key for key, flight in self._flights.items() if flight.outcome is not None and not flight.waiters]
+        if idle:
+            raise InvariantError(f"landed, and nobody waits for it: {idle[:3]}")

@@ -1,0 +1,47 @@
+"""Both clients behind one blocking face, so that one test asks both for the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mmcached.client import AsyncClient, Client
+
+
+class BlockingAsync:
+    """An `AsyncClient` and its event loop; each call runs the loop until it is done."""
+
+    def __init__(self, run_dir: Path, **options: Any) -> None:
+        self._client = AsyncClient(run_dir, **options)
+        self._runner = asyncio.Runner()
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._client, name)
+        return (lambda *values, **named: self._runner.run(verb(*values, **named))) if _is_verb(verb) else verb
+
+    def __enter__(self) -> Self:
+        try:
+            self._runner.run(self._client.__aenter__())
+        except BaseException:
+            self._runner.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+
+Make = Callable[..., Any]
+"""`(run_dir, **options)`: a client, to be used in `with`."""
+
+CLIENTS: dict[str, Make] = {"Client": Client, "AsyncClient": BlockingAsync}
+
+
+def _is_verb(verb: object) -> bool:
+    return asyncio.iscoroutinefunction(verb)

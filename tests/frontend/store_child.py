@@ -1,0 +1,48 @@
+"""A client that dies: `python -m tests.frontend.store_child RUN_DIR`. Takes a row, leases key `a`, claims key `slow`.
+
+Says `ready` when it holds all of it, and then waits to be killed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from mmcached.shm import ReaderRow
+from mmcached.shm.lock_file import LockFile
+from mmcached.wire.channels import DealerChannel
+from mmcached.wire.messages.client import Claimed, Records, RowTaken, ToClient, Welcome
+from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, TakeRow
+from mmcached.wire.paths import RunDir
+
+DEADLINE_S = 60.0
+
+
+def main() -> None:
+    directory = RunDir(Path(sys.argv[1]))
+    client_id = secrets.token_hex(16)
+    presence = LockFile(directory.client_lock(client_id))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    channel: DealerChannel[ToClient] = DealerChannel(context, directory.client_address, ToClient)
+    channel.send(ClientHello(client_id))
+    welcome, _ = channel.receive(DEADLINE_S)
+    assert isinstance(welcome, Welcome)
+    assert welcome.store_ring is not None
+    row = ReaderRow.attach(welcome.store_ring)
+    channel.send(TakeRow(client_id, 1, welcome.store_ring.epoch, row.row, row.nonce))
+    channel.send(GetRecords(client_id, 2, ["a"], nonce=row.nonce))
+    channel.send(ClaimRecord(client_id, 3, "slow", DEADLINE_S))
+    answers = [channel.receive(DEADLINE_S)[0] for _ in range(3)]
+    assert [type(answer) for answer in answers] == [RowTaken, Records, Claimed], answers
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    signal.pause()
+    assert presence, "held until the end"
+
+
+if __name__ == "__main__":
+    main()

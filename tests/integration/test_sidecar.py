@@ -1,0 +1,248 @@
+"""The sidecar's verbs between real processes: one computes, others wait; owners, clients and P0 are killed."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import random
+import re
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmcached.client import Client
+from mmcached.wire.death import environment_for_children
+from mmcached.wire.errors import MmcachedError
+from tests.integration import sidecar_child
+from tests.integration.lone_frontend import LoneFrontend
+from tests.integration.processes import DEADLINE_S, eventually, small_config
+
+NUM_PROCESSES = 16
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CHILD = Path(sidecar_child.__file__)
+
+
+class Child:
+    """One process of `sidecar_child`, killed at the end if it still lives."""
+
+    def __init__(self, role: str, run_dir: Path, number: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD), role, str(run_dir), str(number)],
+            env=environment_for_children(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(DEADLINE_S), "the child says nothing"
+        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return heard
+
+    def end(self) -> int:
+        """Close its input, and return its exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+@contextlib.contextmanager
+def children(role: str, run_dir: Path, count: int) -> Iterator[list[Child]]:
+    started: list[Child] = []
+    try:
+        started += [Child(role, run_dir, number) for number in range(count)]
+        for child in started:
+            assert "ready" in child.hear()
+        yield started
+    finally:
+        for child in started:
+            child.kill()
+
+
+@pytest.fixture
+def frontend(run_dir: Path) -> Iterator[LoneFrontend]:
+    with LoneFrontend(run_dir, small_config(store_gb=1 / 64, store_max_object_mb=8)) as running:
+        yield running
+
+
+def test_sixteen_processes_compute_one_key_once(frontend: LoneFrontend, run_dir: Path) -> None:
+    with children("compute", run_dir, NUM_PROCESSES) as processes:
+        for child in processes:
+            child.tell()
+        # All ask, one computes, and it goes on only when all others wait.
+        eventually(lambda: frontend.stats().store.waiting, lambda count: count == NUM_PROCESSES - 1, "waiting")
+        for child in processes:
+            child.tell()
+        heard = []
+        for child in processes:
+            first = child.hear()
+            heard.append((first, child.hear() if "computing" in first else first))
+            assert child.end() == 0
+    (owner,) = [first["computing"] for first, _ in heard if "computing" in first]
+    wanted = sidecar_child.record_of(owner)
+    assert {(last["number"], last["sum"]) for _, last in heard} == {(owner, int(wanted["x"].sum() % (1 << 40)))}
+    assert frontend.at_rest().store.claims == 1
+
+
+def test_a_killed_owner_is_replaced(frontend: LoneFrontend, run_dir: Path) -> None:
+    with children("compute", run_dir, 3) as processes:
+        first, second, third = processes
+        first.tell()
+        assert first.hear() == {"computing": 0}
+        second.tell()
+        third.tell()
+        eventually(lambda: frontend.stats().store.waiting, lambda count: count == 2, "waiting")
+        first.kill()
+        eventually(lambda: frontend.stats().store.claims, lambda count: count == 2, "a second owner")
+        for child in (second, third):
+            child.tell()
+        heard = [child.hear() for child in (second, third)]
+        owner = next(each["computing"] for each in heard if "computing" in each)
+        results = [
+            child.hear() if "computing" in each else each for child, each in zip(processes[1:], heard, strict=True)
+        ]
+        assert [each["number"] for each in results] == [owner, owner]
+    frontend.at_rest()
+
+
+def test_kill_of_p0_in_the_middle_of_everything(frontend: LoneFrontend, run_dir: Path) -> None:
+    """Clients go on asking while P0 is killed and started again: right bytes or a miss, and then hits again."""
+    stop = threading.Event()
+    problems: list[str] = []
+    hits = [0] * 3
+
+    def ask(which: int) -> None:
+        rng = random.Random(which)
+        with Client(run_dir) as client:
+            views: list[tuple[int, Any]] = []
+            while not stop.is_set():
+                number = rng.randrange(8)
+                record = client.get_or_compute(
+                    f"k{number}",
+                    partial(sidecar_child.record_of, number),
+                    view=True,
+                    tensors="numpy",
+                )
+                views = [*views[-5:], (number, record["x"])]
+                hits[which] = client.store_counters().hits
+                for held, array in views:
+                    if not np.array_equal(array, sidecar_child.record_of(held)["x"]):
+                        problems.append(f"key {held} has wrong bytes")
+
+    def guarded(which: int) -> None:
+        try:
+            ask(which)
+        except BaseException as error:
+            problems.append(repr(error))
+
+    threads = [threading.Thread(target=guarded, args=(which,)) for which in range(len(hits))]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: hits, lambda now: min(now) > 0, "hits")
+        frontend.kill()
+        before = list(hits)
+        frontend.start()
+        eventually(lambda: hits, lambda now: all(a > b for a, b in zip(now, before, strict=True)), "hits again")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+    assert problems == []
+    frontend.at_rest()
+
+
+def test_strict_clients_hear_of_a_killed_p0(frontend: LoneFrontend, run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False, connect_timeout_s=0.2) as client:
+        client.put("k", {"x": 1})
+        frontend.kill()
+        for verb in (client.get, client.drop, lambda key: client.contains_many([key])):
+            with pytest.raises(MmcachedError) as caught:
+                verb("k")
+            assert caught.value.retryable
+        frontend.start()
+
+        def put() -> bool:
+            with contextlib.suppress(MmcachedError):
+                return client.put("k", {"x": 2})
+            return False
+
+        eventually(put, bool, "it works again by itself")
+
+
+def mixed_traffic(frontend: LoneFrontend, run_dir: Path, duration_s: float) -> None:
+    """Kill and replace clients at random while eight of them do everything at once."""
+    rng = random.Random(8)
+    until = time.monotonic() + duration_s
+    num_kills = 0
+    with children("traffic", run_dir, 8) as processes:
+        while time.monotonic() < until:
+            victim = rng.randrange(len(processes))
+            assert processes[victim].process.poll() is None, processes[victim].process.communicate()
+            processes[victim].kill()
+            processes[victim] = Child("traffic", run_dir, 100 + num_kills)
+            num_kills += 1
+            assert "ready" in processes[victim].hear()
+        for child in processes:
+            assert child.process.stdin is not None
+            child.process.stdin.close()
+        for child in processes:
+            heard = child.hear()
+            assert "wrong" not in heard, heard
+            assert child.process.wait(DEADLINE_S) == 0
+            assert heard["calls"] > heard["failures"] == 0, heard
+    assert num_kills
+    store = frontend.at_rest().store
+    assert min(store.hits, store.ring.evictions) > 0, "a full store, and hits in it"
+
+
+def test_two_vision_servers_compute_each_image_once(frontend: LoneFrontend, run_dir: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "two_servers.py"), str(run_dir)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    first, second = run.stdout.splitlines()
+    assert first == "the answers are equal: True"
+    assert re.fullmatch(r"towers run: \d \+ \d = 8 for 8 images", second), second
+    frontend.at_rest()
+
+
+def test_examples_are_short() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        code = ast.parse(path.read_text()).body[1:]  # without the docstring
+        lines = {node.lineno for statement in code for node in ast.walk(statement) if hasattr(node, "lineno")}
+        assert len(lines) <= 20, path.name
+
+
+@pytest.mark.slow
+def test_eight_clients_with_kills(frontend: LoneFrontend, run_dir: Path) -> None:
+    mixed_traffic(frontend, run_dir, 10.0)
+
+
+@pytest.mark.soak
+def test_eight_clients_with_kills_for_a_minute(frontend: LoneFrontend, run_dir: Path) -> None:
+    mixed_traffic(frontend, run_dir, 60.0)
