@@ -229,7 +229,7 @@ def test_without_a_row_records_come_inline(
         assert service.leases == 0
     assert [record.message for record in caplog.records if "slower" in record.message] == [
         "records come through the socket, which is slower: "
-        "all 1 rows of the ring are in use; raise ring_max_rows or stop a reader"
+        "all 1 rows of the ring are in use; raise ring_max_rows (for clients: store_max_clients), or stop a reader"
     ]
 
 

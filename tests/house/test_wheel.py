@@ -78,7 +78,17 @@ def test_sdist_holds_what_a_packager_needs(dist: Path) -> None:
     assert {"pyproject.toml", "LICENSE", "Makefile", "constraints.txt", "tests/conftest.py"} <= names
     assert {name.partition("/")[0] for name in names} <= {
         *SOURCE_ROOTS,
-        *("scripts", "tests", "pyproject.toml", "LICENSE", "Makefile", "constraints.txt", "PKG-INFO", ".gitignore"),
+        *(
+            "scripts",
+            "tests",
+            "examples",
+            "pyproject.toml",
+            "LICENSE",
+            "Makefile",
+            "constraints.txt",
+            "PKG-INFO",
+            ".gitignore",
+        ),
         *(path.name for path in REPOSITORY.glob("*.md")),
     }
 

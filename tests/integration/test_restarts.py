@@ -84,7 +84,8 @@ async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[l
     ("mode", "role"),
     [
         *(("shm", role) for role in ("frontend", "engine", "worker 0")),
-        *(("lru", role) for role in ("frontend", "engine", "worker 1")),
+        ("lru", "engine"),
+        *(pytest.param("lru", role, marks=pytest.mark.soak) for role in ("frontend", "worker 1")),
     ],
 )
 def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str) -> None:

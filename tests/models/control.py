@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER_BYTES, Layout
-from mmcached.shm.segment import Control
+from mmcached.shm.mapped import Control
 from tests.models.byte_locks import Description
 
 Words = npt.NDArray[np.uint64]

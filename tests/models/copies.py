@@ -16,9 +16,9 @@ from mmcached.engine.worker_group import WorkerGroup, WorkerLink
 from mmcached.shm.allocator import RingAllocator, _Chunk
 from mmcached.shm.chunks import ChunkTable
 from mmcached.shm.leases import LeaseTable, _Row
+from mmcached.shm.mapped import Control
 from mmcached.shm.received import ReceivedLeases
 from mmcached.shm.row import ReaderRow
-from mmcached.shm.segment import Control
 from mmcached.shm.writer_rows import WriterRows
 from mmcached.wire.handle import Handle
 

@@ -24,6 +24,7 @@ from mmcached.shm import (
     RingWriter,
     RowStopped,
     RowVoided,
+    mapped,
     segment,
     sweep,
 )
@@ -249,7 +250,7 @@ def test_a_ring_larger_than_its_memory_is_an_error_at_creation() -> None:
         assert needed >= 64 * MIB
     with RingWriter.create(data_bytes=8 * MIB, max_object_bytes=4 * MIB, host=small) as ring:
         for name in (ring.announcement.data_name, ring.announcement.ctl_name):
-            status = (segment.SHM_DIR / name[1:]).stat()
+            status = (mapped.SHM_DIR / name[1:]).stat()
             assert status.st_blocks * 512 >= status.st_size  # no page is left to be refused later
         for value in range(4):
             put(ring, 4 * MIB - 64, value)

@@ -15,7 +15,7 @@ import msgspec
 import posix_ipc
 import pytest
 
-from mmcached.shm import Host, ReaderRow, RingReader, RingWriter, locks, populate, segment
+from mmcached.shm import Host, ReaderRow, RingReader, RingWriter, locks, mapped, populate, segment
 from mmcached.shm.layout import LAYOUT_VERSION, Layout
 from mmcached.shm.segment import WriterSegment
 from mmcached.shm.sweep import sweep
@@ -31,17 +31,17 @@ def no_space(fd: int, offset: int, size: int) -> None:
 
 
 def exists(name: str) -> bool:
-    return (segment.SHM_DIR / name.lstrip("/")).exists()
+    return (mapped.SHM_DIR / name.lstrip("/")).exists()
 
 
 def test_both_objects_are_private_allocated_and_gone_after_close() -> None:
     with make_ring(1 << 20) as ring:
         names = ring.announcement
         for name in (names.data_name, names.ctl_name):
-            status = (segment.SHM_DIR / name[1:]).stat()
+            status = (mapped.SHM_DIR / name[1:]).stat()
             assert status.st_mode & 0o777 == 0o600
             assert status.st_blocks * 512 >= status.st_size
-        assert (segment.SHM_DIR / names.data_name[1:]).stat().st_size == 1 << 20
+        assert (mapped.SHM_DIR / names.data_name[1:]).stat().st_size == 1 << 20
         assert names.epoch > 0
     assert not exists(names.data_name)
     assert not exists(names.ctl_name)
@@ -162,7 +162,7 @@ def test_a_closed_ring_is_gone(attach: Callable[..., Any]) -> None:
 
 def test_the_data_object_is_mapped_without_write_permission() -> None:
     with make_ring() as ring:
-        mapping = segment.open_data(ring.announcement)
+        mapping = mapped.open_data(ring.announcement)
         with pytest.raises(TypeError):
             mapping[0:1] = b"x"
         assert isinstance(mapping, mmap.mmap)
@@ -237,7 +237,7 @@ def test_a_second_writer_on_a_name_is_refused_and_the_first_goes_on() -> None:
             create_named(ring_id)
         assert exists(first.announcement.ctl_name)
         assert exists(first.announcement.data_name)
-        segment.open_control(first.announcement).close()
+        mapped.open_control(first.announcement).close()
         assert sweep() == []
     finally:
         first.close()

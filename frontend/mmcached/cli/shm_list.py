@@ -10,7 +10,8 @@ import msgspec
 
 from mmcached.shm import locks
 from mmcached.shm.layout import PAGE_BYTES, SegmentHeader
-from mmcached.shm.segment import SHM_DIR, leftover_names
+from mmcached.shm.mapped import SHM_DIR
+from mmcached.shm.segment import leftover_names
 from mmcached.wire.errors import MmcachedError
 
 

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32
+from mmcached.shm.mapped import Control, open_control, open_data
 from mmcached.shm.populate import Advice, Populator
-from mmcached.shm.segment import Control, open_control, open_data
 from mmcached.wire.errors import (
     ChecksumMismatch,
     InvalidRequest,

@@ -25,8 +25,8 @@ from typing import Self
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.key_index import KeyIndexReader
+from mmcached.shm.mapped import Control, open_control
 from mmcached.shm.received import ReceivedLeases
-from mmcached.shm.segment import Control, open_control
 from mmcached.shm.words import require_word_store
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement

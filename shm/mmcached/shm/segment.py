@@ -1,4 +1,4 @@
-"""The two shared-memory objects of a ring, created and opened; what is in them is the business of others.
+"""The two shared-memory objects of a ring: how they are created, named and removed. How they are opened: `mapped`.
 
 Creation, in this order, because a sweep may run at any instant and takes away what nobody has locked:
 
@@ -27,20 +27,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import posix_ipc
 
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.headroom import memory_headroom, no_shm_room, require_room
-from mmcached.shm.layout import MAGIC, PAGE_BYTES, Layout, SegmentHeader
+from mmcached.shm.layout import MAGIC, Layout, SegmentHeader
+from mmcached.shm.mapped import SHM_DIR, Control, map_object
 from mmcached.shm.populate import Advice, Populator
 from mmcached.shm.words import require_word_store
-from mmcached.wire.errors import LayoutMismatch, SegmentError
+from mmcached.wire.errors import SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
-SHM_DIR = Path("/dev/shm")
 _CREATE_ATTEMPTS = 8
 
 
@@ -51,41 +49,6 @@ class Host:
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
     shm_free_bytes: Callable[[], int] = lambda: shutil.disk_usage(SHM_DIR).free
     headroom_bytes: Callable[[], int | None] = memory_headroom
-
-
-class Control:
-    """The control object, mapped, and the file description that carries this process's byte locks on it.
-
-    `words` is the object as aligned 64-bit words; who may write which: see `layout`.
-    """
-
-    def __init__(self, fd: int, layout: Layout) -> None:
-        self.fd = fd
-        self.layout = layout
-        self._mapping = _map(fd, layout.ctl_bytes)
-        self.words = memoryview(self._mapping).cast("Q")
-
-    def cells(self) -> npt.NDArray[np.uint64]:
-        """Return all cells as `(max_rows, num_slots)`, a live view. It keeps the mapping, but not the locks, alive."""
-        layout = self.layout
-        first = (layout.cell_word(0, 0) - layout.nonce_word(0)) % (layout.row_bytes // 8)
-        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) : layout.first_index_word]
-        return words.reshape(layout.max_rows, -1)[:, first : first + layout.num_slots]
-
-    def index(self) -> memoryview:
-        """Return the words of the key index, none if there is none; to be released before `close`."""
-        first = self.layout.first_index_word
-        return self.words[first : first + self.layout.index_words]
-
-    def close(self) -> None:
-        """Drop all locks, then the descriptor and the mapping. A second call changes nothing."""
-        if self.fd < 0:
-            return
-        locks.unlock_all(self.fd)  # first: the mapping holds a duplicate of the descriptor, which would keep them
-        os.close(self.fd)
-        self.fd = -1
-        self.words.release()
-        del self._mapping
 
 
 class WriterSegment:
@@ -154,46 +117,13 @@ class WriterSegment:
             try:
                 _allocate(data_fd, layout.data_bytes, layout, host)
                 crash_point("create.after_data_allocated")
-                data = _map(data_fd, layout.data_bytes)
+                data = map_object(data_fd, layout.data_bytes)
             finally:
                 os.close(data_fd)
             _write_header(control, ring_id, epoch)
             populator = Populator(data, Advice.WRITE) if populate else None
             undo.pop_all()
             return cls(announcement, control, data, populator)
-
-
-def open_control(announcement: RingAnnouncement) -> Control:
-    """Open and map the control object of an announced ring; take no lock.
-
-    Raises:
-        SegmentError: it is gone.
-        LayoutMismatch: its header contradicts this version, itself or the announcement.
-    """
-    fd = _open(announcement.ctl_name, read_only=False)
-    try:
-        header = SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0))
-        header.check_announced(announcement)
-        _check_size("ctl_bytes", fd, header.layout.ctl_bytes)
-        return Control(fd, header.layout)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def open_data(announcement: RingAnnouncement) -> mmap.mmap:
-    """Open the data object read-only and map it without write permission; the kernel enforces both.
-
-    Raises:
-        SegmentError: it is gone.
-        LayoutMismatch: its size is not the announced one.
-    """
-    fd = _open(announcement.data_name, read_only=True)
-    try:
-        _check_size("data_bytes", fd, announcement.data_bytes)
-        return _map(fd, announcement.data_bytes, mmap.PROT_READ)
-    finally:
-        os.close(fd)
 
 
 def unlink(name: str) -> bool:
@@ -276,17 +206,6 @@ def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
         raise no_shm_room(needed, host.shm_free_bytes(), str(error.strerror)) from error
 
 
-def _map(fd: int, nbytes: int, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
-    try:
-        return mmap.mmap(fd, nbytes, prot=prot)
-    except OSError as error:
-        raise SegmentError(
-            f"{nbytes >> 20} MiB of shared memory could not be mapped ({error.strerror}): raise the limit of address "
-            "space (ulimit -v), or lower mm_processor_cache_gb or store_gb",
-            needed_bytes=nbytes,
-        ) from error
-
-
 def _write_header(control: Control, ring_id: str, epoch: int) -> None:
     header = SegmentHeader(ring_id, epoch, os.getpid(), _start_ticks(), _boot_id(), control.layout)
     packed = header.pack()
@@ -303,22 +222,6 @@ def _start_ticks() -> int:
 
 def _boot_id() -> bytes:
     return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
-
-
-def _open(name: str, *, read_only: bool) -> int:
-    try:
-        fd: int = posix_ipc.SharedMemory(name, read_only=read_only).fd
-    except posix_ipc.ExistentialError as error:
-        raise SegmentError(f"{SHM_DIR}{name} is gone: its service has ended; wait for a new announcement") from error
-    except posix_ipc.PermissionsError as error:
-        raise SegmentError(f"{SHM_DIR}{name} belongs to another user; run both sides as one user") from error
-    return fd
-
-
-def _check_size(field: str, fd: int, expected: int) -> None:
-    size = os.fstat(fd).st_size
-    if size != expected:
-        raise LayoutMismatch(field, size, expected)
 
 
 def leftover_names(uid: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.leases import Barrier, LeaseTable
-from mmcached.shm.segment import Control
+from mmcached.shm.mapped import Control
 from mmcached.wire.handle import LeaseId
 
 
