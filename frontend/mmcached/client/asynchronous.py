@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mmcached.client import forks
 from mmcached.client.async_link import AsyncLink, Reply
-from mmcached.client.conversation import Ask, Conversation, Options, expect
+from mmcached.client.conversation import Ask, Conversation, Options, checked_image_ids, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
@@ -91,21 +91,32 @@ class AsyncClient:
     async def generate(
         self,
         prompt: str | Sequence[int],
-        images: Sequence[ImageLike] = (),
+        images: Sequence[ImageLike | None] = (),
         max_tokens: int = 16,
         *,
+        image_ids: Sequence[str | None] = (),
         hidden_states: bool = False,
         timeout_s: float | None = None,
     ) -> Generation:
         """As `Client.generate`."""
-        request = self._talk.generate(prompt, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s)
-        message, payload = await self._call(request, read_images(images), request.timeout_s)
+        ids = checked_image_ids(image_ids, len(images))
+        request = self._talk.generate(
+            prompt, image_ids=ids, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s
+        )
+        message, payload = await self._call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
 
-    async def encode(self, images: Sequence[ImageLike], *, timeout_s: float | None = None) -> list[torch.Tensor]:
+    async def encode(
+        self,
+        images: Sequence[ImageLike | None],
+        *,
+        image_ids: Sequence[str | None] = (),
+        timeout_s: float | None = None,
+    ) -> list[torch.Tensor]:
         """As `Client.encode`."""
-        request = self._talk.encode(timeout_s=timeout_s)
-        message, payload = await self._call(request, read_images(images), request.timeout_s)
+        ids = checked_image_ids(image_ids, len(images))
+        request = self._talk.encode(image_ids=ids, timeout_s=timeout_s)
+        message, payload = await self._call(request, read_images(images, ids), request.timeout_s)
         return embeddings_from(expect(message, Encoded), payload)
 
     # ---- the store

@@ -44,6 +44,7 @@ from mmcached.wire.messages.parts import Barrier
 MAX_TIMEOUT_S = 86_400.0
 MAX_KEY_CHARACTERS = 256
 MAX_KEYS = 4096
+MAX_IMAGE_ID_BYTES = 256
 AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
 StoreAsk = TakeRow | GetRecords | HaveRecords | PutRecord | ClaimRecord | DropRecord
 Ask = Generate | Encode | GetStats | Probe | Flush | StoreAsk
@@ -78,7 +79,13 @@ class Conversation:
         return ClientHello(self.client_id)
 
     def generate(
-        self, prompt: str | Sequence[int], *, max_tokens: int, hidden_states: bool, timeout_s: float | None
+        self,
+        prompt: str | Sequence[int],
+        *,
+        image_ids: list[str | None],
+        max_tokens: int,
+        hidden_states: bool,
+        timeout_s: float | None,
     ) -> Generate:
         return Generate(
             client_id=self.client_id,
@@ -88,10 +95,11 @@ class Conversation:
             want_hidden_states=hidden_states,
             timeout_s=self.timeout(timeout_s),
             tenant=self.options.tenant,
+            image_ids=image_ids,
         )
 
-    def encode(self, *, timeout_s: float | None) -> Encode:
-        return Encode(self.client_id, next(self._ids), self.timeout(timeout_s), self.options.tenant)
+    def encode(self, *, image_ids: list[str | None], timeout_s: float | None) -> Encode:
+        return Encode(self.client_id, next(self._ids), self.timeout(timeout_s), self.options.tenant, image_ids)
 
     def probe(self, *, timeout_s: float) -> Probe:
         return Probe(next(self._ids), self.timeout(timeout_s))
@@ -153,6 +161,26 @@ def checked_keys(keys: Sequence[str]) -> list[str]:
             limit = f"a key is a string of at most {MAX_KEY_CHARACTERS} Unicode characters; hash what is longer"
             raise InvalidRequest(f"keys[{index}]", repr(key)[:80], limit)
     return list(keys)
+
+
+def checked_image_ids(image_ids: Sequence[str | None], num_images: int) -> list[str | None]:
+    """Return the ids as they may travel: one per image, or an empty list.
+
+    Raises:
+        InvalidRequest: another number of them, or one that can be no id; names the first.
+    """
+    if not image_ids and not isinstance(image_ids, str):
+        return []
+    if isinstance(image_ids, str) or len(image_ids) != num_images:
+        raise InvalidRequest("image_ids", len(image_ids), f"a sequence of {num_images}: an id or None for each image")
+    for index, image_id in enumerate(image_ids):
+        if image_id is None:
+            continue
+        is_text = isinstance(image_id, str) and _is_unicode(image_id)
+        if not is_text or not 1 <= len(image_id.encode()) <= MAX_IMAGE_ID_BYTES:
+            limit = f"an id is text of 1 to {MAX_IMAGE_ID_BYTES} bytes of UTF-8; hash what is longer"
+            raise InvalidRequest(f"image_ids[{index}]", repr(image_id)[:80], limit)
+    return list(image_ids)
 
 
 def _is_unicode(text: str) -> bool:

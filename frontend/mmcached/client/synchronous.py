@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mmcached.client import forks
-from mmcached.client.conversation import Ask, Conversation, Options, expect
+from mmcached.client.conversation import Ask, Conversation, Options, checked_image_ids, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
@@ -96,9 +96,10 @@ class Client:
     def generate(
         self,
         prompt: str | Sequence[int],
-        images: Sequence[ImageLike] = (),
+        images: Sequence[ImageLike | None] = (),
         max_tokens: int = 16,
         *,
+        image_ids: Sequence[str | None] = (),
         hidden_states: bool = False,
         timeout_s: float | None = None,
     ) -> Generation:
@@ -106,22 +107,36 @@ class Client:
 
         Args:
             prompt: text with one `<image>` per image, or token ids with one image token per image.
-            images: encoded image files, in the order of their markers.
+            images: encoded image files, in the order of their markers; None for one that is named by its id only.
+            image_ids: what to call each image, or None; 1 to 256 bytes. A named image is cached under its name, and
+                found there without its file. A name stands for one content: a file that comes with a name which is
+                cached is not looked at. For other content take another name, or `flush` before.
             max_tokens: how many tokens to generate at most.
             hidden_states: also return the last layer's hidden states, cached prefix and new rows merged.
             timeout_s: deadline of this call.
         Raises:
             InvalidRequest: (and subclasses) the input is not acceptable; names field, value and limit.
+            CacheMiss: an image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
             DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: retryable.
         """
-        request = self._talk.generate(prompt, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s)
-        message, payload = self._call(request, read_images(images), request.timeout_s)
+        ids = checked_image_ids(image_ids, len(images))
+        request = self._talk.generate(
+            prompt, image_ids=ids, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s
+        )
+        message, payload = self._call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
 
-    def encode(self, images: Sequence[ImageLike], *, timeout_s: float | None = None) -> list[torch.Tensor]:
+    def encode(
+        self,
+        images: Sequence[ImageLike | None],
+        *,
+        image_ids: Sequence[str | None] = (),
+        timeout_s: float | None = None,
+    ) -> list[torch.Tensor]:
         """Return the embeddings of each image: int32 `(num_embeds, hidden_size)`, cpu, owned. Errors as `generate`."""
-        request = self._talk.encode(timeout_s=timeout_s)
-        message, payload = self._call(request, read_images(images), request.timeout_s)
+        ids = checked_image_ids(image_ids, len(images))
+        request = self._talk.encode(image_ids=ids, timeout_s=timeout_s)
+        message, payload = self._call(request, read_images(images, ids), request.timeout_s)
         return embeddings_from(expect(message, Encoded), payload)
 
     # ---- the store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mmcached.wire.messages.frontend import Encode, Generate
@@ -16,7 +16,8 @@ class OpenRequest:
         number: what the engine knows it by; unique for the life of this frontend.
         peer: the connection that the answer goes to.
         message: what the client asked.
-        images: the encoded image files, kept so that the items can be sent again after a miss.
+        images: the encoded image files, kept so that the items can be sent again after a miss; empty for one that is
+            named by its id only.
         deadline: on the frontend's clock, seconds.
         engine: incarnation of the engine that has it; 0 while it is being prepared.
         num_prompt_tokens: with all placeholders.
@@ -35,6 +36,21 @@ class OpenRequest:
     num_resends: int = 0
     token_ids: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+
+    @property
+    def image_ids(self) -> Sequence[str | None]:
+        """What the client calls each image; None for one that it only sent."""
+        return self.message.image_ids or [None] * len(self.images)
+
+    def files(self) -> dict[str, bytes]:
+        """Return key -> file, of those that came; of several with one key the first. All `keys` must be known."""
+        return {key: data for key, data in reversed(list(zip(self.keys, self.images, strict=True))) if data}
+
+    def ids_of(self, keys: Iterable[str]) -> list[str]:
+        """Return what the client calls the items with these keys, each id once, in prompt order."""
+        wanted = set(keys)
+        named = zip(self.keys, self.image_ids, strict=True)
+        return list(dict.fromkeys(name for key, name in named if key in wanted and name is not None))
 
 
 @dataclass(slots=True)

@@ -10,6 +10,9 @@ A request is asked about as a whole each time, so it is sent on what the cache s
 that misses nothing waits for nobody: not for a worker, not for requests that came before it. So requests overtake each
 other, those of one client too; they are independent.
 
+An image that came as an id only is a hit, or the request ends with a `CacheMiss`: it joins no work, because work that
+has to be begun again, after a flush, needs a file from one who waits for it.
+
 Whatever ends a request early (deadline, cancel, death), it leaves: work that nobody has begun is withdrawn unless
 another waits for it, and work that has begun ends for the cache.
 
@@ -19,6 +22,7 @@ Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -29,7 +33,14 @@ from mmcached.frontend.pool import Done, Mailbox, WorkPool
 from mmcached.frontend.processing import Processed, Processing, field_of
 from mmcached.frontend.single_flight import SingleFlight
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvalidRequest, InvariantError, MmcachedError, ServiceUnavailable
+from mmcached.wire.errors import (
+    CacheMiss,
+    InvalidRequest,
+    InvariantError,
+    MmcachedError,
+    RequestAborted,
+    ServiceUnavailable,
+)
 from mmcached.wire.stats import ProcessorCacheStats
 
 HASH_HERE_BYTES = 128 << 10
@@ -48,6 +59,14 @@ class _FileOf(NamedTuple):
 
     number: int
     image: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A file that could not be processed, and why."""
+
+    data: bytes
+    error: Exception
 
 
 class Preparing:
@@ -81,8 +100,10 @@ class Preparing:
         Either way, and if this raises, it has to `leave` at last.
 
         Raises:
-            InvalidRequest: (a subclass) the request's first bad image; names its index.
+            InvalidRequest: (often a subclass) the request's first bad image, or a bad id; names its index.
+            CacheMiss: images that came as ids only, and are not cached (any more); names the ids.
             ServiceUnavailable: more would wait than may; this request has begun nothing.
+            RequestAborted: another file that came with the same id, at the same time, could not be processed.
         """
         self._requests[request.number] = request
         if not self._has_keys(request):
@@ -159,7 +180,12 @@ class Preparing:
             return True
         tenant = request.message.tenant
         found = self._keys_found[request.number] = {}
+        for index, image_id in enumerate(request.image_ids):
+            if image_id is not None:
+                found[index] = self._processing.key_of_id(image_id, tenant, index=index)
         for index, data in enumerate(request.images):
+            if index in found:
+                continue
             if len(data) <= HASH_HERE_BYTES:
                 found[index] = self._processing.key(data, tenant)
             else:
@@ -191,6 +217,10 @@ class Preparing:
         return max(0, self._num_in_work - self._num_workers)
 
     def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
+        files = request.files() if keys else {}
+        without_file = [key for key in keys if key not in files]
+        if without_file:
+            raise CacheMiss(request.ids_of(without_file))
         num_new = sum(key not in self._book for key in keys)
         # Where nothing waits, a request may be larger than the limit: else it could never be served.
         if num_new and self._num_waiting and self._num_waiting + num_new > self._max_waiting:
@@ -199,20 +229,21 @@ class Preparing:
             raise ServiceUnavailable(f"{reason}; try again later")
         for key in keys:
             if self._book.join(request.number, key):
-                self._begin(key, request)
+                self._begin(key, files[key])
 
     def _begin_again(self, key: str) -> None:
-        self._begin(key, next(request for request in self._requests.values() if key in request.keys))
+        """Begin with the file of a request that waits; whoever joined has one."""
+        waiting = (request.files() for request in self._requests.values() if key in request.keys)
+        self._begin(key, next(files[key] for files in waiting if key in files))
 
-    def _begin(self, key: str, request: OpenRequest) -> None:
-        """Put the work on a key into the queue, with the file of a request that waits for it."""
-        data = request.images[request.keys.index(key)]
+    def _begin(self, key: str, data: bytes) -> None:
+        """Put the work on a key into the queue."""
         self._num_in_work += 1
-        self._working.submit(key, partial(self._processing.process, data))
+        self._working.submit(key, partial(_process, self._processing, data))
 
     def _land(self, key: str, done: Done) -> list[int]:
         self._num_in_work -= 1
-        self._num_processed += not isinstance(done.outcome, Exception)
+        self._num_processed += isinstance(done.outcome, tuple)
         landed = self._book.land(key, done.generation, done.outcome)
         if landed.start_again:
             self._begin_again(key)
@@ -225,12 +256,24 @@ class Preparing:
             self._keeper.keep(key, outcome)
 
 
+def _process(processing: Processing, data: bytes) -> Processed | _Refused:
+    try:
+        return processing.process(data)
+    except Exception as error:
+        # Its traceback would keep the frames of the work alive for as long as anybody has the error.
+        return _Refused(data, error.with_traceback(None))
+
+
 def _checked(request: OpenRequest, outcomes: Mapping[str, object]) -> Mapping[str, Processed]:
     """Return the outcomes if all are good; raise what the first bad image of this request is refused with."""
     for index, key in enumerate(request.keys):
         outcome = outcomes.get(key)
-        if isinstance(outcome, Exception):
-            raise _named(outcome, field_of(index))
+        if not isinstance(outcome, _Refused):
+            continue
+        if outcome.data == request.files()[key]:
+            raise _named(outcome.error, field_of(index))
+        # Who gives one id to two files is not to fail for the other one's damage.
+        raise RequestAborted(f"another file with the id of {field_of(index)} cannot be processed; try again")
     return {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, tuple)}
 
 

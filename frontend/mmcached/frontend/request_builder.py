@@ -55,10 +55,11 @@ def build_request(
     expanded, places = expand(token_ids, [item.updates for item in items])
     if isinstance(message, Generate):
         check_length(len(expanded), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
+    image_ids = message.image_ids or [None] * len(items)
     payload: list[Frame] = []
     features = []
     inline: dict[str, Inline] = {}
-    for item, place, lease in zip(items, places, leases, strict=True):
+    for item, image_id, place, lease in zip(items, image_ids, places, leases, strict=True):
         where: Handle | Inline | None
         if isinstance(item.payload, list):  # its frames travel once, however often the request names it
             where = inline.get(item.mm_hash) or Inline(len(payload), len(item.payload))
@@ -67,8 +68,8 @@ def build_request(
                 payload += item.payload
         else:
             where = item.payload
-        feature = Feature(item.mm_hash, "image", place.offset, place.length, place.length, item.nbytes, where, lease)
-        features.append(feature)
+        mm_hash = item.mm_hash if image_id is None else _sized(item.mm_hash, place.length)
+        features.append(Feature(mm_hash, "image", place.offset, place.length, place.length, item.nbytes, where, lease))
     add = AddRequest(
         request_id=number,
         kind="generate" if isinstance(message, Generate) else "encode",
@@ -80,3 +81,12 @@ def build_request(
         mirror_seq=mirror_seq,
     )
     return add, payload
+
+
+def _sized(mm_hash: str, num_embeds: int) -> str:
+    """Return what an engine knows an item by that its client has named.
+
+    A client may use a name again for another image, once the first has gone from here. The engine may still have the
+    first one's embeddings then, and a step in which they do not fill the placeholders fails for all that take part.
+    """
+    return f"{mm_hash}:{num_embeds}"

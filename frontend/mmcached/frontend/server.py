@@ -8,8 +8,9 @@ model.
 
 One loop; only hashing large files and processing images has threads (see `preparing`). An event never ends the loop:
 what a client or an engine sent wrong is answered or logged. A request is answered exactly once; a miss is sent again
-and never reaches the client; nothing here waits for an engine, a client or an image. Requests may overtake each other,
-those of one client too: one whose items are all cached is sent at once.
+and never reaches the client, unless it concerns an image of which the client sent no more than its id; nothing here
+waits for an engine, a client or an image. Requests may overtake each other, those of one client too: one whose items
+are all cached is sent at once.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ class Frontend:
         """Refuse what needs no work to be refused, before any is begun."""
         self._choose_engine()
         request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
-        self._processing.check(request.images)
+        self._processing.check(request.images, request.image_ids)
 
     def _choose_engine(self) -> EngineLink:
         return self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
@@ -343,7 +344,9 @@ class Frontend:
         self._answer(request.peer, answer, payload)
 
     def _resend(self, message: received.RequestMissed) -> None:
-        """Send a request again whose items the engine could not use: a miss never reaches the client."""
+        """Send a request again whose items the engine could not use. What is not cached here either is processed
+        again; if only an id came for it, the request ends with a `CacheMiss`.
+        """
         self._route.missed(message.mm_hashes)
         request = self._requests.get(message.request_id)
         if request is None:

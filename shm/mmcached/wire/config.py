@@ -45,6 +45,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mm_processor_cache_type: Literal["shm", "lru", "processor_only"] = "shm"
     mm_shm_cache_max_object_size_mb: int = 64
     mm_shm_inline_max_kb: int = 16
+    mm_hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
     ring_num_slots: int = 4096
     ring_max_rows: int = 8
     ring_reader_quota_gb: float = 0.0

@@ -34,7 +34,10 @@ class MmcachedError(Exception):
 
 
 class CacheMiss(MmcachedError):
-    """The receiver does not hold these items; send them again with their data."""
+    """The receiver does not hold these items; send them again with their data.
+
+    To a client: the ids of images that it sent without a file.
+    """
 
     code = "cache_miss"
     retryable = True

@@ -34,6 +34,8 @@ class Generate(Message, frozen=True):
     Attributes:
         prompt: text (markers spelled `<image>`), or token ids (markers are the image token).
         timeout_s: after it the frontend abandons the request.
+        image_ids: one per image, or none at all. Under its id an image is cached and looked for; an empty frame asks
+            for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
     """
 
     client_id: ClientId
@@ -43,15 +45,17 @@ class Generate(Message, frozen=True):
     want_hidden_states: bool
     timeout_s: Timeout
     tenant: Text = ""
+    image_ids: list[Text | None] = msgspec.field(default_factory=list)
 
 
 class Encode(Message, frozen=True):
-    """Embed images; the encoded image files are the further frames."""
+    """Embed images; the encoded image files are the further frames. `image_ids` as in `Generate`."""
 
     client_id: ClientId
     request_id: Count
     timeout_s: Timeout
     tenant: Text = ""
+    image_ids: list[Text | None] = msgspec.field(default_factory=list)
 
 
 class Cancel(Message, frozen=True):

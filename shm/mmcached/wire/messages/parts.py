@@ -59,7 +59,8 @@ class Feature(Part, frozen=True):
     """One multimodal item of a request: `length` placeholder tokens of the prompt from `offset` on.
 
     Attributes:
-        mm_hash: content key of the processed item, 64 hex digits.
+        mm_hash: content key of the processed item, 64 hex digits; of one that its client has named, the key of the
+            name, ":" and `num_embeds`.
         num_embeds: embeddings that the encoder makes of it.
         nbytes: size of the encoded item; both ends of a mirrored cache count with it.
         payload: where the processed item is: in the ring, inline, or (None) in the receiver's cache.

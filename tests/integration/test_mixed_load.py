@@ -1,0 +1,226 @@
+"""Eight client processes, two workers, everything at once, some calls ended early, clients killed at random.
+
+Every answer is the one that a service without caches gives; each item is preprocessed once, and once more for each time
+that the ring had to let go of it or had no room; at the end nobody holds a lease, and no client is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import selectors
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmcached.cli.child_service import ChildService
+from mmcached.cli.demo.run import all_caches_off
+from mmcached.client import Client
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.death import environment_for_children
+from mmcached.wire.stats import ServiceStats
+from tests.integration.local_service import LocalService
+from tests.integration.mixed_child import Question, digest_of
+from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config, stats_of
+
+ROOT = Path(__file__).parents[2]
+NUM_CLIENTS = 8
+NUM_IMAGES = 16
+IMAGE_SIZE = 96  # 9 patches of 3 KiB: all items are of one size
+RING_GB = 640 / (1 << 20)
+"""For about 22 items. There are 32, because each image is known by its content and by its id."""
+
+
+def config(**changes: object) -> ServiceConfig:
+    sizes = {"mm_processor_cache_gb": RING_GB, "store_gb": 1 / 128, "max_model_len": 512, "num_kv_blocks": 256}
+    return small_config(**(sizes | changes))
+
+
+def save_images(folder: Path) -> list[str]:
+    """Write the files, and return their paths."""
+    folder.mkdir()
+    paths = []
+    for index in range(NUM_IMAGES):
+        pixels = np.random.default_rng(index).integers(0, 256, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        path = folder / f"{index}.png"
+        path.write_bytes(buffer.getvalue())
+        paths.append(str(path))
+    return paths
+
+
+def answered_without_caches(paths: list[str], scratch: Path) -> list[Question]:
+    """Return generations and encodings that name each image in turn, with their answers."""
+    answered = []
+    settings = all_caches_off(config(world_size=1, max_num_batched_tokens=512))
+    with LocalService(scratch, settings), Client(scratch) as client:
+        for index, path in enumerate(paths):
+            other = paths[(index * 5 + 3) % len(paths)]
+            text, images = f"{index}: what is <image>?", [path]
+            if index % 4 == 0:
+                text, images = f"{index}: is <image> like <image>?", [path, other]
+            tokens = client.generate(text, images, 6).tokens
+            answered.append(Question(text, images, 6, tokens=tokens))
+            digests = [digest_of(embedding.numpy().tobytes()) for embedding in client.encode([path])]
+            answered.append(Question(None, [path], 0, digests=digests))
+    return answered
+
+
+class MixedChild:
+    """One process of `mixed_child`."""
+
+    def __init__(self, run_dir: Path, questions: Path, seed: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.mixed_child", str(run_dir), str(questions), str(seed)],
+            cwd=ROOT,
+            env=environment_for_children(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> dict[str, Any]:
+        """Return what it says next, which is no complaint."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(DEADLINE_S), "the child says nothing"
+        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert "wrong" not in heard, heard
+        return heard
+
+    def tell_to_end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+class Crowd:
+    """The clients of one service; always as many, whoever is killed."""
+
+    def __init__(self, run_dir: Path, questions: Path) -> None:
+        self._run_dir = run_dir
+        self._questions = questions
+        self._rng = random.Random(NUM_CLIENTS)
+        self.num_started = 0
+        self.children = [self._start() for _ in range(NUM_CLIENTS)]
+
+    def wait_until_ready(self) -> None:
+        for child in self.children:
+            assert "ready" in child.hear()
+
+    def _start(self) -> MixedChild:
+        self.num_started += 1
+        return MixedChild(self._run_dir, self._questions, self.num_started)
+
+    def kill_one(self) -> None:
+        """Kill a client in the middle of its calls, and let another come."""
+        victim = self._rng.randrange(NUM_CLIENTS)
+        status = self.children[victim].process.poll()
+        assert status is None, (status, self.children[victim].hear())
+        self.children[victim].kill()
+        self.children[victim] = self._start()
+        assert "ready" in self.children[victim].hear()
+
+    def end(self) -> Counter[str]:
+        """Let all end in order; return what they have counted together."""
+        counts: Counter[str] = Counter()
+        for child in self.children:
+            child.tell_to_end()
+        for child in self.children:
+            counts.update(child.hear())
+            assert child.process.wait(DEADLINE_S) == 0
+        return counts
+
+    def close(self) -> None:
+        for child in self.children:
+            child.kill()
+
+
+@contextlib.contextmanager
+def crowd(run_dir: Path, questions: Path) -> Iterator[Crowd]:
+    made = Crowd(run_dir, questions)
+    try:
+        made.wait_until_ready()
+        yield made
+    finally:
+        made.close()
+
+
+def at_rest(run_dir: Path) -> ServiceStats:
+    """Wait until no request is open, no lease out, and no client there but the one that asks; return the figures."""
+    return eventually(
+        lambda: stats_of(run_dir),
+        lambda now: (
+            (leases_of(now), now.requests_open, now.store.computing, now.store.waiting) == (0, 0, 0, 0)
+            and now.clients <= 1
+            and not now.store.rows
+        ),
+        "leases, requests and clients return to 0",
+    )
+
+
+def has_evicted(stats: ServiceStats) -> bool:
+    return min(stats.ring.evictions, stats.store.ring.evictions) > 0
+
+
+def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: float) -> None:
+    """Kill clients one after the other for at least so long and so many times, then look at the books."""
+    questions = scratch / "questions.json"
+    answered = answered_without_caches(save_images(scratch / "images"), run_dir / "u")
+    questions.write_bytes(msgspec.json.encode(answered))
+    with ChildService(run_dir / "s", config(), scratch / "config.json") as service:
+        until = time.monotonic() + duration_s
+        with crowd(service.run_dir, questions) as clients:
+            while clients.num_started < NUM_CLIENTS + num_kills or time.monotonic() < until:
+                clients.kill_one()
+            eventually(lambda: stats_of(service.run_dir), has_evicted, "both rings are full")
+            counts = clients.end()
+        stats = at_rest(service.run_dir)
+        eventually(lambda: list((service.run_dir / "clients").iterdir()), lambda left: not left, "no client is left")
+        assert service.stop() == 0
+    print(f"{counts}\n{stats.processor}\n{stats.ring}\n{stats.store}")
+    for what in ("answers", "by id alone", "misses", "cancelled", "store hits"):
+        assert counts[what] > 0, f"{what}: {counts}"
+    _check_books(stats)
+
+
+def _check_books(stats: ServiceStats) -> None:
+    processor, ring = stats.processor, stats.ring
+    # Whatever was processed was put, unless there was no room for it; and what was put again had been evicted. Each
+    # image is two items: one by content, one by id.
+    assert processor.items_processed <= ring.puts + processor.inline_fallbacks
+    assert ring.puts <= 2 * NUM_IMAGES + ring.evictions
+    assert processor.hits > 0
+    assert (stats.desyncs, stats.protocol_errors, ring.fenced_rows, ring.lost_leases) == (0, 0, 0, 0)
+    ranks = {(worker.items_encoded, worker.tokens_computed) for worker in stats.engines[0].workers}
+    assert len(ranks) == 1, "both workers have done the same"
+
+
+@pytest.mark.slow
+def test_mixed_load(run_dir: Path, tmp_path: Path) -> None:
+    mixed_load(run_dir, tmp_path, num_kills=3, duration_s=0.0)
+
+
+@pytest.mark.soak
+def test_mixed_load_for_a_minute(run_dir: Path, tmp_path: Path) -> None:
+    mixed_load(run_dir, tmp_path, num_kills=10, duration_s=60.0)
