@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.frontend.server import MAX_RESENDS
+from mmcached.frontend.request_desk import MAX_RESENDS
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
 from mmcached.wire.handle import Handle

@@ -3,8 +3,8 @@ model.
 
     clients ==ROUTER client.sock==> Frontend ==(engine_gate) ROUTER engine.sock==> engines
                                        |
-                                       +-- writes the ring (leases go with `AddRequest`)
-                                       +-- (store_desk) keeps what clients put, in a ring of their own
+                                       +-- (request_desk) generate, encode: processed items into the ring, with leases
+                                       +-- (store_desk)   what clients put, in a ring of their own
 
 One loop; only hashing large files and processing images has threads (see `preparing`). An event never ends the loop:
 what a client or an engine sent wrong is answered or logged. A request is answered exactly once; a miss is sent again
@@ -16,7 +16,7 @@ are all cached is sent at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -29,12 +29,11 @@ from mmcached.frontend.engine_gate import EngineGate
 from mmcached.frontend.engine_links import EngineLink
 from mmcached.frontend.factories import processor_cache_from_config
 from mmcached.frontend.flushes import Flushes
-from mmcached.frontend.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.probes import Probes
-from mmcached.frontend.processing import Processed, Processing
-from mmcached.frontend.request_builder import build_request, prompt_tokens
-from mmcached.frontend.routes import RoutedItem, route_for
+from mmcached.frontend.processing import Processing
+from mmcached.frontend.request_desk import RequestDesk
+from mmcached.frontend.routes import route_for
 from mmcached.frontend.statistics import StatsCollector
 from mmcached.frontend.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
@@ -44,7 +43,6 @@ from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ChannelFull,
-    DeadlineExceeded,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
@@ -63,7 +61,6 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 log = structlog.get_logger("mmcached.frontend")
 
-MAX_RESENDS = 2
 CHECK_INTERVAL_S = 0.25
 """How often deaths and deadlines are looked at."""
 
@@ -82,9 +79,9 @@ class Frontend:
         self._run_dir = run_dir
         self._config = config
         self._clock = clock
-        self._requests = OpenRequests()
         self._statistics = StatsCollector()
         self._num_clients = 0
+        self._num_protocol_errors = 0
         self._is_draining = False
         self._next_check = clock()
         with ExitStack() as stack:
@@ -104,11 +101,20 @@ class Frontend:
             self._closing = stack.pop_all()
         self._engine_socket = engines.socket
         self._route = route_for(cache)
-        self._processing = Processing(config)
-        self._preparing = Preparing(config, self._processing, self._route)
+        processing = Processing(config)
+        self._preparing = Preparing(config, processing, self._route)
         self._closing.callback(self._preparing.close)
         self._gate = EngineGate(
             engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
+        )
+        self._requests = RequestDesk(
+            config,
+            self._gate,
+            self._route,
+            processing=processing,
+            preparing=self._preparing,
+            answer=self._answer,
+            clock=clock,
         )
         self._probes = Probes(self._gate, store)
         self._flushes = Flushes(self._gate)
@@ -128,28 +134,28 @@ class Frontend:
         if self._clients.socket in ready:
             self._serve_clients()
         for request in self._preparing.collect():
-            self._advance_or_fail(request)
+            self._requests.advance(request)
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
             self._gate.check()
             self._check_clients()
-            self._check_deadlines(now)
+            self._requests.check_deadlines(now)
             self._desk.check(now)
         self._answer_finished(now)
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
         self._is_draining = True
+        self._requests.drain()
 
     @property
     def is_drained(self) -> bool:
-        return self._is_draining and not self._requests
+        return self._is_draining and not len(self._requests)
 
     def close(self) -> None:
         """Fail what is still open, remove the ring, close the sockets."""
-        for request in self._requests:
-            self._fail(request.number, RequestAborted("the service stops; try again"))
+        self._requests.fail_all(RequestAborted("the service stops; try again"))
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -168,7 +174,7 @@ class Frontend:
             try:
                 message, payload = self._clients.decode(frames)
             except RemoteProtocolError as error:
-                self._statistics.protocol_errors += 1
+                self._num_protocol_errors += 1
                 log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
                 self._answer(peer, to_client.Failed(None, error_to_wire(error)))
                 continue
@@ -180,11 +186,9 @@ class Frontend:
                 self._desk.greet(peer, message.client_id)
                 self._answer(peer, self._welcome())
             case received.Generate() | received.Encode():
-                self._accept(peer, message, [bytes(frame) for frame in payload])
+                self._requests.accept(peer, message, [bytes(frame) for frame in payload])
             case received.Cancel():
-                request = self._requests.find(message.client_id, message.request_id)
-                if request is not None:
-                    self._end(request)
+                self._requests.cancel(message.client_id, message.request_id)
                 self._desk.cancel(message.client_id, message.request_id)
             case received.ClientBye():
                 self._end_client(message.client_id)
@@ -211,85 +215,6 @@ class Frontend:
             store_epoch=self._desk.tier.epoch,
         )
 
-    def _accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
-        """Open a request, and send it to an engine unless items of it have to be processed first; on any typed error
-        answer with it and leave nothing open.
-        """
-        deadline = self._clock() + min(message.timeout_s, self._config.request_timeout_s)
-        request = OpenRequest(self._requests.next_number(), peer, message, images, deadline)
-        try:
-            self._check_admission(message)
-            self._check_contents(request)
-            self._advance(request)
-        except MmcachedError as error:
-            self._statistics.requests_failed += 1
-            log.info("request refused", request_id=request.number, code=error.code)
-            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
-            return
-        self._requests.add(request)
-
-    def _check_admission(self, message: received.Generate | received.Encode) -> None:
-        if self._is_draining:
-            raise ServiceUnavailable("the service is draining; try another one")
-        if len(self._requests) >= self._config.max_num_requests:
-            raise ServiceUnavailable(f"{len(self._requests)} requests are open (max_num_requests); try again later")
-        if self._requests.find(message.client_id, message.request_id) is not None:
-            raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
-
-    def _check_contents(self, request: OpenRequest) -> None:
-        """Refuse what needs no work to be refused, before any is begun."""
-        self._choose_engine()
-        request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
-        self._processing.check(request.images, request.image_ids)
-
-    def _choose_engine(self) -> EngineLink:
-        return self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
-
-    def _advance(self, request: OpenRequest) -> None:
-        """Send a request if all its items are there. If not they are being made, and it is advanced again then."""
-        try:
-            given = self._preparing.advance(request)
-            if given is None:
-                return
-            self._submit(request, given)
-        except MmcachedError:
-            self._preparing.leave(request.number, has_used=False)
-            raise
-        self._preparing.leave(request.number, has_used=True)
-
-    def _advance_or_fail(self, request: OpenRequest) -> None:
-        try:
-            self._advance(request)
-        except MmcachedError as error:
-            log.info("request failed", request_id=request.number, code=error.code)
-            self._fail(request.number, error)
-
-    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> None:
-        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved."""
-        link = self._choose_engine()
-        try:
-            items = self._route.resolve(request.keys, given)
-
-            def make(
-                routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]
-            ) -> tuple[to_engine.AddRequest, list[Frame]]:
-                add, payload = build_request(
-                    request.number,
-                    request.message,
-                    request.token_ids,
-                    routed,
-                    leases=leases,
-                    mirror_seq=self._route.next_mirror_seq,
-                    config=self._config,
-                )
-                request.num_prompt_tokens = len(add.prompt_token_ids)
-                return add, payload
-
-            self._route.sent(self._gate.send_with_leases(link, items, make))
-        finally:
-            self._route.release()
-        request.engine = link.incarnation
-
     def _check_clients(self) -> None:
         """End the requests of clients whose lock is free: they are dead."""
         self._num_clients = 0
@@ -302,103 +227,29 @@ class Frontend:
             if not self._run_dir.client_lock(client_id).exists():
                 self._end_client(client_id)
 
+    def _end_client(self, client_id: str) -> None:
+        self._desk.end_client(client_id)
+        self._requests.end_client(client_id)
+
     # ---- engines
 
     def _handle_engine(self, link: EngineLink, message: received.FromEngine, payload: list[Frame]) -> None:
         match message:
-            case received.RequestGenerated():
-                self._finish_generation(message, payload)
-            case received.RequestEncoded():
-                request = self._requests.take(message.request_id)
-                if request is not None:
-                    self._statistics.requests_done += 1
-                    answer = to_client.Encoded(request.message.request_id, message.embeddings)
-                    self._answer(request.peer, answer, payload)
-            case received.RequestFailed():
-                request = self._requests.take(message.request_id)
-                if request is not None:
-                    self._statistics.requests_failed += 1
-                    self._answer(request.peer, to_client.Failed(request.message.request_id, message.error))
-            case received.RequestMissed():
-                self._resend(message)
             case received.EngineStatsReply():
                 self._statistics.add_reply(link.incarnation, message.token, message.stats)
             case received.EngineProbed():
                 self._probes.answered(link, message)
             case received.EngineFlushed():
                 self._flushes.answered(link, message.token)
-
-    def _finish_generation(self, message: received.RequestGenerated, payload: list[Frame]) -> None:
-        request = self._requests.take(message.request_id)
-        if request is None:
-            return
-        self._statistics.requests_done += 1
-        answer = to_client.Generated(
-            request_id=request.message.request_id,
-            token_ids=message.token_ids,
-            finish_reason=message.finish_reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=message.num_cached_tokens,
-            hidden_states=message.hidden_states,
-        )
-        self._answer(request.peer, answer, payload)
-
-    def _resend(self, message: received.RequestMissed) -> None:
-        """Send a request again whose items the engine could not use. What is not cached here either is processed
-        again; if only an id came for it, the request ends with a `CacheMiss`.
-        """
-        self._route.missed(message.mm_hashes)
-        request = self._requests.get(message.request_id)
-        if request is None:
-            return
-        request.num_resends += 1
-        self._statistics.resends += 1
-        if request.num_resends > MAX_RESENDS:
-            reason = f"the engine missed items {request.num_resends} times; try again"
-            self._fail(request.number, RequestAborted(reason))
-            return
-        request.engine = 0
-        self._advance_or_fail(request)
+            case _:
+                self._requests.handle_engine(message, payload)
 
     def _on_new_engine(self, link: EngineLink) -> None:
         log.info("engine connected", engine=link.index)
         self._route.engine_changed()
 
     def _on_engine_lost(self, link: EngineLink, reason: str) -> None:
-        for request in self._requests.on_engine(link.incarnation):
-            self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
-
-    # ---- deadlines and ends
-
-    def _check_deadlines(self, now: float) -> None:
-        for request in self._requests.expired(now):
-            timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
-            self._abort_in_engine(request)
-            self._fail(request.number, DeadlineExceeded(type(request.message).__name__.lower(), timeout_s))
-
-    def _end_client(self, client_id: str) -> None:
-        self._desk.end_client(client_id)
-        for request in self._requests.of_client(client_id):
-            self._end(request)
-
-    def _end(self, request: OpenRequest) -> None:
-        """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
-        self._requests.take(request.number)
-        self._preparing.leave(request.number, has_used=False)
-        self._statistics.requests_failed += 1
-        self._abort_in_engine(request)
-
-    def _fail(self, number: int, error: MmcachedError) -> None:
-        request = self._requests.take(number)
-        if request is not None:
-            self._preparing.leave(number, has_used=False)
-            self._statistics.requests_failed += 1
-            self._answer(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)))
-
-    def _abort_in_engine(self, request: OpenRequest) -> None:
-        link = self._gate.links.get(request.engine)
-        if link is not None:
-            self._gate.tell(link, to_engine.AbortRequest(request.number))
+        self._requests.engine_lost(link, reason)
 
     # ---- looking in
 
@@ -406,12 +257,10 @@ class Frontend:
         """Return the frontend's own figures."""
         return FrontendStats(
             requests_open=len(self._requests),
-            requests_done=self._statistics.requests_done,
-            requests_failed=self._statistics.requests_failed,
-            protocol_errors=self._statistics.protocol_errors
-            + self._gate.num_protocol_errors
-            + self._desk.num_protocol_errors,
-            resends=self._statistics.resends,
+            requests_done=self._requests.num_done,
+            requests_failed=self._requests.num_failed,
+            protocol_errors=self._num_protocol_errors + self._gate.num_protocol_errors + self._desk.num_protocol_errors,
+            resends=self._requests.num_resends,
             lease_refusals=self._gate.num_lease_refusals,
             clients=self._num_clients,
             processor=self._preparing.stats(self._route.stats()),

@@ -1,4 +1,4 @@
-"""The frontend's counters, and the small conversation that gathers those of the engines for one `GetStats`."""
+"""The small conversation that gathers the engines' counters for one `GetStats`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ class _Question:
 
 
 class StatsCollector:
-    """Counts, and remembers which engines (by incarnation) still owe an answer to which client."""
+    """Remembers which engines (by incarnation) still owe an answer to which client."""
 
     def __init__(self) -> None:
-        self.requests_done = 0
-        self.requests_failed = 0
-        self.protocol_errors = 0
-        self.resends = 0
         self._questions: dict[int, _Question] = {}
         self._last_token = 0
 

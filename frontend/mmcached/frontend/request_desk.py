@@ -1,0 +1,277 @@
+"""The desk at which clients ask for generations and embeddings: from a request that has come to its one answer.
+
+    accept --> refused, with the reason                       nothing is left open
+       |
+    advance --> (items are being made: advance again) --> submit --> with an engine --> answered
+       ^                                                                 |
+       +----------------------- missed: what the engine lacks, resent ---+
+
+Whatever happens on the way (a bad image, a deadline, a cancel, the death of client or engine), a request is answered at
+most once and leaves no lease, pin or waiting work behind. Knows nothing of sockets: messages to clients go through a
+callable, those to engines through the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from mmcached.frontend.engine_gate import EngineGate
+from mmcached.frontend.engine_links import EngineLink
+from mmcached.frontend.open_requests import OpenRequest, OpenRequests
+from mmcached.frontend.preparing import Preparing
+from mmcached.frontend.processing import Processed, Processing
+from mmcached.frontend.request_builder import build_request, prompt_tokens
+from mmcached.frontend.routes import ItemRoute, RoutedItem
+from mmcached.wire.channels import Frame
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    DeadlineExceeded,
+    MmcachedError,
+    RemoteProtocolError,
+    RequestAborted,
+    ServiceUnavailable,
+    error_to_wire,
+)
+from mmcached.wire.handle import LeaseId
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as received
+
+log = structlog.get_logger("mmcached.frontend")
+
+MAX_RESENDS = 2
+
+Answer = Callable[[bytes, to_client.ToClient, Sequence[Frame]], None]
+"""Sends to a client, or drops what it does not take."""
+
+
+class RequestDesk:
+    """All requests of one frontend.
+
+    Args:
+        answer: see `Answer`.
+        clock: monotonic seconds.
+    Attributes:
+        num_done, num_failed, num_resends: they only rise.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        gate: EngineGate,
+        route: ItemRoute,
+        *,
+        processing: Processing,
+        preparing: Preparing,
+        answer: Answer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._gate = gate
+        self._route = route
+        self._processing = processing
+        self._preparing = preparing
+        self._answer = answer
+        self._clock = clock
+        self._requests = OpenRequests()
+        self._is_draining = False
+        self.num_done = 0
+        self.num_failed = 0
+        self.num_resends = 0
+
+    def __len__(self) -> int:
+        """Return how many requests are open."""
+        return len(self._requests)
+
+    def clients(self) -> set[str]:
+        """Return whose requests are open."""
+        return self._requests.clients()
+
+    def drain(self) -> None:
+        """Accept no new request from now on; those open go on."""
+        self._is_draining = True
+
+    # ---- from clients
+
+    def accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
+        """Open a request, and send it to an engine unless items of it have to be processed first; on any typed error
+        answer with it and leave nothing open.
+        """
+        deadline = self._clock() + min(message.timeout_s, self._config.request_timeout_s)
+        request = OpenRequest(self._requests.next_number(), peer, message, images, deadline)
+        try:
+            self._check_admission(message)
+            self._check_contents(request)
+            self._advance(request)
+        except MmcachedError as error:
+            self.num_failed += 1
+            log.info("request refused", request_id=request.number, code=error.code)
+            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)), ())
+            return
+        self._requests.add(request)
+
+    def advance(self, request: OpenRequest) -> None:
+        """Go on with an open request for which items have come; fail it if it cannot be served."""
+        try:
+            self._advance(request)
+        except MmcachedError as error:
+            log.info("request failed", request_id=request.number, code=error.code)
+            self._fail(request.number, error)
+
+    def _check_admission(self, message: received.Generate | received.Encode) -> None:
+        if self._is_draining:
+            raise ServiceUnavailable("the service is draining; try another one")
+        if len(self._requests) >= self._config.max_num_requests:
+            raise ServiceUnavailable(f"{len(self._requests)} requests are open (max_num_requests); try again later")
+        if self._requests.find(message.client_id, message.request_id) is not None:
+            raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
+
+    def _check_contents(self, request: OpenRequest) -> None:
+        """Refuse what needs no work to be refused, before any is begun."""
+        self._choose_engine()
+        request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
+        self._processing.check(request.images, request.image_ids)
+
+    def _choose_engine(self) -> EngineLink:
+        return self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
+
+    def _advance(self, request: OpenRequest) -> None:
+        """Send a request if all its items are there. If not they are being made, and it is advanced again then."""
+        try:
+            given = self._preparing.advance(request)
+            if given is None:
+                return
+            self._submit(request, given)
+        except MmcachedError:
+            self._preparing.leave(request.number, has_used=False)
+            raise
+        self._preparing.leave(request.number, has_used=True)
+
+    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> None:
+        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved."""
+        link = self._choose_engine()
+        try:
+            items = self._route.resolve(request.keys, given)
+
+            def make(
+                routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]
+            ) -> tuple[to_engine.AddRequest, list[Frame]]:
+                add, payload = build_request(
+                    request.number,
+                    request.message,
+                    request.token_ids,
+                    routed,
+                    leases=leases,
+                    mirror_seq=self._route.next_mirror_seq,
+                    config=self._config,
+                )
+                request.num_prompt_tokens = len(add.prompt_token_ids)
+                return add, payload
+
+            self._route.sent(self._gate.send_with_leases(link, items, make))
+        finally:
+            self._route.release()
+        request.engine = link.incarnation
+
+    # ---- from engines
+
+    def handle_engine(self, message: received.FromEngine, payload: Sequence[Frame]) -> None:
+        """Take what an engine says of a request; one that is not open any more is nobody's."""
+        match message:
+            case received.RequestGenerated():
+                self._finish_generation(message, payload)
+            case received.RequestEncoded():
+                request = self._requests.take(message.request_id)
+                if request is not None:
+                    self.num_done += 1
+                    answer = to_client.Encoded(request.message.request_id, message.embeddings)
+                    self._answer(request.peer, answer, payload)
+            case received.RequestFailed():
+                request = self._requests.take(message.request_id)
+                if request is not None:
+                    self.num_failed += 1
+                    self._answer(request.peer, to_client.Failed(request.message.request_id, message.error), ())
+            case received.RequestMissed():
+                self._resend(message)
+
+    def engine_lost(self, link: EngineLink, reason: str) -> None:
+        """Fail what an engine had that is gone."""
+        for request in self._requests.on_engine(link.incarnation):
+            self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
+
+    def _finish_generation(self, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:
+        request = self._requests.take(message.request_id)
+        if request is None:
+            return
+        self.num_done += 1
+        answer = to_client.Generated(
+            request_id=request.message.request_id,
+            token_ids=message.token_ids,
+            finish_reason=message.finish_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=message.num_cached_tokens,
+            hidden_states=message.hidden_states,
+        )
+        self._answer(request.peer, answer, payload)
+
+    def _resend(self, message: received.RequestMissed) -> None:
+        """Send a request again whose items the engine could not use. What is not cached here either is processed
+        again; if only an id came for it, the request ends with a `CacheMiss`.
+        """
+        self._route.missed(message.mm_hashes)
+        request = self._requests.get(message.request_id)
+        if request is None:
+            return
+        request.num_resends += 1
+        self.num_resends += 1
+        if request.num_resends > MAX_RESENDS:
+            reason = f"the engine missed items {request.num_resends} times; try again"
+            self._fail(request.number, RequestAborted(reason))
+            return
+        request.engine = 0
+        self.advance(request)
+
+    # ---- deadlines and ends
+
+    def check_deadlines(self, now: float) -> None:
+        for request in self._requests.expired(now):
+            timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
+            self._abort_in_engine(request)
+            self._fail(request.number, DeadlineExceeded(type(request.message).__name__.lower(), timeout_s))
+
+    def end_client(self, client_id: str) -> None:
+        """Forget what a client has asked for: it is gone."""
+        for request in self._requests.of_client(client_id):
+            self._end(request)
+
+    def cancel(self, client_id: str, request_id: int) -> None:
+        """Forget one request; an unknown one changes nothing."""
+        request = self._requests.find(client_id, request_id)
+        if request is not None:
+            self._end(request)
+
+    def fail_all(self, error: MmcachedError) -> None:
+        """Answer everything that is open with an error."""
+        for request in self._requests:
+            self._fail(request.number, error)
+
+    def _end(self, request: OpenRequest) -> None:
+        """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
+        self._requests.take(request.number)
+        self._preparing.leave(request.number, has_used=False)
+        self.num_failed += 1
+        self._abort_in_engine(request)
+
+    def _fail(self, number: int, error: MmcachedError) -> None:
+        request = self._requests.take(number)
+        if request is not None:
+            self._preparing.leave(number, has_used=False)
+            self.num_failed += 1
+            self._answer(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)), ())
+
+    def _abort_in_engine(self, request: OpenRequest) -> None:
+        link = self._gate.links.get(request.engine)
+        if link is not None:
+            self._gate.tell(link, to_engine.AbortRequest(request.number))
