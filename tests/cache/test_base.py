@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from mmcached.cache import (
     ShmItem,
 )
 from mmcached.wire.errors import CacheMiss
+from tests.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise
 
 
 def an_item(size: int, value: int = 0) -> MultiModalKwargsItem:
@@ -30,7 +33,8 @@ class PlainReceiver(BaseMultiModalReceiverCache):
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
         assert not isinstance(mm_item, ShmItem)
         if mm_item is not None:
-            self.cache.put_if_fits(mm_hash, mm_item)
+            if not self.cache.put_if_fits(mm_hash, mm_item):
+                self.cache.pop(mm_hash)  # it is not the newest any more
             return mm_item
         cached = self.cache.get(mm_hash)
         if cached is None:
@@ -45,6 +49,27 @@ class PlainReceiver(BaseMultiModalReceiverCache):
 
     def check_integrity(self) -> None:
         self.cache.check_integrity()
+
+
+class FedPlainly:
+    """Items travel as they are, and are named by None."""
+
+    def __init__(self) -> None:
+        self.cache = PlainReceiver(1 << 20)
+
+    def feed(self, request: Sequence[tuple[str, MultiModalKwargsItem | None]]) -> list[ReceiverInput]:
+        return [item for _, item in request]
+
+    def check_rest(self) -> None:
+        self.cache.check_integrity()
+
+
+@pytest.mark.parametrize("promise", RECEIVER_CACHE_PROMISES, ids=lambda promise: promise.__name__)
+def test_promises_of_receivers(promise: ReceiverPromise) -> None:
+    """The bases give all of them to a receiver that stores, finds and touches."""
+    fed = FedPlainly()
+    promise(fed)
+    fed.check_rest()
 
 
 def feature(key: str, item: MultiModalKwargsItem | None, mm_hash: str | None = None) -> MultiModalFeatureSpec:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from mmcached.cache import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange, ShmItem
+from mmcached.cache import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange, ReceiverInput, ShmItem
 from mmcached.engine.receiver_cache import (
     MultiModalReceiverCache,
     ReceivedItem,
@@ -16,6 +18,7 @@ from mmcached.shm import codec
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvariantError, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.handle import Handle
+from tests.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise
 
 
 def a_cache(capacity: int = 1000) -> MultiModalReceiverCache:
@@ -28,6 +31,26 @@ def came(key: str, nbytes: int = 100, data: bytes | None = None) -> ReceivedItem
 
 def named(key: str, nbytes: int = 100) -> ReceivedItem:
     return ReceivedItem(key, nbytes, None)
+
+
+class FedByMirror:
+    """Items travel as they are, and are named by None."""
+
+    def __init__(self) -> None:
+        self.cache = a_cache(1 << 20)
+
+    def feed(self, request: Sequence[tuple[str, MultiModalKwargsItem | None]]) -> list[ReceiverInput]:
+        return [item for _, item in request]
+
+    def check_rest(self) -> None:
+        self.cache.check_integrity()
+
+
+@pytest.mark.parametrize("promise", RECEIVER_CACHE_PROMISES, ids=lambda promise: promise.__name__)
+def test_promises(promise: ReceiverPromise) -> None:
+    fed = FedByMirror()
+    promise(fed)
+    fed.check_rest()
 
 
 # ---- the service's face

@@ -265,7 +265,7 @@ class Service(RuleBasedStateMachine):
 
 
 TestService = Service.TestCase
-TestService.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestService.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 # ---- the machine sees each of these faults

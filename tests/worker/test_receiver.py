@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from mmcached.cache import MultiModalFeatureSpec, MultiModalFieldElem, MultiModalKwargsItem, PlaceholderRange, ShmItem
+from mmcached.cache import (
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+    ReceiverInput,
+    ShmItem,
+)
 from mmcached.shm import ObjectStoreWriter
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheMiss, InvariantError
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.worker import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
+from tests.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise, content, item_of, missed_by
 from tests.worker.rings import is_inside, make_ring
 
 
 @contextmanager
 def pair(num_receivers: int = 1) -> Iterator[tuple[ObjectStoreWriter, list[ShmObjectStoreReceiverCache]]]:
-    with ObjectStoreWriter(make_ring()) as store:
-        receivers = [ShmObjectStoreReceiverCache(store.ring.announcement) for _ in range(num_receivers)]
+    with ExitStack() as stack:
+        store = stack.enter_context(ObjectStoreWriter(make_ring()))
+        receivers = [
+            stack.enter_context(ShmObjectStoreReceiverCache(store.ring.announcement)) for _ in range(num_receivers)
+        ]
         assert all(store.ring.attach(receiver.row, receiver.nonce) for receiver in receivers)
         yield store, receivers
-        for receiver in receivers:
-            receiver.close()
 
 
 def send(store: ObjectStoreWriter, key: str, *, size: int = 8) -> ShmItem:
@@ -39,6 +51,49 @@ def pixels(item: MultiModalKwargsItem) -> torch.Tensor:
     data = item["pixels"].data
     assert isinstance(data, torch.Tensor)
     return data
+
+
+@dataclass
+class FedByRing:
+    """Items lie in the ring, and are named by a lease; what does not fit comes as it is."""
+
+    cache: ShmObjectStoreReceiverCache
+    store: ObjectStoreWriter
+
+    def feed(self, request: Sequence[tuple[str, MultiModalKwargsItem | None]]) -> list[ReceiverInput]:
+        self.cache.flush()
+        for key, item in request:
+            if item is None:
+                self.store.touch(key)
+            else:
+                self.store.discard(key)
+        fed = [self._feed(key, item) for key, item in request]
+        self.store.release_touches()
+        return fed
+
+    def _feed(self, key: str, item: MultiModalKwargsItem | None) -> ReceiverInput:
+        if item is not None and not self.store.is_cached(key):
+            with suppress(ItemTooLarge, CacheFull):
+                self.store.put(key, item.to_record())
+        handle = self.store.find(key)
+        if handle is None:
+            return item
+        return ShmItem(handle, {row: self.store.ring.grant(row, handle) for row in self.store.ring.attached_rows()})
+
+    def check_rest(self) -> None:
+        if self.store.ring.attached_rows():
+            self.cache.flush()
+        assert self.cache.stats().leases_held == 0
+        self.store.check_integrity()
+        assert self.store.stats().leases == 0
+
+
+@pytest.mark.parametrize("promise", RECEIVER_CACHE_PROMISES, ids=lambda promise: promise.__name__)
+def test_promises(promise: ReceiverPromise) -> None:
+    with pair() as (store, [receiver]):
+        fed = FedByRing(receiver, store)
+        promise(fed)
+        fed.check_rest()
 
 
 def test_an_item_is_read_in_place_and_its_lease_goes_back_with_the_last_view() -> None:
@@ -127,6 +182,126 @@ def test_an_owned_lease_of_a_stale_handle_is_given_back_at_once() -> None:
             receiver.get_and_update_item(ShmItem(stale, sent.leases), "a")
         assert store.stats().leases == 0
         assert receiver.stats().leases_held == 0
+
+
+OFFSETS = {"before the ring": 0, "beside a payload": 1, "behind the ring": 1 << 20, "far behind": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"offset": offset} for offset in OFFSETS.values()),
+        {"nbytes": 0},
+        {"nbytes": 2**63 - 1},
+        {"nbytes": 64},
+        {"generation": 0},
+        {"generation": 2**63 - 1},
+    ],
+    ids=str,
+)
+def test_a_forged_handle_is_a_miss_and_ends_its_lease(changes: dict[str, Any]) -> None:
+    with pair() as (store, [receiver]):
+        sent = send(store, "a")
+        forged = ShmItem(msgspec.structs.replace(sent.handle, **changes), sent.leases)
+        assert missed_by(lambda: receiver.get_and_update_item(forged, "a")) == ["a"]
+        assert (store.stats().leases, receiver.stats().leases_held) == (0, 0)
+        again = send(store, "a")
+        assert pixels(receiver.get_and_update_item(again, "a")).tolist() == list(range(8))
+        receiver.flush()
+        store.check_integrity()
+
+
+@pytest.mark.parametrize("changes", [{"ring_id": "0" * 32}, {"epoch": 1}], ids=str)
+def test_a_handle_of_another_ring_is_a_miss_and_costs_this_one_nothing(changes: dict[str, Any]) -> None:
+    with pair() as (store, [receiver]):
+        sent = send(store, "a")
+        foreign = ShmItem(msgspec.structs.replace(sent.handle, **changes), sent.leases)
+        assert missed_by(lambda: receiver.get_and_update_item(foreign, "a")) == ["a"]
+        assert store.stats().leases == 1, "its own descriptor may still come"
+        receiver.get_and_update_item(sent, "a")
+        receiver.flush()
+        assert store.stats().leases == 0
+
+
+def test_what_has_travelled_as_bytes_is_resolved() -> None:
+    with pair() as (store, [receiver]):
+        sent = send(store, "a")
+        arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ShmItem)
+        assert arrived == sent
+        assert pixels(receiver.get_and_update_item(arrived, "a")).tolist() == list(range(8))
+
+
+def test_a_handle_from_before_clear_is_its_own_data_or_a_miss() -> None:
+    """Under its lease nothing takes its place; once that is given back, the same descriptor reads nobody's bytes."""
+    with pair() as (store, [receiver]):
+        sent = send(store, "a", size=40_000)
+        store.clear()
+        others = [send(store, f"other {number}", size=40_000) for number in range(2)]
+        assert pixels(receiver.get_and_update_item(sent, "a")).tolist() == list(range(40_000))
+        receiver.flush()
+        for number, other in enumerate(others):
+            receiver.get_and_update_item(other, f"other {number}")
+        receiver.flush()
+        assert store.stats().leases == 0
+        last = store.put("last", {"pixels": np.zeros(40_000, np.int64)})
+        assert last.generation > sent.handle.generation, "numbers are not used again"
+
+
+def test_a_descriptor_that_is_read_again_is_harmless() -> None:
+    """As a request that is resumed does. Its lease is over: nothing pins the bytes, nothing is to be given back."""
+    with pair() as (store, [receiver]):
+        sent = send(store, "a")
+        receiver.get_and_update_item(sent, "a")
+        assert receiver.flush() == 1
+        was_missed = []
+        for _ in range(2):
+            try:
+                receiver.get_and_update_item(sent, "a")
+            except CacheMiss:
+                was_missed.append(True)
+            else:
+                was_missed.append(False)
+        num_given_back = receiver.flush()
+        stopped = store.ring.poll_deaths()
+    assert (was_missed, num_given_back, stopped) == ([True, True], 0, [])
+
+
+def test_an_item_that_never_arrived_comes_back_by_a_barrier() -> None:
+    """And what has arrived, and is read, stays pinned."""
+    with pair() as (store, [receiver]):
+        send(store, "lost on the way")
+        item = receiver.get_and_update_item(send(store, "a"), "a")
+        barrier = store.ring.open_barrier(receiver.row)
+        assert barrier is not None
+        received = receiver.answer_barrier(barrier)
+        assert received is not None
+        num_lost = store.ring.reconcile(receiver.row, barrier.nonce, barrier.barrier_id, received)
+        num_leases = store.stats().leases
+        del item
+    assert (num_lost, num_leases) == (1, 1)
+
+
+def test_a_hit_and_an_absent_item_in_one_request() -> None:
+    """The absent one does not keep the other from being read, nor its bytes from being used again."""
+    with pair() as (store, [receiver]):
+        record = item_of(7, 400_000)
+        handle = store.put("a", record.to_record())
+        features = [
+            MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(0, 1)),
+            MultiModalFeatureSpec(
+                ShmItem(handle, {receiver.row: store.ring.grant(receiver.row, handle)}),
+                "image",
+                "a",
+                PlaceholderRange(1, 1),
+            ),
+        ]
+        assert missed_by(lambda: receiver.get_and_update_features(features)) == ["x"]
+        assert content(features[1].data) == content(record)
+        features.clear()
+        receiver.flush()
+        for number in range(4):
+            store.put(f"other {number}", item_of(number, 400_000).to_record())
+        assert not store.is_cached("a")
 
 
 def test_features_are_filled_and_all_misses_are_named_at_once() -> None:

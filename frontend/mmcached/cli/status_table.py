@@ -21,10 +21,12 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     stats = status.stats
     console.print(
         f"requests: {stats.requests_open} open, {stats.requests_done} done, {stats.requests_failed} failed; "
-        f"clients: {stats.clients}; resends: {stats.resends}; desyncs: {stats.desyncs}; "
-        f"ring: {stats.ring.used_bytes:,} of {stats.ring.data_bytes:,} B, {stats.ring.leases} leases",
+        f"clients: {stats.clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
+    for name, ring in (("ring", stats.ring), ("store", stats.store.ring)):
+        used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} items, {ring.leases:,} leases"
+        console.print(f"{name}: {used}, {ring.evictions:,} evictions", highlight=False)
 
 
 def _roles(roles: list[RoleStatus]) -> Table:
@@ -49,6 +51,7 @@ def _queries_and_hits(stats: ServiceStats) -> Iterator[tuple[str, int, int]]:
     engines = stats.engines
     workers = [worker for engine in engines for worker in engine.workers]
     yield "processor (items)", stats.processor.queries, stats.processor.hits
+    yield "store (records)", stats.store.queries, stats.store.hits
     yield "encoder (items)", sum(e.encoder.queries for e in engines), sum(e.encoder.hits for e in engines)
     yield "KV prefix (tokens)", sum(e.kv.queries for e in engines), sum(e.kv.hits for e in engines)
     yield "tensor prefix (rows)", sum(w.prefix_row_queries for w in workers), sum(w.prefix_row_hits for w in workers)

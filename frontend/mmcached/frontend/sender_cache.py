@@ -6,6 +6,7 @@
       miss, item        -> put into the ring, ShmItem    written once, for any number of readers
       miss, small       -> the item itself               kept here from now on
       miss, does not fit-> the item itself               travels inline, nothing is stored; counted
+      a reader's lease is refused -> the item itself     in the library face; counted
       miss, None        -> CacheMiss
 
 The ring says what is cached; the prompt updates go with the chunk that they belong to, so the ring's slots bound them.
@@ -39,7 +40,7 @@ from mmcached.cache import (
 from mmcached.cache.query_counter import QueryCounter
 from mmcached.cache.sizes import is_within
 from mmcached.shm import ObjectStoreWriter
-from mmcached.shm.codec import Record
+from mmcached.shm.codec import Record, decode
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId
@@ -101,7 +102,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         handle = self._find(mm_hash)
         if handle is not None:
             self._counter.count(hits=1)
-            return ShmItem(handle, self._grant(handle)), self._prompt_updates[handle]
+            return self._hand_out(handle, None), self._prompt_updates[handle]
         if mm_item is None:
             raise CacheMiss([mm_hash])
         item, prompt_updates = mm_item
@@ -116,7 +117,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return item, prompt_updates
         self._prompt_updates[handle] = tuple(prompt_updates)
         self._counter.count(items_processed=1)
-        return ShmItem(handle, self._grant(handle)), prompt_updates
+        return self._hand_out(handle, item), prompt_updates
+
+    def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
+        """As the base does it; an item that does not fit into the ring goes to all of its request that name it."""
+        if len(mm_items) == len(mm_hashes):
+            given = {key: item for item, key in zip(mm_items, mm_hashes, strict=True) if item is not None}
+            mm_items = [given.get(key) if item is None else item for item, key in zip(mm_items, mm_hashes, strict=True)]
+        return super().get_and_update(mm_items, mm_hashes)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Keep a present key from being evicted until `release_sender_touches`; an absent one changes nothing."""
@@ -195,13 +203,28 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         except (ItemTooLarge, CacheFull):
             return None
 
+    def _hand_out(self, handle: Handle, item: MultiModalKwargsItem | None) -> MultiModalKwargsItem | ShmItem:
+        """Return the place of an item with its leases, or the item itself if some row takes no lease just now."""
+        try:
+            return ShmItem(handle, self._grant(handle))
+        except LeaseRefused:
+            self._counter.count(inline_items=1, inline_fallbacks=1)
+            if item is not None:
+                return item
+            return MultiModalKwargsItem.from_record(decode(self._store.ring.read(handle), tensors="torch", copy=True))
+
     def _grant_to_attached_rows(self, handle: Handle) -> dict[int, LeaseId]:
-        leases = {}
+        """Grant to each; a row that is unusable is passed over. If one holds as much as it may, none is granted."""
+        leases: dict[int, LeaseId] = {}
         for row in self._store.ring.attached_rows():
             try:
                 leases[row] = self._store.ring.grant(row, handle)
-            except (PeerGone, LeaseRefused):
-                continue  # it is unusable, or holds as much as it may; the others shall be served
+            except PeerGone:
+                continue
+            except LeaseRefused:
+                for granted, lease in leases.items():
+                    self._store.ring.undo_grant(granted, handle, lease)
+                raise
         return leases
 
     def _take_back(self, outputs: Sequence[SenderOutput]) -> None:

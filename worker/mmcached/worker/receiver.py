@@ -23,10 +23,12 @@ from dataclasses import dataclass
 
 from mmcached.cache import BaseMultiModalReceiverCache, MultiModalKwargsItem, ReceiverInput
 from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm.leases import Barrier
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvariantError, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.taken_leases import TakenLeases
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         # A share of the row that lasts as long as the last view: `close` with a view alive must not void its lease.
         self._reader.join_row(self._row.row, self._row.nonce, rank=0)
         self._payloads = PayloadReader(ObjectStoreReader(self._reader))
+        self._taken = TakenLeases(self._row.nonce)
         self._held: dict[LeaseId, Handle] = {}
         self._released: deque[LeaseId] = deque()
         self._num_viewed = 0
@@ -86,7 +89,9 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             self._num_passed += 1
             return mm_item
         lease = mm_item.leases.get(self.row) if mm_item is not None else None
-        if mm_item is None or lease is None or not self._row.owns(mm_item.handle, lease) or lease in self._held:
+        if mm_item is None or lease is None or not self._row.owns(mm_item.handle, lease):
+            raise CacheMiss([mm_hash])
+        if not self._taken.take(mm_item.handle.slot, lease):  # read before: it may have been given back since
             raise CacheMiss([mm_hash])
         self._held[lease] = mm_item.handle
         try:
@@ -104,6 +109,12 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Do nothing: the sender alone keeps the ring's order."""
+
+    def answer_barrier(self, barrier: Barrier) -> dict[int, int] | None:
+        """Return what the writer's `reconcile` wants to know: items handed out so far that are still to come are given
+        up, and will be missed. None if another incarnation is asked.
+        """
+        return self._taken.answer(barrier.nonce, barrier.last_seq, barrier.slots)
 
     def flush(self) -> int:
         """Give back the leases whose views have died; return how many. Call it at every turn of the owner's loop."""
