@@ -58,6 +58,7 @@ def test_readme_shows_the_demos_real_output(output: str) -> None:
     assert numbers_to_hashes(block.group(1).splitlines()) == numbers_to_hashes(output.splitlines())
 
 
+@pytest.mark.soak
 def test_demo_takes_the_users_own_images(tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()

@@ -13,7 +13,11 @@ from tests.integration.test_bit_identical import MODES, base, uncached
 from tests.integration.workloads import assert_same, play, random_rounds
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    # The other two share no state between processes; the soak plays the whole matrix.
+    [pytest.param(mode, marks=() if mode in ("shm", "lru") else pytest.mark.soak) for mode in MODES],
+)
 def test_mode_with_real_processes(mode: str, run_dir: Path, tmp_path: Path) -> None:
     with ChildService(run_dir / "s", base(**MODES[mode]), tmp_path / "config.json") as service:
         assert_same(asyncio.run(play(service.run_dir, random_rounds(5))), list(uncached(5)))

@@ -125,7 +125,7 @@ def test_idle_client_of_a_restarted_frontend_goes_on(run_dir: Path, tmp_path: Pa
 def _try(client: Client) -> list[int] | None:
     """Ask once; None for an error that may be tried again. Any other is raised."""
     try:
-        return client.generate("before and after", timeout_s=10.0).tokens
+        return client.generate("before and after", timeout_s=2.0).tokens
     except MmcachedError as error:
         if not error.retryable:
             raise
