@@ -1,15 +1,79 @@
-"""Equal digest exactly when the whole prefix is equal: tokens, items and where they lie, tenant."""
+"""Equal digest exactly when the whole prefix is equal: tokens, items and where they lie, adapter, tenant, embeds."""
 
 from __future__ import annotations
 
-from mmcached.engine.block_hash import ROOT_HASH, ExtraKey, extend_block_hashes, extra_keys_of, hash_block
-from mmcached.engine.request import Request
-from tests.engine.builders import generate, image
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from mmcached.engine import KVCacheManager, Request, Scheduler
+from mmcached.engine.block_hash import (
+    MAX_TOKEN_ID,
+    ROOT_HASH,
+    SHA256,
+    BlockHasher,
+    block_hasher,
+    encode_block,
+    extend_block_hashes,
+    extra_keys_by_block,
+    hash_block,
+)
+from mmcached.engine.block_keys import EmbedsKey, ExtraKey, LoraKey, MultiModalKey, SaltKey
+from mmcached.wire.errors import ConfigError, InvalidRequest
+from mmcached.wire.messages.parts import Feature
+from tests.engine.builders import generate, image, small_config
+
+PARENT = bytes(range(32))
+
+
+def request_with(
+    token_ids: Sequence[int],
+    features: Sequence[Feature] = (),
+    *,
+    tenant: str = "",
+    lora: LoraKey | None = None,
+    prompt_embeds: dict[int, bytes] | None = None,
+) -> Request:
+    request = generate(1, token_ids, features, tenant=tenant)
+    request.lora = lora
+    request.prompt_embeds = prompt_embeds or {}
+    return request
 
 
 def hashes(request: Request, block_size: int = 4) -> list[bytes]:
     extend_block_hashes(request, block_size)
     return request.block_hashes
+
+
+def keys_of(request: Request, start: int, end: int) -> list[ExtraKey]:
+    """The definition, for one block by itself; `[start, end)` need not begin at a multiple of anything."""
+    keys: list[ExtraKey] = [request.lora] if request.lora and start == 0 else []
+    for feature in request.features:
+        covered = range(max(start, feature.offset), min(end, feature.offset + feature.length))
+        keys += [MultiModalKey(feature.mm_hash, feature.offset - start)] if covered else []
+    keys += [SaltKey(request.tenant)] if request.tenant and start == 0 else []
+    embeds = request.prompt_embeds
+    return keys + [
+        EmbedsKey(position - start, embeds[position]) for position in range(start, end) if position in embeds
+    ]
+
+
+def hashes_one_by_one(request: Request, block_size: int) -> list[bytes]:
+    """The definition: each block by itself, after its parent."""
+    found = [ROOT_HASH]
+    for start in range(0, request.num_tokens - block_size + 1, block_size):
+        end = start + block_size
+        found.append(hash_block(found[-1], request.token_ids[start:end], keys_of(request, start, end)))
+    return found[1:]
+
+
+# ---- what is hashed
 
 
 def test_only_full_blocks_are_hashed_and_chained() -> None:
@@ -24,31 +88,48 @@ def test_equal_blocks_after_unequal_ones_differ() -> None:
     assert a[1] != b[1]
 
 
-def test_growing_gives_what_hashing_from_scratch_gives() -> None:
-    request = generate(1, 7, [image("a", 4, 2), image("b", 6, 1)])
-    assert len(hashes(request)) == 1
-    for token_id in (8, 9, 10, 11, 12):
-        request.append_output_token(token_id)
-        hashes(request)
-    fresh = generate(1, 7, [image("a", 4, 2), image("b", 6, 1)])
-    fresh.token_ids = list(request.token_ids)
-    assert hashes(request) == hashes(fresh)
-    assert len(hashes(request)) == 3
-
-
 def test_extra_keys_name_each_overlapping_item_with_its_offset_from_the_block() -> None:
     request = generate(1, 20, [image("h1", 0, 5), image("h2", 10, 5)])
-    assert extra_keys_of(request, 0, 5) == [("mm", "h1", 0)]
-    assert extra_keys_of(request, 3, 8) == [("mm", "h1", -3)]
-    assert extra_keys_of(request, 5, 10) == []
-    assert extra_keys_of(request, 0, 15) == [("mm", "h1", 0), ("mm", "h2", 10)]
+    assert extra_keys_by_block(request, 5, range(4)) == {0: [MultiModalKey("h1", 0)], 2: [MultiModalKey("h2", 0)]}
+    assert extra_keys_by_block(request, 4, range(1, 4)) == {
+        1: [MultiModalKey("h1", -4)],
+        2: [MultiModalKey("h2", 2)],
+        3: [MultiModalKey("h2", -2)],
+    }
+    assert extra_keys_by_block(request, 15, range(1)) == {0: [MultiModalKey("h1", 0), MultiModalKey("h2", 10)]}
 
 
-def test_salt_is_in_the_first_block_only_and_separates_all() -> None:
-    mine, yours, nobodys = (generate(1, [7] * 8, tenant=tenant) for tenant in ("mine", "yours", ""))
-    assert extra_keys_of(mine, 0, 4) == [("salt", "mine")]
-    assert extra_keys_of(mine, 4, 8) == []
-    assert len({*hashes(mine), *hashes(yours), *hashes(nobodys)}) == 6
+def test_adapter_items_salt_and_embeddings_come_in_this_order() -> None:
+    lora = LoraKey("style", "/adapters/style")
+    embeds = {3: b"row 3", 7: b"row 7"}
+    request = request_with(range(8), [image("a", 2, 4)], tenant="me", lora=lora, prompt_embeds=embeds)
+    first = [lora, MultiModalKey("a", 2), SaltKey("me"), EmbedsKey(3, b"row 3")]
+    second = [MultiModalKey("a", -2), EmbedsKey(3, b"row 7")]
+    assert extra_keys_by_block(request, 4, range(2)) == {0: first, 1: second}
+    assert extra_keys_by_block(request, 4, range(1, 2)) == {1: second}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"tenant": "yours"},
+        {"tenant": ""},
+        {"tenant": "mine", "lora": LoraKey("mine", "")},
+        {"lora": LoraKey("mine", "")},
+        {"lora": LoraKey("mine", "elsewhere")},
+        {"tenant": "mine", "prompt_embeds": {0: b"mine"}},
+    ],
+    ids=str,
+)
+def test_who_may_not_share_the_first_block_shares_none(others: dict[str, Any]) -> None:
+    mine, theirs = request_with([7] * 12, tenant="mine"), request_with([7] * 12, **others)
+    assert len({*hashes(mine), *hashes(theirs)}) == 6
+
+
+@given(st.lists(st.text(max_size=5), min_size=2, max_size=5, unique=True), st.lists(st.integers(0, 2), max_size=12))
+def test_tenants_never_share(tenants: list[str], token_ids: list[int]) -> None:
+    found = [hashes(generate(1, token_ids, tenant=tenant), 2) for tenant in tenants]
+    assert len({digest for digests in found for digest in digests}) == len(tenants) * (len(token_ids) // 2)
 
 
 def test_same_image_elsewhere_or_other_image_is_other_content() -> None:
@@ -63,20 +144,126 @@ def test_same_image_elsewhere_or_other_image_is_other_content() -> None:
     assert len({digest for request in requests for digest in hashes(request)}) == 8
 
 
-def test_no_two_extra_keys_run_together() -> None:
-    token_ids = [1, 2]
-    variants: list[list[ExtraKey]] = [
-        [],
-        [("salt", "ab")],
-        [("salt", "a"), ("salt", "b")],
-        [("salta", "b")],
-        [("mm", "salt", 1)],
-        [("mm", "salt", "1")],
-        [("mm",), ("salt", 1)],
-    ]
-    assert len({hash_block(ROOT_HASH, token_ids, keys) for keys in variants}) == len(variants)
+# ---- growing
 
 
-def test_the_root_is_the_same_in_every_process() -> None:
-    # Two engines agree on digests only while this stays; to change it on purpose, raise the version in its text.
-    assert ROOT_HASH.hex().startswith("900c2102fbb50fbd")
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Requests whose items begin and end anywhere in a block, with the other extra keys at times."""
+    features, position = [], 0
+    for mm_hash in draw(st.lists(st.sampled_from(["a", "b"]), max_size=4)):
+        position += draw(st.integers(0, 5))
+        features.append(image(mm_hash, position, draw(st.integers(0, 7))))
+        position += features[-1].length
+    num_tokens = position + draw(st.integers(0, 9))
+    return request_with(
+        draw(st.lists(st.integers(0, 2), min_size=num_tokens, max_size=num_tokens)),
+        features,
+        tenant=draw(st.sampled_from(["", "me"])),
+        lora=draw(st.none() | st.just(LoraKey("l", "p"))),
+        prompt_embeds=draw(st.dictionaries(st.integers(0, 12), st.just(b"row"), max_size=2)),
+    )
+
+
+@given(requests(), st.integers(1, 6), st.data())
+def test_growing_gives_what_hashing_from_scratch_gives(request: Request, block_size: int, data: st.DataObject) -> None:
+    known = request.token_ids
+    request.token_ids = []
+    while request.num_tokens < len(known):
+        num_more = data.draw(st.integers(1, len(known) - request.num_tokens))
+        request.token_ids = known[: request.num_tokens + num_more]
+        before = list(request.block_hashes)
+        extend_block_hashes(request, block_size)
+        assert request.block_hashes[: len(before)] == before
+    assert request.block_hashes == hashes_one_by_one(request, block_size)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "position", "value"),
+    [
+        ([1, 2, -1, 4], 2, -1),
+        ([1 << 32, -1, 3, 4], 0, 1 << 32),
+        ([1, 2, 3, 4, 5, 6, 7, 2.5], 7, "2.5"),
+        ([1, None, 3, 4], 1, "None"),
+    ],
+    ids=str,
+)
+def test_a_placeholder_is_refused_and_changes_nothing(token_ids: Sequence[Any], position: int, value: object) -> None:
+    request = generate(1, [0] * 4)
+    before = list(hashes(request))
+    request.token_ids += token_ids
+    with pytest.raises(InvalidRequest) as caught:
+        extend_block_hashes(request, 4)
+    assert caught.value.details["field"] == f"token_ids[{4 + position}]"
+    assert caught.value.details["value"] == value
+    assert f"0 to {MAX_TOKEN_ID}" in str(caught.value)
+    assert request.block_hashes == before
+    with pytest.raises(InvalidRequest):
+        hash_block(PARENT, token_ids)
+
+
+def test_a_placeholder_after_the_last_full_block_does_not_matter_yet() -> None:
+    request = generate(1, [1, 2, 3, 4, 5, -1])
+    assert hashes(request) == [hash_block(ROOT_HASH, [1, 2, 3, 4])]
+    request.token_ids[5:] = [6, 7, 8]
+    assert hashes(request) == hashes_one_by_one(request, 4)
+
+
+def test_bytes_are_token_ids_as_any_other_sequence() -> None:
+    assert (
+        hash_block(PARENT, b"\x01\x02\x03\x04") == hash_block(PARENT, (1, 2, 3, 4)) == hash_block(PARENT, range(1, 5))
+    )
+
+
+@pytest.mark.parametrize("parent", [b"", PARENT[:31], PARENT + b"\0"], ids=len)
+def test_a_parent_that_is_no_digest_is_refused(parent: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=f"parent = '{len(parent)} bytes'"):
+        hash_block(parent, [1])
+
+
+# ---- hash functions
+
+
+def test_each_function_hashes_the_same_encoding_under_its_own_root() -> None:
+    encoding = encode_block(PARENT, [1, 2], [SaltKey("me")])
+    by_sha256, by_blake3 = block_hasher("sha256"), block_hasher("blake3")
+    assert by_sha256.hash_block(PARENT, [1, 2], [SaltKey("me")]) == hashlib.sha256(encoding).digest()
+    assert by_blake3.hash_block(PARENT, [1, 2], [SaltKey("me")]) == blake3(encoding).digest()
+    assert by_sha256.root != by_blake3.root
+
+
+def test_roots_and_chains_are_the_same_in_every_process() -> None:
+    # Two engines agree on digests only while these stay; to change one on purpose, raise the version in its text.
+    request = generate(1, [1, 2, 3, 4, 5, 6, 7, 8], [image("a", 2, 4)], tenant="me")
+    found = [ROOT_HASH, hashes(request)[-1], block_hasher("blake3").root]
+    assert [digest.hex()[:16] for digest in found] == ["2b4c6263e528bf05", "045eaced09ba6268", "f1b505cca8410209"]
+
+
+def test_builtin_is_sha256_with_a_warning() -> None:
+    with capture_logs() as logs:
+        assert block_hasher("builtin") is SHA256
+        assert block_hasher("sha256") is SHA256
+    assert [(entry["log_level"], entry["asked_for"]) for entry in logs] == [("warning", "builtin")]
+
+
+def test_an_unknown_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prefix_caching_hash_algo = 'md5': must be one of sha256, blake3, builtin"):
+        KVCacheManager(5, 4, caching_hash_algo="md5")
+
+
+def test_a_function_with_short_digests_is_refused() -> None:
+    with pytest.raises(ConfigError, match="md5 = '16 bytes': a digest must have 32 bytes"):
+        BlockHasher("md5", hashlib.md5)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "blake3"])
+def test_the_configured_function_makes_what_is_published(algorithm: str) -> None:
+    manager = Scheduler(
+        small_config(block_size=4, max_model_len=64, prefix_caching_hash_algo=algorithm)
+    ).kv_cache_manager
+    manager.allocate_slots(generate(1, [1, 2, 3, 4]), 4)
+    hasher = block_hasher(algorithm)
+    assert manager.block_pool.block_hash(1) == hasher.hash_block(hasher.root, [1, 2, 3, 4])

@@ -6,6 +6,7 @@ import pytest
 
 from mmcached.engine import KVCacheBlocks, KVCacheConfig, KVCacheManager, Request
 from mmcached.engine.block_hash import ROOT_HASH, hash_block
+from mmcached.engine.block_keys import MultiModalKey
 from mmcached.wire.errors import ConfigError, LocalProtocolError
 from mmcached.wire.stats import KVCacheStats
 from tests.engine.builders import generate, image
@@ -175,7 +176,7 @@ def test_multimodal_items_decide_hits() -> None:
         first.append_output_token(token_id)
     assert ids(manager.allocate_slots(first, 5)) == []
     assert manager.block_pool.block_hash(4) == hash_block(
-        first.block_hashes[2], first.token_ids[48:64], [("mm", "ccc", 0)]
+        first.block_hashes[2], first.token_ids[48:64], [MultiModalKey("ccc", 0)]
     )
     assert admit(manager, request_with(1, "aaa", "bbb", "ccc"))[0] == [1, 2, 3]
     assert admit(manager, request_with(2, "aaa", "bbb", "other"))[0] == [1, 2, 3]

@@ -20,7 +20,7 @@ difference.
 
 from __future__ import annotations
 
-from mmcached.engine.block_hash import extend_block_hashes
+from mmcached.engine.block_hash import block_hasher
 from mmcached.engine.block_pool import BlockPool
 from mmcached.engine.kv_cache_blocks import KVCacheBlocks, KVCacheConfig, one_group
 from mmcached.engine.open_step import OpenStep
@@ -36,11 +36,18 @@ class KVCacheManager:
         num_blocks: size of the pool, the null block included.
         block_size: tokens per block.
         enable_caching: whether blocks are published and found at all.
+        caching_hash_algo: what makes the content keys: "sha256", "blake3", or "builtin", which is taken for "sha256".
+
+    Raises:
+        ConfigError: a size or an algorithm that cannot be.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_caching: bool = True, *, caching_hash_algo: str = "sha256"
+    ) -> None:
         self.config = KVCacheConfig(num_blocks, block_size, enable_caching)
         self.block_size = block_size
+        self._hasher = block_hasher(caching_hash_algo)
         self.block_pool = BlockPool(num_blocks)
         self._empty = one_group(self.block_pool)
         self._tables: dict[int, list[int]] = {}
@@ -66,7 +73,7 @@ class KVCacheManager:
         """
         if not self.config.enable_caching or request.skip_reading_prefix_cache:
             return self._empty, 0
-        extend_block_hashes(request, self.block_size)
+        self._hasher.extend_block_hashes(request, self.block_size)
         found: list[int] = []
         for block_hash in request.block_hashes[: (request.num_tokens - 1) // self.block_size]:
             block_id = self.block_pool.get_cached_block(block_hash)
@@ -125,7 +132,7 @@ class KVCacheManager:
         """Publish a request's full blocks up to this many computed tokens. Those published before stay as they are."""
         if not self.config.enable_caching:
             return
-        extend_block_hashes(request, self.block_size)
+        self._hasher.extend_block_hashes(request, self.block_size)
         table = self._tables[request.request_id]
         num_full = min(num_computed_tokens, request.num_tokens) // self.block_size
         for index in range(self._num_published[request.request_id], num_full):

@@ -14,9 +14,10 @@ recomputed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from mmcached.engine.block_keys import LoraKey
 from mmcached.wire.messages.parts import Feature
 from mmcached.wire.vocabulary import END_TOKEN_ID
 
@@ -38,6 +39,8 @@ class Request:
 
     Attributes:
         token_ids: prompt and output, in one list.
+        lora: the adapter that computes it, if any.
+        prompt_embeds: digest of the row of embeddings that stands in the place of a token id, by position.
         num_computed_tokens: tokens from position 0 on whose KV is in the request's blocks.
         num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
         num_emitted: items of an "encode" request whose embeddings have been returned, in order.
@@ -58,6 +61,8 @@ class Request:
         want_hidden_states: bool,
         tenant: str = "",
         skip_reading_prefix_cache: bool = False,
+        lora: LoraKey | None = None,
+        prompt_embeds: Mapping[int, bytes] | None = None,
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -65,6 +70,8 @@ class Request:
         self.max_tokens = max_tokens
         self.want_hidden_states = want_hidden_states
         self.tenant = tenant
+        self.lora = lora
+        self.prompt_embeds = dict(prompt_embeds or {})
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
 
         self.token_ids = list(prompt_token_ids)

@@ -46,7 +46,12 @@ class Scheduler:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._encoder_compute_budget, cache_size = compute_encoder_budget(config)
-        self.kv_cache_manager = KVCacheManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
+        self.kv_cache_manager = KVCacheManager(
+            config.num_kv_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            caching_hash_algo=config.prefix_caching_hash_algo,
+        )
         self.encoder_cache_manager = make_encoder_cache_manager(config.encoder_cache_scope, cache_size)
         self.num_preemptions = 0
         self._requests: dict[int, Request] = {}

@@ -72,6 +72,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # the engine's books
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Literal["sha256", "blake3", "builtin"] = "sha256"  # "builtin" warns and is sha256
     block_size: int = 16
     num_kv_blocks: int = 2048
     max_num_seqs: int = 16

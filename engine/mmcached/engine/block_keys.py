@@ -1,0 +1,85 @@
+"""What besides its tokens decides the content of a KV block: one typed record for each kind, each with one encoding.
+
+    record          encoding: tag, then the fields
+    LoraKey         L  text name, text path
+    MultiModalKey   M  text identifier, offset (i64)
+    SaltKey         S  text salt
+    EmbedsKey       E  offset (i64), bytes digest
+    text, bytes: length (u32) and that many bytes, text as UTF-8; all numbers little-endian
+
+Knows nothing of requests, tokens or hashes. Invariant: a list of records can be read back from the encodings put one
+after the other, so no two lists share one; an adapter never looks like a salt that is spelt like it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraKey:
+    """The adapter that computes the sequence; the same name from another path is another adapter."""
+
+    name: str
+    path: str
+
+    def encode(self) -> bytes:
+        return b"L" + _text(self.name) + _text(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiModalKey:
+    """An item that covers positions of the block.
+
+    Attributes:
+        identifier: content key of the item.
+        offset: tokens from the block's start to the item's; negative if the item began in an earlier block.
+    """
+
+    identifier: str
+    offset: int
+
+    def encode(self) -> bytes:
+        return b"M" + _text(self.identifier) + _I64.pack(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class SaltKey:
+    """Who may share the sequence: only those with an equal salt."""
+
+    salt: str
+
+    def encode(self) -> bytes:
+        return b"S" + _text(self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedsKey:
+    """A row of prompt embeddings that stands in the place of a token id.
+
+    Attributes:
+        offset: tokens from the block's start.
+        digest: content key of the row.
+    """
+
+    offset: int
+    digest: bytes
+
+    def encode(self) -> bytes:
+        return b"E" + _I64.pack(self.offset) + _framed(self.digest)
+
+
+ExtraKey = LoraKey | MultiModalKey | SaltKey | EmbedsKey
+
+
+def _framed(data: bytes) -> bytes:
+    return _U32.pack(len(data)) + data
+
+
+def _text(text: str) -> bytes:
+    # Half of a surrogate pair is no text, but it must not end the engine, nor equal another one.
+    return _framed(text.encode("utf-8", "surrogatepass"))
