@@ -1,38 +1,11 @@
-"""The bounds that the ring's figures are held against, and which of them a run has met.
-
-*reach* is a promise, *try* is what the physics or the best peer would allow.
-"""
+"""The bounds that the ring's figures are held against."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
-
-from rich.console import Console
-from rich.table import Table
 
 from benchmark import Row
-
-Kind = Literal["reach", "try"]
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A bound on a row's ratio."""
-
-    kind: Kind
-    name: str
-    params: str
-    peer: str
-    ratio: float
-    is_floor: bool = False
-
-    def is_met(self, row: Row) -> bool:
-        return row.ratio >= self.ratio if self.is_floor else row.ratio <= self.ratio
-
-    def concerns(self, row: Row) -> bool:
-        return (self.name, self.params, self.peer) == (row.name, row.params, row.peer)
+from bounds import Bound, Kind, print_bounds
 
 
 def _for_readers(
@@ -64,14 +37,4 @@ BOUNDS = [
 
 def print_reach(rows: Iterable[Row]) -> None:
     """Print each bound that a row of this run is about."""
-    table = Table(title="bounds", title_justify="left")
-    for column in ("row", "against", "ratio", "bound", ""):
-        table.add_column(column, justify="right" if column in ("ratio", "bound") else "left")
-    found = list(rows)
-    for bound in BOUNDS:
-        for row in filter(bound.concerns, found):
-            limit = f"{bound.kind} {'≥' if bound.is_floor else '≤'} {bound.ratio:.2f}"
-            verdict = "met" if bound.is_met(row) else "MISSED" if bound.kind == "reach" else "not yet"
-            table.add_row(f"{row.name}, {row.params}", row.peer, f"{row.ratio:.3f}", limit, verdict)
-    if table.row_count:
-        Console(width=120).print(table)
+    print_bounds(rows, BOUNDS)

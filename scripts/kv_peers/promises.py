@@ -1,0 +1,33 @@
+"""The bounds on the manager's figures, and the rows that it cannot play yet."""
+
+from __future__ import annotations
+
+from bounds import Bound
+from kv_peers.limits import PACKED_TOKENS
+from kv_peers.paths import PATHS
+
+_PACKED_LOOP_SLACK = 1.15
+
+
+def _reach(path: str, times_faster: float, *, with_commit: bool = False) -> Bound:
+    name = PATHS[path].name + (", with commit" if with_commit else "")
+    return Bound("reach", name, PATHS[path].params, "vLLM", 1 / times_faster)
+
+
+BOUNDS = (
+    _reach("lookup", 10),
+    _reach("cycle", 4),
+    _reach("cycle", 3, with_commit=True),
+    _reach("decode", 10),
+    _reach("chunked", 8),
+    _reach("hashing", 1.7),
+    Bound("try", PATHS["hashing"].name, PATHS["hashing"].params, PACKED_TOKENS, _PACKED_LOOP_SLACK),
+    _reach("pool", 50),
+    _reach("start", 50),
+    _reach("blocked", 150),
+)
+
+NOT_YET = (
+    "lookup, allocate, publish, free with events on (≥ 8 x faster than vLLM): the manager has no events",
+    "decode with 4 groups (≥ 12 x faster than vLLM): the manager has one group",
+)

@@ -1,0 +1,110 @@
+"""Where the two managers differ for their caller: how they are made, and where the digests of a request lie.
+
+Everything else has the same names and the same first parameters on both sides, and is called directly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+
+from mmcached.engine.block_hash import extend_block_hashes
+from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.request import Request
+from ring_peers import vllm_imports
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 1 << 20
+
+
+class Side(Protocol):
+    """One manager and its requests; one group of layers with full attention, prefixes are cached."""
+
+    name: str
+
+    def manager(self, num_blocks: int) -> Any: ...
+
+    def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
+        """Return a request that waits, with the digests of its full blocks."""
+
+    def reserve(self, manager: Any, request: Any) -> None:
+        """Hand out the slots of all its tokens, and publish none."""
+
+    def hasher(self, token_ids: Sequence[int]) -> Callable[[], object]:
+        """Return a call that hashes all full blocks of a prompt anew, by SHA-256."""
+
+
+class Ours:
+    """This repository's."""
+
+    name = "ours"
+
+    def __init__(self) -> None:
+        self._ids = count()
+
+    def manager(self, num_blocks: int) -> KVCacheManager:
+        return KVCacheManager(num_blocks, BLOCK_SIZE)
+
+    def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:
+        made = Request(next(self._ids), "generate", token_ids, [], max_tokens=1, want_hidden_states=False)
+        made.block_hashes = list(block_hashes)
+        return made
+
+    def reserve(self, manager: KVCacheManager, request: Request) -> None:
+        manager.begin_step(0)
+        manager.allocate_slots(request, request.num_tokens)
+        manager.withdraw(0)
+
+    def hasher(self, token_ids: Sequence[int]) -> Callable[[], object]:
+        request = self.request(token_ids, ())
+
+        def run() -> None:
+            request.block_hashes.clear()
+            extend_block_hashes(request, BLOCK_SIZE)
+
+        return run
+
+
+class Vllm:
+    """vLLM's, as its scheduler makes them. Raises `Unavailable`."""
+
+    name = "vLLM"
+
+    def __init__(self) -> None:
+        vllm_imports.load()
+        self._managers = importlib.import_module("vllm.v1.core.kv_cache_manager")
+        self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self._config = importlib.import_module("vllm.v1.kv_cache_interface")
+        self._request = importlib.import_module("vllm.v1.request").Request
+        self._sampling = importlib.import_module("vllm.sampling_params").SamplingParams(max_tokens=1)
+        self._sha256 = importlib.import_module("vllm.utils.hashing").sha256
+        self._utils.init_none_hash(self._sha256)
+        self._ids = count()
+
+    def manager(self, num_blocks: int) -> Any:
+        spec = self._config.FullAttentionSpec(BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float16)
+        config = self._config.KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[self._config.KVCacheGroupSpec(["layer"], spec)],
+        )
+        return self._managers.KVCacheManager(
+            config, MAX_MODEL_LEN, scheduler_block_size=BLOCK_SIZE, hash_block_size=BLOCK_SIZE
+        )
+
+    def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
+        made = self._request(str(next(self._ids)), list(token_ids), self._sampling, None)
+        made.block_hashes = list(block_hashes)
+        return made
+
+    def reserve(self, manager: Any, request: Any) -> None:
+        manager.allocate_slots(request, request.num_tokens, delay_cache_blocks=True)
+
+    def hasher(self, token_ids: Sequence[int]) -> Callable[[], object]:
+        hash_blocks = self._utils.get_request_block_hasher(BLOCK_SIZE, self._sha256)
+        request = self.request(token_ids, ())
+        return lambda: hash_blocks(request)
