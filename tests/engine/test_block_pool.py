@@ -158,3 +158,32 @@ def test_books_agree_after_any_history(history: list[tuple[str, int]]) -> None:
                 pool.unpublish_all()
         pool.check_integrity(tables)
         assert pool.num_free + pool.num_held == 5
+
+
+@pytest.mark.parametrize("num_found", [0, 1, 63, 64, 65, 128, 200])
+def test_a_prefix_ends_at_the_first_digest_that_is_not_there(num_found: int) -> None:
+    pool = BlockPool(300)
+    digests = [b"%d" % index for index in range(200)]
+    block_ids = pool.get_new_blocks(200)
+    for index, (block_id, digest) in enumerate(zip(block_ids, digests, strict=True)):
+        if index != num_found:
+            pool.publish(block_id, digest)
+    assert pool.get_cached_prefix(digests) == block_ids[:num_found]
+    assert pool.get_cached_prefix(iter(digests[:num_found])) == block_ids[:num_found]
+
+
+def test_of_several_with_one_content_the_first_is_found_until_it_goes() -> None:
+    pool = BlockPool(5)
+    first, second, third, other = pool.get_new_blocks(4)
+    for block_id in (first, second, third):
+        pool.publish(block_id, b"same")
+    pool.publish(other, b"other")
+    assert (pool.get_cached_block(b"same"), pool.num_published) == (first, 4)
+    found = []
+    for block_id in (second, first, third):  # evicted in the order in which they were freed
+        pool.free_blocks([block_id])
+        assert pool.get_new_blocks(1) == [block_id]
+        pool.check_integrity([[first, second, third, other]])
+        found.append(pool.get_cached_block(b"same"))
+    assert found == [first, third, None]
+    assert pool.num_published == 1

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 
 NULL_BLOCK_ID = 0
+_LOOKUPS_AT_ONCE = 64
 
 
 class BlockPool:
@@ -41,7 +43,9 @@ class BlockPool:
         self._block_hashes: list[bytes | None] = [None] * num_blocks
         self._free_unpublished = list(range(num_blocks - 1, NULL_BLOCK_ID, -1))  # handed out from its end
         self._free_published: OrderedDict[int, None] = OrderedDict()  # handed out from its front
-        self._hash_to_block_ids: dict[bytes, list[int]] = {}
+        self._hash_to_block_id: dict[bytes, int] = {}  # the one that a lookup finds
+        self._hash_to_others: dict[bytes, list[int]] = {}  # published later under the same digest; rare
+        self._num_others = 0
 
     @property
     def num_free(self) -> int:
@@ -54,7 +58,7 @@ class BlockPool:
 
     @property
     def num_published(self) -> int:
-        return sum(map(len, self._hash_to_block_ids.values()))
+        return len(self._hash_to_block_id) + self._num_others
 
     def ref_cnt(self, block_id: int) -> int:
         return self._ref_counts[block_id]
@@ -65,8 +69,18 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: bytes) -> int | None:
         """Return the block that holds this content, the first published if there are several. Changes nothing."""
-        block_ids = self._hash_to_block_ids.get(block_hash)
-        return block_ids[0] if block_ids else None
+        return self._hash_to_block_id.get(block_hash)
+
+    def get_cached_prefix(self, block_hashes: Iterable[bytes]) -> list[int]:
+        """Return the blocks that hold these contents, up to the first that is not there. Changes nothing."""
+        find, rest = self._hash_to_block_id.get, iter(block_hashes)
+        found: list[int] = []
+        while part := list(map(find, islice(rest, _LOOKUPS_AT_ONCE))):
+            if None in part:
+                found += part[: part.index(None)]  # type: ignore[arg-type]  # up to the first None there is none
+                break
+            found += part  # type: ignore[arg-type]
+        return found
 
     def num_unreferenced(self, block_ids: Iterable[int]) -> int:
         """Count those that `touch` would take out of the free blocks."""
@@ -80,15 +94,16 @@ class BlockPool:
         """
         if num_blocks > self.num_free:
             raise LocalProtocolError(f"{num_blocks} blocks asked for, {self.num_free} free; ask num_free first")
-        block_ids = []
-        for _ in range(num_blocks):
-            if self._free_unpublished:
-                block_id = self._free_unpublished.pop()
-            else:
-                block_id, _ = self._free_published.popitem(last=False)
-                self._unpublish(block_id)
-            self._ref_counts[block_id] = 1
+        num_unpublished = min(num_blocks, len(self._free_unpublished))
+        first = len(self._free_unpublished) - num_unpublished
+        block_ids = self._free_unpublished[first:][::-1]
+        del self._free_unpublished[first:]
+        for _ in range(num_blocks - num_unpublished):
+            block_id, _ = self._free_published.popitem(last=False)
+            self._unpublish(block_id)
             block_ids.append(block_id)
+        for block_id in block_ids:
+            self._ref_counts[block_id] = 1
         return block_ids
 
     def touch(self, block_ids: Iterable[int]) -> None:
@@ -104,18 +119,20 @@ class BlockPool:
         Raises:
             InvariantError: a block has no reference to take back; nothing has changed.
         """
-        for block_id, count in Counter(block_ids).items():
-            if self._ref_counts[block_id] < count:
-                raise InvariantError(f"block {block_id} freed {count}x, referenced {self._ref_counts[block_id]}x")
+        ref_counts, block_hashes, free_published = self._ref_counts, self._block_hashes, self._free_published
+        if len(set(block_ids)) < len(block_ids) or not all(map(ref_counts.__getitem__, block_ids)):
+            for block_id, count in Counter(block_ids).items():
+                if ref_counts[block_id] < count:
+                    raise InvariantError(f"block {block_id} freed {count}x, referenced {ref_counts[block_id]}x")
         unpublished = []
         for block_id in block_ids:
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] == 0:
-                if self._block_hashes[block_id] is None:
+            ref_counts[block_id] -= 1
+            if not ref_counts[block_id]:
+                if block_hashes[block_id] is None:
                     unpublished.append(block_id)
                 else:
-                    self._free_published[block_id] = None
-        self._free_unpublished.extend(reversed(unpublished))
+                    free_published[block_id] = None
+        self._free_unpublished += unpublished[::-1]
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Make a held block's content findable.
@@ -126,13 +143,17 @@ class BlockPool:
         if self._ref_counts[block_id] == 0 or self._block_hashes[block_id] is not None:
             raise InvariantError(f"block {block_id} cannot be published: not held, or published before")
         self._block_hashes[block_id] = block_hash
-        self._hash_to_block_ids.setdefault(block_hash, []).append(block_id)
+        if self._hash_to_block_id.setdefault(block_hash, block_id) != block_id:
+            self._hash_to_others.setdefault(block_hash, []).append(block_id)
+            self._num_others += 1
 
     def unpublish_all(self) -> None:
         """Forget all content. Free blocks keep their order; held blocks stay with their holders."""
         self._free_unpublished = self.free_order()[::-1]
         self._free_published.clear()
-        self._hash_to_block_ids.clear()
+        self._hash_to_block_id.clear()
+        self._hash_to_others.clear()
+        self._num_others = 0
         self._block_hashes = [None] * self.num_blocks
 
     def free_order(self) -> list[int]:
@@ -161,17 +182,31 @@ class BlockPool:
         for block_id in free:
             if (self._block_hashes[block_id] is not None) != (block_id in self._free_published):
                 raise InvariantError(f"block {block_id} is free in the wrong tier")
-        by_hash = {(block_id, key) for key, block_ids in self._hash_to_block_ids.items() for block_id in block_ids}
+        by_hash = {(block_id, key) for key, block_id in self._hash_to_block_id.items()}
+        by_hash |= {(block_id, key) for key, others in self._hash_to_others.items() for block_id in others}
         by_block = {(block_id, key) for block_id, key in enumerate(self._block_hashes) if key is not None}
-        if by_hash != by_block or len(by_hash) != self.num_published or [] in self._hash_to_block_ids.values():
+        if not self._hash_to_others.keys() <= self._hash_to_block_id.keys() or [] in self._hash_to_others.values():
+            raise InvariantError("a digest has further blocks, but no first, or an empty list of them")
+        if by_hash != by_block or len(by_hash) != self.num_published:
             raise InvariantError(f"map and blocks disagree on what is published: {by_hash ^ by_block}")
 
     def _unpublish(self, block_id: int) -> None:
         block_hash = self._block_hashes[block_id]
         if block_hash is None:
             raise InvariantError(f"block {block_id} was free as published, but has no content")
-        block_ids = self._hash_to_block_ids[block_hash]
-        block_ids.remove(block_id)
-        if not block_ids:
-            del self._hash_to_block_ids[block_hash]
         self._block_hashes[block_id] = None
+        if self._num_others and block_hash in self._hash_to_others:
+            self._unpublish_one_of_several(block_id, block_hash)
+        else:
+            del self._hash_to_block_id[block_hash]
+
+    def _unpublish_one_of_several(self, block_id: int, block_hash: bytes) -> None:
+        """A lookup finds the next that was published, if this was the first."""
+        others = self._hash_to_others[block_hash]
+        if self._hash_to_block_id[block_hash] == block_id:
+            self._hash_to_block_id[block_hash] = others.pop(0)
+        else:
+            others.remove(block_id)
+        if not others:
+            del self._hash_to_others[block_hash]
+        self._num_others -= 1

@@ -20,6 +20,8 @@ difference.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from mmcached.engine.block_hash import block_hasher
 from mmcached.engine.block_pool import BlockPool
 from mmcached.engine.kv_cache_blocks import KVCacheBlocks, KVCacheConfig, one_group
@@ -74,12 +76,8 @@ class KVCacheManager:
         if not self.config.enable_caching or request.skip_reading_prefix_cache:
             return self._empty, 0
         self._hasher.extend_block_hashes(request, self.block_size)
-        found: list[int] = []
-        for block_hash in request.block_hashes[: (request.num_tokens - 1) // self.block_size]:
-            block_id = self.block_pool.get_cached_block(block_hash)
-            if block_id is None:
-                break
-            found.append(block_id)
+        usable = islice(request.block_hashes, (request.num_tokens - 1) // self.block_size)
+        found = self.block_pool.get_cached_prefix(usable)
         return one_group(self.block_pool, found), len(found) * self.block_size
 
     def allocate_slots(
@@ -103,41 +101,51 @@ class KVCacheManager:
         Raises:
             ValueError: no new tokens, or a prefix hit for a request that holds blocks.
         """
-        hit_ids = list(new_computed_blocks.ids[0]) if new_computed_blocks is not None else []
+        hit_ids = new_computed_blocks.ids[0] if new_computed_blocks is not None else ()
         if num_new_tokens < 1:
             raise ValueError(f"num_new_tokens = {num_new_tokens}: at least 1")
         if len(hit_ids) * self.block_size != num_new_computed_tokens:
             raise ValueError(f"{len(hit_ids)} blocks found are not {num_new_computed_tokens} tokens")
         request_id = request.request_id
-        table = self._tables.get(request_id, [])
+        table = self._tables.get(request_id)
         if hit_ids and table:
             raise ValueError(f"request {request_id} holds {len(table)} block(s): no prefix hit can be put before them")
 
         num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
-        num_new_blocks = max(0, -(-num_tokens // self.block_size) - len(table) - len(hit_ids))
-        if num_new_blocks + self.block_pool.num_unreferenced(hit_ids) > self.block_pool.num_free:
-            return None
-
-        self.block_pool.touch(hit_ids)  # before new blocks are taken: a hit must not be evicted for its own request
-        new_ids = self.block_pool.get_new_blocks(num_new_blocks)
-        self._num_published.setdefault(request_id, len(hit_ids))
-        self._tables.setdefault(request_id, []).extend(hit_ids + new_ids)
-        if self._step.is_open:
-            self._to_publish[request_id] = request, num_tokens
-        else:
-            self.cache_blocks(request, num_tokens)
+        num_held = len(hit_ids) if table is None else len(table) + len(hit_ids)
+        num_new_blocks = -(-num_tokens // self.block_size) - num_held
+        new_ids = []
+        if num_new_blocks > 0 or table is None:
+            if num_new_blocks + self.block_pool.num_unreferenced(hit_ids) > self.block_pool.num_free:
+                return None
+            self.block_pool.touch(hit_ids)  # before new blocks are taken: a hit must not be evicted for its own request
+            new_ids = self.block_pool.get_new_blocks(num_new_blocks)
+            if table is None:
+                table = self._tables[request_id] = [*hit_ids, *new_ids]
+                self._num_published[request_id] = len(hit_ids)
+            else:
+                table += new_ids
+        if num_tokens // self.block_size > self._num_published[request_id]:  # else no block has become full
+            if self._step.is_open:
+                self._to_publish[request_id] = request, num_tokens
+            else:
+                self.cache_blocks(request, num_tokens)
         return one_group(self.block_pool, new_ids) if new_ids else self._empty
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish a request's full blocks up to this many computed tokens. Those published before stay as they are."""
         if not self.config.enable_caching:
             return
-        self._hasher.extend_block_hashes(request, self.block_size)
-        table = self._tables[request.request_id]
+        request_id, publish = request.request_id, self.block_pool.publish
+        num_published = self._num_published[request_id]
         num_full = min(num_computed_tokens, request.num_tokens) // self.block_size
-        for index in range(self._num_published[request.request_id], num_full):
-            self.block_pool.publish(table[index], request.block_hashes[index])
-            self._num_published[request.request_id] = index + 1
+        if num_full <= num_published:
+            return
+        self._hasher.extend_block_hashes(request, self.block_size)
+        table = self._tables[request_id]
+        for index in range(num_published, num_full):
+            publish(table[index], request.block_hashes[index])
+            self._num_published[request_id] = index + 1
 
     def free(self, request: Request) -> None:
         """Take back all blocks of a request; what it published stays findable. Holding nothing changes nothing.
