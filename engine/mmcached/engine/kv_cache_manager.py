@@ -21,6 +21,7 @@ difference.
 from __future__ import annotations
 
 from itertools import islice
+from operator import ne
 
 from mmcached.engine.block_hash import block_hasher
 from mmcached.engine.block_pool import BlockPool
@@ -99,7 +100,7 @@ class KVCacheManager:
             then nothing has changed.
 
         Raises:
-            ValueError: no new tokens, or a prefix hit for a request that holds blocks.
+            ValueError: no new tokens, a prefix hit for a request that holds blocks, or one that was evicted since.
         """
         hit_ids = new_computed_blocks.ids[0] if new_computed_blocks is not None else ()
         if num_new_tokens < 1:
@@ -110,6 +111,8 @@ class KVCacheManager:
         table = self._tables.get(request_id)
         if hit_ids and table:
             raise ValueError(f"request {request_id} holds {len(table)} block(s): no prefix hit can be put before them")
+        if any(map(ne, map(self.block_pool.block_hash, hit_ids), request.block_hashes)):
+            raise ValueError(f"request {request_id}: blocks of the hit were evicted since; look it up again")
 
         num_tokens = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
         num_held = len(hit_ids) if table is None else len(table) + len(hit_ids)
@@ -125,11 +128,14 @@ class KVCacheManager:
                 self._num_published[request_id] = len(hit_ids)
             else:
                 table += new_ids
-        if num_tokens // self.block_size > self._num_published[request_id]:  # else no block has become full
+        # What is final is decided now: slots beyond the request's tokens are for guesses, and another token may take a
+        # guess's place before the commit.
+        num_final = min(num_tokens, request.num_tokens)
+        if num_final // self.block_size > self._num_published[request_id]:  # else no block has become full
             if self._step.is_open:
-                self._to_publish[request_id] = request, num_tokens
+                self._to_publish[request_id] = request, num_final
             else:
-                self.cache_blocks(request, num_tokens)
+                self.cache_blocks(request, num_final)
         return one_group(self.block_pool, new_ids) if new_ids else self._empty
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
