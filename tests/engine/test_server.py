@@ -16,17 +16,10 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
+from tests.clock import Clock
 from tests.engine.fake_peers import Bench, FakeWorker
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

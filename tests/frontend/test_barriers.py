@@ -15,6 +15,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Inline
+from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeEngine, leases_in, png
 
 CONFIG = ServiceConfig(
@@ -22,19 +23,9 @@ CONFIG = ServiceConfig(
 )
 
 
-class Clock:
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

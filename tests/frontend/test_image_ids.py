@@ -16,6 +16,7 @@ from mmcached.wire.errors import CacheMiss, error_from_wire
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeEngine, png
 from tests.frontend.held_work import HeldWork
 from tests.frontend.pictures import encode, noise
@@ -35,15 +36,6 @@ NO_FILE = b""
 BAD = b"broken"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.01
-        return self.now
-
-
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWork]:
     work = HeldWork(monkeypatch)
@@ -58,7 +50,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bench(run_dir: Path, work: HeldWork, mode: str) -> Iterator[Bench]:
-    with Bench(run_dir, ServiceConfig(mm_processor_workers=1, store_gb=0, **MODES[mode]), Clock()) as bench:
+    with Bench(run_dir, ServiceConfig(mm_processor_workers=1, store_gb=0, **MODES[mode]), Clock(tick_s=0.01)) as bench:
         yield bench
         work.release()
         bench.pump(lambda: not bench.frontend._preparing._book.num_waiting)
@@ -111,7 +103,7 @@ def test_what_came_with_an_id_is_found_by_the_id_alone(bench: Bench, engine: Fak
 
 
 def test_without_a_cache_an_id_alone_is_always_a_miss(run_dir: Path, work: HeldWork) -> None:
-    with Bench(run_dir, ServiceConfig(store_gb=0, **MODES["off"]), Clock()) as bench:
+    with Bench(run_dir, ServiceConfig(store_gb=0, **MODES["off"]), Clock(tick_s=0.01)) as bench:
         engine = bench.connect_engine()
         ask(bench, 1, [A], ["a"])
         hashes(bench, engine)
@@ -210,7 +202,7 @@ def test_flush_in_the_middle_begins_again_with_the_file_that_there_is(
 
 
 def test_flush_begins_again_with_the_file_of_who_has_one(run_dir: Path, work: HeldWork) -> None:
-    with Bench(run_dir, ServiceConfig(mm_processor_workers=2, store_gb=0, **MODES["shm"]), Clock()) as bench:
+    with Bench(run_dir, ServiceConfig(mm_processor_workers=2, store_gb=0, **MODES["shm"]), Clock(tick_s=0.01)) as bench:
         engine = bench.connect_engine()
         ask(bench, 1, [A], ["a"])
         hashes(bench, engine)

@@ -15,6 +15,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
+from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeEngine, png
 from tests.frontend.held_work import HeldWork
 from tests.frontend.pictures import encode, noise
@@ -34,18 +35,9 @@ A, B, C, D = (png(shade) for shade in (1, 2, 3, 4))
 BAD = b"broken"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.01
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(tick_s=0.01)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
+from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, png
 
 CONFIG = ServiceConfig(
@@ -27,18 +28,9 @@ CONFIG = ServiceConfig(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.01
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(tick_s=0.01)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Inline
 from mmcached.wire.stats import StoreStats
+from tests.clock import Clock
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
 from tests.house import REPOSITORY
 
@@ -40,19 +41,9 @@ CONFIG = ServiceConfig(
 )
 
 
-class Clock:
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

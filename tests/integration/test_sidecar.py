@@ -212,11 +212,14 @@ def mixed_traffic(frontend: LoneFrontend, run_dir: Path, duration_s: float) -> N
         for child in processes:
             assert child.process.stdin is not None
             child.process.stdin.close()
+        num_calls = 0
         for child in processes:
             heard = child.hear()
             assert "wrong" not in heard, heard
             assert child.process.wait(DEADLINE_S) == 0
-            assert heard["calls"] > heard["failures"] == 0, heard
+            assert heard["failures"] == 0, heard
+            num_calls += heard["calls"]  # of one that was started last there may be none
+        assert num_calls > 0
     assert num_kills
     store = frontend.at_rest().store
     assert min(store.hits, store.ring.evictions) > 0, "a full store, and hits in it"
