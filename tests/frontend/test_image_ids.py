@@ -37,18 +37,6 @@ BAD = b"broken"
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWork]:
-    work = HeldWork(monkeypatch)
-    yield work
-    work.release()
-
-
-@pytest.fixture
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(getattr(request, "param", "shm"))
-
-
-@pytest.fixture
 def bench(run_dir: Path, work: HeldWork, mode: str) -> Iterator[Bench]:
     with Bench(run_dir, ServiceConfig(mm_processor_workers=1, store_gb=0, **MODES[mode]), Clock(tick_s=0.01)) as bench:
         yield bench

@@ -41,18 +41,6 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWork]:
-    work = HeldWork(monkeypatch)
-    yield work
-    work.release()
-
-
-@pytest.fixture
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(getattr(request, "param", "shm"))
-
-
-@pytest.fixture
 def bench(run_dir: Path, clock: Clock, work: HeldWork, mode: str) -> Iterator[Bench]:
     """One thread processes; two items may wait for it."""
     config = ServiceConfig(mm_processor_workers=1, mm_processor_max_waiting=2, store_gb=0, **MODES[mode])
