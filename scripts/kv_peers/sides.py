@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from mmcached.engine.block_hash import extend_block_hashes
-from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.kv.block_hash import extend_block_hashes
+from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request
 from ring_peers import vllm_imports
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.engine.block_keys import LoraKey
+from mmcached.engine.kv.block_keys import LoraKey
 from mmcached.engine.request import Request
 from tests.engine.builders import generate, image
 from tests.models import kv_model

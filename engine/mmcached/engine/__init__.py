@@ -6,8 +6,8 @@ The books (scheduler, KV cache manager, encoder cache managers) are sans I/O; th
 from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_cache_manager import EncoderCacheManager
-from mmcached.engine.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, KVCacheConfig
-from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks, KVCacheConfig
+from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler

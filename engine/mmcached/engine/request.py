@@ -17,7 +17,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from mmcached.engine.block_keys import LoraKey
+from mmcached.engine.kv.block_keys import LoraKey
 from mmcached.wire.messages.parts import Feature
 from mmcached.wire.vocabulary import END_TOKEN_ID
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from mmcached.engine.admission import check_request
 from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
-from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.engine.step_builder import Outcome, StepBuilder

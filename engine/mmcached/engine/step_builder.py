@@ -17,8 +17,8 @@ import enum
 
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_inputs import EncoderStepBudget
-from mmcached.engine.kv_cache_blocks import KVCacheBlocks
-from mmcached.engine.kv_cache_manager import KVCacheManager
+from mmcached.engine.kv.blocks import KVCacheBlocks
+from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.wire.config import ServiceConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from mmcached.engine import KVCacheManager, Request, Scheduler
-from mmcached.engine.block_hash import (
+from mmcached.engine.kv.block_hash import (
     MAX_TOKEN_ID,
     ROOT_HASH,
     SHA256,
@@ -24,7 +24,7 @@ from mmcached.engine.block_hash import (
     extra_keys_by_block,
     hash_block,
 )
-from mmcached.engine.block_keys import EmbedsKey, ExtraKey, LoraKey, MultiModalKey, SaltKey
+from mmcached.engine.kv.block_keys import EmbedsKey, ExtraKey, LoraKey, MultiModalKey, SaltKey
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import Feature
 from tests.engine.builders import generate, image, small_config

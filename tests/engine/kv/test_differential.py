@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
-from mmcached.engine.block_keys import LoraKey
+from mmcached.engine.kv.block_keys import LoraKey
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.engine.builders import generate, image
 from tests.models.kv_model import KVModel

@@ -23,9 +23,9 @@ from __future__ import annotations
 from itertools import islice
 from operator import ne
 
-from mmcached.engine.block_hash import block_hasher
-from mmcached.engine.block_pool import BlockPool
-from mmcached.engine.kv_cache_blocks import KVCacheBlocks, KVCacheConfig, one_group
+from mmcached.engine.kv.block_hash import block_hasher
+from mmcached.engine.kv.block_pool import BlockPool
+from mmcached.engine.kv.blocks import KVCacheBlocks, KVCacheConfig, one_group
 from mmcached.engine.open_step import OpenStep
 from mmcached.engine.request import Request
 from mmcached.wire.errors import InvariantError

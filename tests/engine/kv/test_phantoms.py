@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
 from mmcached.wire.errors import LocalProtocolError
-from tests.engine.bare_engine import BLOCK, BareEngine, Slots
+from tests.engine.kv.bare_engine import BLOCK, BareEngine, Slots
 from tests.engine.builders import generate
 
 ACTIONS = [*("add", "admit", "run") * 4, *("send", "commit") * 3, *("preempt", "abort", "withdraw") * 2, "reset"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.engine.block_hash import MAX_TOKEN_ID, encode_block
-from mmcached.engine.block_keys import EmbedsKey, ExtraKey, LoraKey, MultiModalKey, SaltKey
+from mmcached.engine.kv.block_hash import MAX_TOKEN_ID, encode_block
+from mmcached.engine.kv.block_keys import EmbedsKey, ExtraKey, LoraKey, MultiModalKey, SaltKey
 
 PARENT = bytes(range(32))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmcached.engine.block_pool import NULL_BLOCK_ID, BlockPool
+from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.wire.errors import ConfigError
 
 

@@ -26,7 +26,7 @@ from typing import Protocol, SupportsIndex
 import structlog
 from blake3 import blake3
 
-from mmcached.engine.block_keys import EmbedsKey, ExtraKey, MultiModalKey, SaltKey
+from mmcached.engine.kv.block_keys import EmbedsKey, ExtraKey, MultiModalKey, SaltKey
 from mmcached.engine.request import Request
 from mmcached.wire.errors import ConfigError, InvalidRequest
 

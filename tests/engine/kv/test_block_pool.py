@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.engine.block_pool import BlockPool
+from mmcached.engine.kv.block_pool import BlockPool
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 
 

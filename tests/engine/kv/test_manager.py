@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mmcached.engine import KVCacheBlocks, KVCacheConfig, KVCacheManager, Request
-from mmcached.engine.block_hash import ROOT_HASH, hash_block
-from mmcached.engine.block_keys import MultiModalKey
+from mmcached.engine.kv.block_hash import ROOT_HASH, hash_block
+from mmcached.engine.kv.block_keys import MultiModalKey
 from mmcached.wire.errors import ConfigError, LocalProtocolError
 from mmcached.wire.stats import KVCacheStats
 from tests.engine.builders import generate, image
