@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
 from mmcached.wire.errors import LocalProtocolError
-from tests.engine.kv.bare_engine import BLOCK, BareEngine, Slots
 from tests.engine.builders import generate
+from tests.engine.kv.bare_engine import BLOCK, BareEngine, Slots
 
 ACTIONS = [*("add", "admit", "run") * 4, *("send", "commit") * 3, *("preempt", "abort", "withdraw") * 2, "reset"]
 SITUATIONS = ["hit", "refused", "victims of their own step", "aborted in flight", "withdrawn", "preempted later"]

@@ -1,0 +1,17 @@
+"""Which KV blocks each request holds, and which prefixes need not be computed again: books of whole numbers.
+
+    manager          the face: lookups, slots, steps, statistics
+      coordinator    the longest hit that all groups of layers agree on
+        groups       one module per kind of group: its hit rule, its release rule
+      request_blocks what one request holds, and how far nothing needs to be looked at
+      steps          what steps in flight would publish, and blocks that they still use
+      memo           results of lookups that are asked again and again
+      stats          prefix-cache statistics
+    block_pool       who is free, held, published
+      eviction       in which order free published blocks are given up
+    events           what has changed in what is published
+    block_hash       digests of full blocks       block_keys   what besides tokens goes into them
+    config, blocks   sizes and groups that come in, block ids that go out
+
+Arrows go down only. Knows nothing of scheduling order, sockets or the tensors behind the blocks.
+"""
