@@ -17,7 +17,7 @@ from bounds import print_bounds
 from kv_peers.growth import growth
 from kv_peers.limits import limit_rows
 from kv_peers.paths import PATHS, measure
-from kv_peers.promises import BOUNDS, NOT_YET
+from kv_peers.promises import BOUNDS
 from kv_peers.sides import Side, Vllm
 from ring_peers.transport import Unavailable
 
@@ -59,8 +59,6 @@ def main() -> None:
     print_rows(title, rows, as_json=arguments.json)
     if not arguments.json:
         print_bounds(rows, BOUNDS)
-        for text in NOT_YET:
-            print(f"not yet: {text}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import secrets
 from itertools import count
 from typing import Any
 
-from kv_peers.sides import BLOCK_SIZE, Side
+from kv_peers.sides import BLOCK_SIZE, PLAIN, Kind, Side
 
 REQUEST_BLOCKS = 64
 PROMPT_TOKENS = 256
@@ -16,6 +16,9 @@ _DIGEST_BYTES = 32
 class Book:
     """A manager and what was put into it.
 
+    Args:
+        num_blocks: of each group.
+
     Attributes:
         known: requests of `REQUEST_BLOCKS` blocks whose content is published, up to `NUM_KNOWN`, spread over the pool.
         step_ids: one for each step that somebody opens.
@@ -23,22 +26,23 @@ class Book:
 
     NUM_KNOWN = 64
 
-    def __init__(self, side: Side, num_blocks: int) -> None:
+    def __init__(self, side: Side, num_blocks: int, kind: Kind = PLAIN) -> None:
         self.side = side
         self.num_blocks = num_blocks
-        self.manager = side.manager(num_blocks)
+        self.manager = side.manager(num_blocks * kind.num_groups, kind)
         self.known: list[Any] = []
         self.step_ids = count(1)
 
     @classmethod
-    def full(cls, side: Side, num_blocks: int) -> Book:
+    def full(cls, side: Side, num_blocks: int, kind: Kind = PLAIN) -> Book:
         """Return one where every free block has published content, so that a new block evicts."""
-        book = cls(side, num_blocks)
+        book = cls(side, num_blocks, kind)
         num_requests = num_blocks // REQUEST_BLOCKS + 1
         stride = max(1, num_requests // cls.NUM_KNOWN)
         for index in range(num_requests):
             request = book.request(REQUEST_BLOCKS)
             book.publish(request)
+            book.manager.take_events()
             # The first is gone, in part, when the pool is full.
             if index and index % stride == 0 and len(book.known) < cls.NUM_KNOWN:
                 book.known.append(request)

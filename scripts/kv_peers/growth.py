@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from benchmark import Row, row
 from kv_peers import samplers as sample
 from kv_peers.book import Book
-from kv_peers.sides import Ours
+from kv_peers.sides import BLOCK_SIZE, Ours
 from kv_peers.timing import Sampler, compare, cpu_ns
 
 NUM_BLOCKS = (1_000, 10_000, 100_000, 1_000_000)
@@ -63,7 +63,7 @@ def _lookup(book: Book) -> Sampler:
     def run() -> int:
         return sum(book.manager.get_computed_blocks(request)[1] for request in book.known)
 
-    num_blocks = run() // book.manager.block_size
+    num_blocks = run() // BLOCK_SIZE
     return lambda: cpu_ns(run) / num_blocks
 
 

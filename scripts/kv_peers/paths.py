@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmark import Row, row
 from kv_peers import samplers as sample
 from kv_peers.book import REQUEST_BLOCKS, Book
-from kv_peers.sides import Ours, Side
+from kv_peers.sides import Kind, Ours, Side
 from kv_peers.timing import Sampler, compare
 
 NUM_RUNNING = 256
@@ -38,12 +38,25 @@ PATHS = {
         lambda side: sample.cycle(Book.full(side, sample.NUM_BLOCKS)),
         lambda side: sample.committed_cycle(Book.full(side, sample.NUM_BLOCKS)),
     ),
+    "events": Path(
+        "lookup, allocate, publish, free, events",
+        f"{REQUEST_BLOCKS} blocks, evicting",
+        "ns per block",
+        lambda side: sample.told_cycle(Book.full(side, sample.NUM_BLOCKS, Kind(has_events=True))),
+    ),
     "decode": Path(
         "decode",
         f"{NUM_RUNNING} running, 1 group",
         "ns per request",
         lambda side: sample.decode(Book.full(side, sample.NUM_BLOCKS), NUM_RUNNING),
         lambda side: sample.committed_decode(Book.full(side, sample.NUM_BLOCKS), NUM_RUNNING),
+    ),
+    "decode_4": Path(
+        "decode",
+        f"{NUM_RUNNING} running, 4 groups",
+        "ns per request",
+        lambda side: sample.decode(Book.full(side, sample.NUM_BLOCKS, Kind(num_groups=4)), NUM_RUNNING),
+        lambda side: sample.committed_decode(Book.full(side, sample.NUM_BLOCKS, Kind(num_groups=4)), NUM_RUNNING),
     ),
     "chunked": Path(
         "chunked prefill",

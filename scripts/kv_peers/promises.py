@@ -1,4 +1,4 @@
-"""The bounds on the manager's figures, and the rows that it cannot play yet."""
+"""The bounds on the manager's figures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ BOUNDS = (
     _reach("lookup", 10),
     _reach("cycle", 4),
     _reach("cycle", 3, with_commit=True),
+    _reach("events", 8),
     _reach("decode", 10),
+    _reach("decode_4", 12),
     _reach("chunked", 8),
     _reach("hashing", 1.7),
     Bound("try", PATHS["hashing"].name, PATHS["hashing"].params, PACKED_TOKENS, _PACKED_LOOP_SLACK),
     _reach("pool", 50),
     _reach("start", 50),
     _reach("blocked", 150),
-)
-
-NOT_YET = (
-    "lookup, allocate, publish, free with events on (≥ 8 x faster than vLLM): the manager has no events",
-    "decode with 4 groups (≥ 12 x faster than vLLM): the manager has one group",
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kv_peers.book import REQUEST_BLOCKS, Book
-from kv_peers.sides import BLOCK_SIZE, Side
+from kv_peers.sides import BLOCK_SIZE, PLAIN, Side
 from kv_peers.timing import Sampler, cpu_ns
 
 NUM_BLOCKS = 16_384
@@ -63,6 +63,20 @@ def committed_cycle(book: Book) -> Sampler:
             manager.allocate_slots(request, request.num_tokens - found[1], found[1], found[0])
             manager.commit(step_id)
             manager.free(request)
+
+    return lambda: _per_block(book, run)
+
+
+def told_cycle(book: Book) -> Sampler:
+    """As `cycle`, with events on, which are taken after each request."""
+    manager = book.manager
+
+    def run(requests: list[Any]) -> None:
+        for request in requests:
+            found = manager.get_computed_blocks(request)
+            manager.allocate_slots(request, request.num_tokens - found[1], found[1], found[0])
+            manager.free(request)
+            manager.take_events()
 
     return lambda: _per_block(book, run)
 
@@ -139,7 +153,7 @@ def large_pool(side: Side) -> Sampler:
     """A manager is made while the collector leaves the rest of the process alone."""
 
     def sample() -> float:
-        taken = cpu_ns(lambda: side.manager(LARGE_POOL))
+        taken = cpu_ns(lambda: side.manager(LARGE_POOL, PLAIN))
         gc.collect()
         return taken
 

@@ -7,26 +7,45 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
 import torch
 
 from mmcached.engine.kv.block_hash import extend_block_hashes
+from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request
 from ring_peers import vllm_imports
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 1 << 20
+WINDOW = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a manager is made for.
+
+    Attributes:
+        num_groups: of layers: one with full attention, the others with sliding windows of `WINDOW` tokens.
+        has_events: whether it tells what it stores and removes.
+    """
+
+    num_groups: int = 1
+    has_events: bool = False
+
+
+PLAIN = Kind()
 
 
 class Side(Protocol):
-    """One manager and its requests; one group of layers with full attention, prefixes are cached."""
+    """One manager and its requests; prefixes are cached."""
 
     name: str
 
-    def manager(self, num_blocks: int) -> Any: ...
+    def manager(self, num_blocks: int, kind: Kind) -> Any: ...
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
         """Return a request that waits, with the digests of its full blocks."""
@@ -46,8 +65,11 @@ class Ours:
     def __init__(self) -> None:
         self._ids = count()
 
-    def manager(self, num_blocks: int) -> KVCacheManager:
-        return KVCacheManager(num_blocks, BLOCK_SIZE)
+    def manager(self, num_blocks: int, kind: Kind) -> KVCacheManager:
+        windows = [SlidingWindowSpec(BLOCK_SIZE, WINDOW)] * (kind.num_groups - 1)
+        groups = [KVCacheGroupSpec(["layer"], spec) for spec in [FullAttentionSpec(BLOCK_SIZE), *windows]]
+        config = KVCacheConfig(num_blocks, groups)
+        return KVCacheManager(config, MAX_MODEL_LEN, enable_kv_cache_events=kind.has_events)
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:
         made = Request(next(self._ids), "generate", token_ids, [], max_tokens=1, want_hidden_states=False)
@@ -85,15 +107,21 @@ class Vllm:
         self._utils.init_none_hash(self._sha256)
         self._ids = count()
 
-    def manager(self, num_blocks: int) -> Any:
-        spec = self._config.FullAttentionSpec(BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float16)
+    def manager(self, num_blocks: int, kind: Kind) -> Any:
+        layer = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+        windows = [self._config.SlidingWindowSpec(**layer, sliding_window=WINDOW)] * (kind.num_groups - 1)
+        specs = [self._config.FullAttentionSpec(**layer), *windows]
         config = self._config.KVCacheConfig(
             num_blocks=num_blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=[self._config.KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[self._config.KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)],
         )
         return self._managers.KVCacheManager(
-            config, MAX_MODEL_LEN, scheduler_block_size=BLOCK_SIZE, hash_block_size=BLOCK_SIZE
+            config,
+            MAX_MODEL_LEN,
+            scheduler_block_size=BLOCK_SIZE,
+            hash_block_size=BLOCK_SIZE,
+            enable_kv_cache_events=kind.has_events,
         )
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:

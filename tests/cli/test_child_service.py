@@ -22,7 +22,7 @@ def test_environment_does_not_overrule_the_file(run_dir: Path, tmp_path: Path, m
 
 
 def test_service_that_cannot_start_is_a_typed_error(run_dir: Path, tmp_path: Path) -> None:
-    config = small_config(device="cuda:63")
+    config = small_config(device="cuda:63", world_size=1)
     with pytest.raises(ServiceUnavailable), ChildService(run_dir / "s", config, tmp_path / "config.json"):
         pass
     assert not list((run_dir / "s").glob("*.sock"))

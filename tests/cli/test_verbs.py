@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from mmcached.cli import verbs
+from mmcached.cli import observe, verbs
 from mmcached.cli.observe import look_at, supervisor_pid
 from mmcached.cli.service_status import ServiceStatus, process_state
 from mmcached.shm.lock_file import LockFile
@@ -100,8 +100,9 @@ def test_a_lock_that_a_dead_service_has_left_is_no_service(run_dir: Path) -> Non
     assert call_at(run_dir, "ping").exit_code == 2
 
 
-def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path) -> None:
+def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, it keeps its lock and takes connections, and says nothing: the page and /proc tell."""
+    monkeypatch.setattr(observe, "HTTP_SLACK_S", 0.1)
     with service(run_dir) as child:
         child.send_signal(signal.SIGSTOP)
         wait_until(lambda: process_state(child.pid) == "T")

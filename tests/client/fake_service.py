@@ -30,7 +30,7 @@ def fake_service(path: Path, reply: Reply) -> Iterator[list[FromClient]]:
 
     def loop() -> None:
         while not stop.is_set():
-            if not channel.wait(0.02):
+            if not channel.wait(0.005):
                 continue
             while (raw := channel.receive_raw()) is not None:
                 peer, frames = raw

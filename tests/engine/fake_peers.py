@@ -79,7 +79,7 @@ class Bench:
         """Let the engine poll, and take in what it says, until something is so; fail if it never is."""
         give_up = time.monotonic() + DEADLINE_S
         while time.monotonic() < give_up:
-            self.engine.poll(0.01)
+            self.engine.poll(0.001)
             while (raw := self.frontend.receive_raw()) is not None:
                 self.peer, frames = raw
                 self.received.append(self.frontend.decode(frames))
@@ -136,7 +136,15 @@ class Bench:
     def put_item(self, key: str) -> Handle:
         return self.store.put(key, {"pixel_values": np.zeros((2, 8), np.uint8)})
 
-    def add(self, request_id: int, handle: Handle | None = None, *, lease: LeaseId | None = None) -> None:
+    def add(
+        self,
+        request_id: int,
+        handle: Handle | None = None,
+        *,
+        lease: LeaseId | None = None,
+        max_tokens: int = 1,
+        is_streamed: bool = False,
+    ) -> None:
         """Send a request of five tokens, or six with an image of two; its lease is granted here unless given."""
         features = []
         tokens = list(b"hello")
@@ -144,7 +152,8 @@ class Bench:
             lease = lease or self.ring.grant(self.row, handle)
             features = [Feature("m" * 64, "image", 2, 2, 2, handle.nbytes, handle, lease)]
             tokens = [*b"ab", 258, 258, *b"cd"]
-        self.frontend.send(self.peer, to_engine.AddRequest(request_id, "generate", tokens, features, 1, False))
+        add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, False, is_streamed=is_streamed)
+        self.frontend.send(self.peer, add)
 
     @property
     def leases(self) -> int:

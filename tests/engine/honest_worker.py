@@ -79,10 +79,10 @@ class HonestWorker:
         self._encode(step)
         for request, input_id, key in step.emit:
             assert self._outputs[key][0] == request.features[input_id].mm_hash
-        tables = [(chunk, self._tail_blocks(chunk)) for chunk in step.chunks]
-        for chunk, written in tables:
-            for other, _ in tables:
-                assert other is chunk or written.isdisjoint(other.block_ids), "a block is written that another reads"
+        written: set[int] = set()
+        for chunk in reversed(step.chunks):  # what a chunk writes, those behind it may read
+            assert written.isdisjoint(chunk.block_ids), "a block is written behind one that reads or writes it"
+            written |= self._tail_blocks(chunk)
         return {
             chunk.request.request_id: next_token(last)
             for chunk in step.chunks

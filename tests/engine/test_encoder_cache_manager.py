@@ -1,8 +1,13 @@
-"""Entries of one request: nothing shared, dropped when freed."""
+"""Entries of one request: nothing shared, dropped when freed; and the calls of the published class."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from mmcached.engine import EncoderCacheManager
+from mmcached.wire.errors import InvariantError
 from tests.engine.builders import encode
 
 
@@ -27,8 +32,28 @@ def test_what_is_freed_is_dropped_at_once() -> None:
     assert book.take_freed() == ["1:0", "1:1"]
 
 
+def test_a_caller_of_the_published_class_is_at_home() -> None:
+    """Its whole life of a request, with its arguments and nothing of ours."""
+    manager = EncoderCacheManager(cache_size=10)
+    request, other = encode(1, ("a", 4), ("b", 6)), encode(2, ("c", 5))
+    for input_id in (0, 1):
+        assert not manager.has_cache(request, input_id)
+        assert manager.can_allocate(request, input_id)
+        manager.allocate(request, input_id)
+    assert manager.get_cached_input_ids(request) == {0, 1}
+    assert not manager.can_allocate(other, 0)
+    manager.free_encoder_input(request, 1)
+    assert manager.can_allocate(other, 0)
+    assert manager.get_freed_ids() == [(1, 1)]
+    manager.free(request)
+    assert manager.get_cached_input_ids(request) == set()
+    assert manager.get_freed_ids() == [(1, 0)]
+    assert manager.get_freed_ids() == []
+    assert manager.num_free_slots == 10
+
+
 def test_a_second_free_of_an_index_does_not_make_room() -> None:
-    """The published class added the size again, as long as the request held another item."""
+    """The published class added the size again, and told of it, as long as the request held another item."""
     book = EncoderCacheManager(10)
     request = encode(1, ("a", 4), ("b", 6))
     book.allocate(request, 0)
@@ -36,4 +61,42 @@ def test_a_second_free_of_an_index_does_not_make_room() -> None:
     book.free_encoder_input(request, 0)
     book.free_encoder_input(request, 0)
     assert book.num_free_slots == 4
-    assert book.take_freed() == ["1:0"]
+    assert book.get_freed_ids() == [(1, 0)]
+
+
+def test_an_item_gives_back_what_it_took_though_it_has_changed_since() -> None:
+    book = EncoderCacheManager(10)
+    request = encode(1, ("a", 4))
+    book.allocate(request, 0)
+    request.features = encode(1, ("a", 9)).features
+    book.free(request)
+    assert book.num_free_slots == 10
+    book.check_integrity()
+
+
+def misplace_free_slots(book: EncoderCacheManager) -> None:
+    book._num_free += 1
+
+
+def forget_who_holds(book: EncoderCacheManager) -> None:
+    book._held.clear()
+
+
+def keep_a_request_without_items(book: EncoderCacheManager) -> None:
+    book._held[7] = {}
+
+
+def reserve_without_a_step(book: EncoderCacheManager) -> None:
+    book._reserved |= dict.fromkeys(book._sizes)
+
+
+@pytest.mark.parametrize(
+    "harm", [misplace_free_slots, forget_who_holds, keep_a_request_without_items, reserve_without_a_step]
+)
+def test_books_that_contradict_themselves_say_so(harm: Callable[[EncoderCacheManager], None]) -> None:
+    book = EncoderCacheManager(10)
+    book.allocate(encode(1, ("a", 4)), 0)
+    book.check_integrity()
+    harm(book)
+    with pytest.raises(InvariantError):
+        book.check_integrity()

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from mmcached.engine import Request, Scheduler
+from mmcached.engine.block_admission import BlockAdmission
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from tests.engine.builders import encode, generate, image
 from tests.engine.honest_worker import HonestWorker, expected_output
@@ -101,13 +102,17 @@ def run_load(rng: random.Random, num_requests: int, p_mishap: float) -> Counter[
     return seen
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_all_finish_with_the_right_answer(seed: int) -> None:
+@pytest.mark.parametrize("admits_all", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_finish_with_the_right_answer(seed: int, admits_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is admitted: preemption puts it right."""
+    if admits_all:
+        monkeypatch.setattr(BlockAdmission, "is_room_for", lambda *_: True)
     rng = random.Random(seed)
     seen: Counter[str] = Counter()
-    for _ in range(8):
+    for _ in range(12):
         seen += run_load(rng, num_requests=25, p_mishap=0.0)
-    assert seen["finished"] == 8 * 25
+    assert seen["finished"] == 12 * 25
     for what in ("preemptions", "prefix hits", "encoder hits", "evictions"):
         assert seen[what] > 0, f"the workload has no {what}: it shows nothing about them"
 

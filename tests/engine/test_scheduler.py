@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
+from mmcached.engine.block_admission import BlockAdmission
 from mmcached.engine.encoder_cache_book import EncoderCacheScope
 from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.worker import EmbedSpan
@@ -70,7 +71,7 @@ def test_prompts_are_computed_in_chunks() -> None:
     assert [tokens(step) for step in steps] == [{0: 1024}, {0: 1024}, {0: 452, 1: 30}]
     assert [step.chunks[0].start for step in steps] == [0, 1024, 2048]
     assert [step.chunks[0].sample for step in steps] == [False, False, True]
-    assert len(steps[1].chunks[0].block_ids) == 128
+    assert len(steps[2].chunks[0].block_ids) == 157
     assert tokens(run(scheduler)) == {1: 1}
 
 
@@ -111,12 +112,22 @@ def test_a_committed_prefix_is_hit_and_counted_once() -> None:
     assert (stats.queries, stats.hits) == (136, 64)
 
 
-def test_equal_prompts_in_one_step_are_each_computed() -> None:
-    """A hit on what the same step computes would be a hit on content that may never come."""
+def test_equal_prompts_in_one_step_are_computed_once() -> None:
+    """The second takes over the full blocks that the first is going to write before anybody reads them."""
     scheduler = scheduler_with([generate(number, range(100), max_tokens=2) for number in range(2)])
     step = run(scheduler)
-    assert tokens(step) == {0: 100, 1: 100}
-    assert set(step.chunks[0].block_ids).isdisjoint(step.chunks[1].block_ids)
+    assert tokens(step) == {0: 100, 1: 4}
+    assert step.chunks[0].block_ids[:6] == step.chunks[1].block_ids[:6]
+    assert step.chunks[0].block_ids[6] != step.chunks[1].block_ids[6]
+
+
+def test_what_a_failed_step_would_have_shared_is_computed_again() -> None:
+    scheduler = scheduler_with([generate(number, range(100), max_tokens=2) for number in range(2)])
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.withdraw(step)
+    assert tokens(run(scheduler)) == {0: 100, 1: 4}
+    assert scheduler.kv_cache_manager.stats().hits == 96, "counted once"
 
 
 def test_who_does_not_read_publishes() -> None:
@@ -148,15 +159,78 @@ def test_the_last_running_request_is_preempted_and_resumes() -> None:
     assert scheduler.kv_cache_manager.stats().hits == hits_before
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
-    requests = [generate(0, 7, max_tokens=8), generate(1, 8, max_tokens=8)]
+def test_who_was_set_back_waits_until_all_of_it_fits() -> None:
+    requests = [generate(0, 8, max_tokens=8), generate(1, 8, max_tokens=8)]
     limits: dict[str, Any] = {"block_size": 4, "num_kv_blocks": 5, "max_model_len": 16}
-    scheduler = scheduler_with(requests, max_num_batched_tokens=4, enable_prefix_caching=False, **limits)
-    steps = [tokens(run(scheduler)) for _ in range(5)]
-    # In the fourth step, request 1 finds no second block and sets itself back. Its former block would be enough to
-    # start anew at once: work that is likely to be thrown away again.
-    assert steps == [{0: 4}, {0: 3, 1: 1}, {0: 1, 1: 3}, {0: 1}, {0: 1, 1: 3}]
+    scheduler = scheduler_with(requests, max_num_batched_tokens=12, enable_prefix_caching=False, **limits)
+    steps = [tokens(run(scheduler)) for _ in range(4)]
+    # Request 0 takes the last block, and request 1 sets itself back. Its former block would be enough to start anew at
+    # once: work that is likely to be thrown away again.
+    assert steps == [{0: 8, 1: 4}, {0: 1}, {0: 1}, {0: 1}]
     assert scheduler.num_preemptions == 1
+
+
+def test_the_urgent_are_served_first_and_the_others_are_the_victims() -> None:
+    requests = [generate(0, 16, max_tokens=3), generate(1, 16, max_tokens=3), generate(2, 16, max_tokens=3)]
+    requests[0].priority, requests[1].priority, requests[2].priority = 2, 1, 1
+    limits: dict[str, Any] = {"num_kv_blocks": 3, "max_model_len": 32, "scheduling_policy": "priority"}
+    scheduler = scheduler_with(requests, **limits)
+    assert list(tokens(run(scheduler))) == [1, 2]
+    assert tokens(run(scheduler)) == {1: 1}
+    assert [request.num_preemptions for request in requests] == [0, 0, 1]
+    ended = []
+    while scheduler.has_work():
+        ended += [chunk.request.request_id for chunk in run(scheduler).chunks if chunk.request.is_finished]
+    assert ended == [1, 2, 0]
+
+
+def test_without_priorities_nobody_is_urgent() -> None:
+    requests = [generate(0, 16), generate(1, 16)]
+    requests[0].priority = 9
+    assert list(tokens(run(scheduler_with(requests)))) == [0, 1]
+
+
+def test_a_request_that_was_set_back_comes_before_those_who_came_after_it() -> None:
+    scheduler = scheduler_with([generate(0, 16, max_tokens=5), generate(1, 16, max_tokens=5)], max_num_seqs=2)
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.add_request(generate(2, 16))
+    scheduler.withdraw(step)
+    assert list(tokens(run(scheduler))) == [0, 1]
+
+
+# ---- admission
+
+
+def test_a_prompt_is_admitted_if_all_of_it_fits_beside_what_the_others_lack() -> None:
+    """The first has computed 32 of 96 tokens; what it lacks is not to be had by anybody else."""
+    requests = [generate(0, 96), generate(1, 48), generate(2, 32)]
+    limits: dict[str, Any] = {"num_kv_blocks": 9, "max_model_len": 128, "max_num_batched_tokens": 64}
+    scheduler = scheduler_with(requests, long_prefill_token_threshold=32, **limits)
+    assert tokens(run(scheduler)) == {0: 32}  # 6 of 8 blocks are spoken for: 48 tokens do not fit, and nobody passes
+    assert tokens(run(scheduler)) == {0: 32}
+    assert tokens(run(scheduler)) == {0: 32}
+    assert tokens(run(scheduler)) == {1: 32, 2: 32}
+
+
+def test_the_watermark_is_left_for_those_who_run() -> None:
+    for watermark, admitted in ((0.0, [0, 1]), (0.1, [0])):
+        scheduler = scheduler_with(
+            [generate(0, 80, max_tokens=2), generate(1, 80)],
+            num_kv_blocks=11,
+            max_model_len=160,
+            kv_watermark=watermark,
+        )
+        assert list(tokens(run(scheduler))) == admitted
+    alone = scheduler_with([generate(0, 159)], num_kv_blocks=11, max_model_len=160, kv_watermark=0.5)
+    assert tokens(run(alone)) == {0: 159}
+
+
+def test_a_long_prompt_leaves_tokens_to_others_but_not_to_nobody() -> None:
+    limits: dict[str, Any] = {"max_num_batched_tokens": 1024, "long_prefill_token_threshold": 400}
+    together = scheduler_with([generate(number, 800) for number in range(3)], **limits)
+    assert [list(tokens(run(together)).values()) for _ in range(3)] == [[400, 400, 224], [400, 400, 224], [352]]
+    assert tokens(run(scheduler_with([generate(0, 2000)], **limits))) == {0: 1024}
 
 
 def test_encode_requests_are_no_victims() -> None:
@@ -171,10 +245,10 @@ def test_encode_requests_are_no_victims() -> None:
 
 
 def test_preemption_gives_up_encoder_references_but_not_the_outputs() -> None:
-    requests = [generate(0, 30, max_tokens=9), generate(1, 40, [image("a", 0, 40)])]
-    limits: dict[str, Any] = {"num_kv_blocks": 5, "max_model_len": 64, "max_num_batched_tokens": 32}
+    requests = [generate(0, 32, max_tokens=9), generate(1, 32, [image("a", 0, 32)])]
+    limits: dict[str, Any] = {"num_kv_blocks": 5, "max_model_len": 64, "max_num_batched_tokens": 33}
     scheduler = scheduler_with(requests, max_patches=40, **limits)
-    assert tokens(run(scheduler)) == {0: 30, 1: 2}
+    assert tokens(run(scheduler)) == {0: 32, 1: 1}
     assert scheduler.encoder_cache_manager.get_cached_input_ids(requests[1]) == {0}
     assert tokens(run(scheduler)) == {0: 1}
     assert scheduler.num_preemptions == 1
@@ -183,8 +257,12 @@ def test_preemption_gives_up_encoder_references_but_not_the_outputs() -> None:
         assert encoded(run(scheduler)) == []
 
 
-def test_a_step_that_only_sets_somebody_back_is_tried_again() -> None:
-    """The first running request waits for encoder space that the last one holds, which finds no blocks itself."""
+def test_a_step_that_only_sets_somebody_back_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first running request waits for encoder space that the last one holds, which finds no blocks itself.
+
+    So it is if more are admitted than fit, and progress must not depend on who is admitted.
+    """
+    monkeypatch.setattr(BlockAdmission, "is_room_for", lambda *_: True)
     scheduler = scheduler_with(
         [encode(9, ("x", 3))],
         max_patches=4,
@@ -225,7 +303,7 @@ def test_spans_say_which_rows_go_where() -> None:
         [EmbedSpan("a", 2, 0, 6)],
         [EmbedSpan("a", 0, 6, 4), EmbedSpan("b", 4, 0, 4)],
         [EmbedSpan("b", 0, 4, 5)],
-        [],
+        (),
     ]
 
 

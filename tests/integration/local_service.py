@@ -28,7 +28,7 @@ from mmcached.worker.runner import ModelRunner
 from mmcached.worker.server import WorkerServer
 from tests.integration.processes import DEADLINE_S
 
-POLL_S = 0.05
+POLL_S = 0.01
 
 
 class LocalService:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmcached.client import AsyncClient
+from mmcached.client import AsyncClient, Generation
 from mmcached.client.conversation import expect
 from mmcached.client.results import read_images
 from mmcached.wire.death import arm_from_environment
@@ -120,9 +120,8 @@ class Traffic:
     ) -> None:
         client = self._client
         if question.prompt is not None:
-            answer = await client.generate(
-                question.prompt, images, question.max_tokens, image_ids=ids, timeout_s=timeout_s
-            )
+            ask = client.generate if self._rng.random() < 0.5 else self._stream
+            answer = await ask(question.prompt, images, question.max_tokens, image_ids=ids, timeout_s=timeout_s)
             if answer.tokens != question.tokens:
                 raise WrongAnswerError(f"{question}: {answer.tokens}")
             return
@@ -132,6 +131,18 @@ class Traffic:
         digests = [digest_of(payload[tensor.frame]) for tensor in expect(message, Encoded).embeddings]
         if digests != question.digests:
             raise WrongAnswerError(f"{question}: {digests}")
+
+    async def _stream(self, *values: Any, **named: Any) -> Generation:
+        """As `generate`, by a stream; its tokens must be those of the generation."""
+        heard: list[int] = []
+        async for piece in self._client.generate_stream(*values, **named):
+            if isinstance(piece, Generation):
+                if heard != piece.tokens:
+                    raise WrongAnswerError(f"{values}: {heard} came one by one, then {piece.tokens}")
+                self.counts["streams"] += 1
+                return piece
+            heard += piece
+        raise WrongAnswerError(f"{values}: a stream without an end")
 
     # ---- the store
 

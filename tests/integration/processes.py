@@ -19,7 +19,10 @@ POLL_S = 0.02
 
 
 def small_config(**changes: object) -> ServiceConfig:
-    """A service that starts quickly: a 16 MiB ring, a store as large, two workers, a small pool."""
+    """A service that starts quickly: a 16 MiB ring, a store as large, two workers, a small pool.
+
+    After each step its engine compares books and workers, and ends with an error if they differ.
+    """
     settings: dict[str, object] = {
         "mm_processor_cache_gb": 1 / 64,
         "mm_shm_cache_max_object_size_mb": 8,
@@ -27,6 +30,7 @@ def small_config(**changes: object) -> ServiceConfig:
         "mm_shm_inline_max_kb": 0,
         "device": "cpu",
         "start_timeout_s": 90.0,
+        "debug_check_workers": True,
     }
     return ServiceConfig(**(settings | changes))  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,18 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
     return stats
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("mode", MODES)
+def is_short(world_size: int, pool: str, steps: str) -> bool:
+    """Whether it is played outside the soak too: of four workers only the hardest pressure."""
+    return world_size < 4 or (pool, steps) == ("preempting", "chunked")
+
+
+@pytest.mark.parametrize(
+    ("mode", "world_size", "pool", "steps"),
+    [
+        pytest.param(mode, world_size, pool, steps, marks=() if is_short(world_size, pool, steps) else pytest.mark.soak)
+        for mode, world_size, pool, steps in product(MODES, (1, 2, 4), POOLS, STEPS)
+    ],
+)
 def test_every_mode_under_every_pressure(mode: str, world_size: int, pool: str, steps: str, run_dir: Path) -> None:
     settings = MODES[mode] | POOLS[pool] | STEPS[steps] | {"world_size": world_size}
     stats = play_twice(base(**settings), 5, run_dir)
@@ -106,7 +115,7 @@ def test_every_mode_under_every_pressure(mode: str, world_size: int, pool: str, 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_caches_change_nothing(name: str, seed: int, run_dir: Path) -> None:
     config = SETTINGS[name]
     stats = play_twice(config, seed, run_dir)

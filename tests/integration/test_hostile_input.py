@@ -1,14 +1,12 @@
-"""Whatever arrives, the sender gets a typed error, and the next request is answered. One real service for all."""
+"""Whatever arrives, the sender gets a typed error, and the next request is answered."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import random
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,19 +28,12 @@ from mmcached.wire.errors import (
 from mmcached.wire.messages.client import Failed, ToClient
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.paths import RunDir
-from tests.integration.processes import DEADLINE_S, small_config
+from tests.integration.processes import DEADLINE_S
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    scratch = tmp_path_factory.mktemp("hostile")
-    run_dir = Path(f"/tmp/mmc-hostile-{os.getpid()}")
-    with ChildService(run_dir, small_config(), scratch / "config.json") as child:
-        yield child.run_dir
-    for path in (run_dir / "config.json", run_dir / "supervisor.lock"):
-        path.unlink(missing_ok=True)
-    (run_dir / "clients").rmdir()
-    run_dir.rmdir()
+@pytest.fixture
+def service(lasting_service: ChildService) -> Path:
+    return lasting_service.run_dir
 
 
 def photo(width: int = 80, height: int = 60) -> bytes:

@@ -44,27 +44,34 @@ asyncio.run(ask())
 """
 
 
-@pytest.mark.parametrize("mode", ["shm", "lru"])
-def test_client_that_is_killed_leaves_no_lease_and_no_request(run_dir: Path, tmp_path: Path, mode: str) -> None:
-    config = small_config(mm_processor_cache_type=mode)
-    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
-        done_before = stats_of(service.run_dir).requests_done
-        child = subprocess.Popen([sys.executable, "-c", VANISHING_CLIENT, str(service.run_dir), str(NUM_REQUESTS)])
-        try:
-            eventually(lambda: stats_of(service.run_dir).requests_open, lambda n: n > 0, "open requests")
-            assert (leases_of(stats_of(service.run_dir)) > 0) == (mode == "shm")
-        finally:
-            child.kill()
-            child.wait(DEADLINE_S)
-        stats = eventually(
-            lambda: stats_of(service.run_dir),
-            lambda s: leases_of(s) == 0 and s.requests_open == 0 and s.engines[0].requests_running == 0,
-            "leases and requests of a dead client",
-        )
-        assert stats.requests_done < done_before + NUM_REQUESTS, "they must be aborted, not merely finished"
-        assert list((service.run_dir / "clients").iterdir()) == [], "the dead client's lock file is removed"
-        with Client(service.run_dir) as client:
-            assert client.generate("next", max_tokens=1).tokens
+def test_client_that_is_killed_leaves_no_lease_and_no_request(lasting_service: ChildService) -> None:
+    _kill_a_client(lasting_service.run_dir, mode="shm")
+
+
+def test_client_that_is_killed_leaves_no_request_in_a_service_without_a_ring(
+    lasting_lru_service: ChildService,
+) -> None:
+    _kill_a_client(lasting_lru_service.run_dir, mode="lru")
+
+
+def _kill_a_client(run_dir: Path, *, mode: str) -> None:
+    done_before = stats_of(run_dir).requests_done
+    child = subprocess.Popen([sys.executable, "-c", VANISHING_CLIENT, str(run_dir), str(NUM_REQUESTS)])
+    try:
+        eventually(lambda: stats_of(run_dir).requests_open, lambda n: n > 0, "open requests")
+        assert (leases_of(stats_of(run_dir)) > 0) == (mode == "shm")
+    finally:
+        child.kill()
+        child.wait(DEADLINE_S)
+    stats = eventually(
+        lambda: stats_of(run_dir),
+        lambda s: leases_of(s) == 0 and s.requests_open == 0 and s.engines[0].requests_running == 0,
+        "leases and requests of a dead client",
+    )
+    assert stats.requests_done < done_before + NUM_REQUESTS, "they must be aborted, not merely finished"
+    assert list((run_dir / "clients").iterdir()) == [], "the dead client's lock file is removed"
+    with Client(run_dir) as client:
+        assert client.generate("next", max_tokens=1).tokens
 
 
 def test_sigterm_drains(run_dir: Path, tmp_path: Path) -> None:
@@ -127,25 +134,24 @@ def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_cleans_up(ru
     eventually(lambda: [pid for pid in pids if is_alive(pid)], lambda alive: not alive, "orphans")
     assert all(path.exists() for path in ring), "a killed writer cannot remove its ring; the next start does"
 
-    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as second:
+    with ChildService(run_dir / "s", small_config(world_size=1), tmp_path / "config.json") as second:
         assert not [path for path in ring if path.exists()], "the dead service's ring was not swept"
         with Client(second.run_dir) as client:
             assert client.generate("hello again", max_tokens=1).tokens
 
 
-def test_second_service_in_one_run_directory_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
-        second = subprocess.run(
-            [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(service.run_dir)],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-        assert second.returncode == 1
-        assert f"pid {service.process.pid}" in second.stderr
-        with Client(service.run_dir) as client:
-            assert client.generate("undisturbed", max_tokens=1).tokens
+def test_second_service_in_one_run_directory_is_refused(lasting_service: ChildService) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(lasting_service.run_dir)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert f"pid {lasting_service.process.pid}" in second.stderr
+    with Client(lasting_service.run_dir) as client:
+        assert client.generate("undisturbed", max_tokens=1).tokens
 
 
 def test_role_that_dies_too_often_is_given_up_with_status_1(run_dir: Path, tmp_path: Path) -> None:

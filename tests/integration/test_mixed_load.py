@@ -199,7 +199,7 @@ def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: floa
         eventually(lambda: list((service.run_dir / "clients").iterdir()), lambda left: not left, "no client is left")
         assert service.stop() == 0
     print(f"{counts}\n{stats.processor}\n{stats.ring}\n{stats.store}")
-    for what in ("answers", "by id alone", "misses", "cancelled", "store hits"):
+    for what in ("answers", "streams", "by id alone", "misses", "cancelled", "store hits"):
         assert counts[what] > 0, f"{what}: {counts}"
     _check_books(stats)
 

@@ -13,15 +13,26 @@ from tests.integration.test_bit_identical import MODES, base, uncached
 from tests.integration.workloads import assert_same, play, random_rounds
 
 
-@pytest.mark.parametrize(
-    "mode",
-    # The other two share no state between processes; the soak plays the whole matrix.
-    [pytest.param(mode, marks=() if mode in ("shm", "lru") else pytest.mark.soak) for mode in MODES],
-)
+def test_shm_with_real_processes(lasting_service: ChildService) -> None:
+    play_in(lasting_service.run_dir, "shm")
+
+
+def test_lru_with_real_processes(lasting_lru_service: ChildService) -> None:
+    play_in(lasting_lru_service.run_dir, "lru")
+
+
+@pytest.mark.soak  # they share no state between processes
+@pytest.mark.parametrize("mode", ["off", "processor_only"])
 def test_mode_with_real_processes(mode: str, run_dir: Path, tmp_path: Path) -> None:
     with ChildService(run_dir / "s", base(**MODES[mode]), tmp_path / "config.json") as service:
-        assert_same(asyncio.run(play(service.run_dir, random_rounds(5))), list(uncached(5)))
-        stats = stats_of(service.run_dir)
-    assert stats.desyncs == 0
-    assert (stats.processor.hits > 0) == (mode != "off")
-    assert (stats.ring.grants > 0) == (mode == "shm")
+        play_in(service.run_dir, mode)
+
+
+def play_in(run_dir: Path, mode: str) -> None:
+    """Compare a workload's answers with the uncached ones, and look at what the caches counted meanwhile."""
+    before = stats_of(run_dir)
+    assert_same(asyncio.run(play(run_dir, random_rounds(5))), list(uncached(5)))
+    after = stats_of(run_dir)
+    assert after.desyncs == before.desyncs
+    assert (after.processor.hits > before.processor.hits) == (mode != "off")
+    assert (after.ring.grants > before.ring.grants) == (mode == "shm")

@@ -48,10 +48,10 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
-def start(launcher: list[str], run_dir: Path) -> subprocess.Popen[str]:
-    """Start a service with the README's own `serve` line; return once it says that it is ready."""
+def start(launcher: list[str], run_dir: Path, *more: str) -> subprocess.Popen[str]:
+    """Start a service with the README's own `serve` line, and more; return once it says that it is ready."""
     (serve,) = [words for words in commands() if words[0] == "serve"]
-    arguments = in_run_dir(serve[1:], run_dir)
+    arguments = [*in_run_dir(serve[1:], run_dir), *more]
     process = subprocess.Popen([sys.executable, *launcher, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("mmcached ready")
@@ -75,15 +75,21 @@ def test_every_command_works_as_shown(run_dir: Path) -> None:
         verbs = [words for words in commands() if words[0] != "serve"]
         assert [words[0] for words in verbs] == ["config", "status", "ping", "shm", "flush", "drain"]
         for words in verbs:
-            command = [sys.executable, "-m", "mmcached", *in_run_dir(words, run_dir / "s")]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+            done = mmcached(in_run_dir(words, run_dir / "s"))
             assert done.returncode == 0, (words, done.stdout, done.stderr)
+        assert process.wait(DEADLINE_S) == 0, "the last verb was drain"
+        assert mmcached(["ping", "--run-dir", str(run_dir / "s")]).returncode == 2, "there is no service any more"
     finally:
         assert finish(process) == 0
 
 
+def mmcached(words: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mmcached", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
 def test_launcher_of_a_checkout_does_the_same(run_dir: Path) -> None:
-    process = start([str(ROOT / "scripts" / "supervisor.py")], run_dir / "s")
+    process = start([str(ROOT / "scripts" / "supervisor.py")], run_dir / "s", "--workers=1")
     assert finish(process) == 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from mmcached.cli.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation
 from mmcached.wire.errors import MmcachedError
+from tests.integration.local_service import LocalService
 from tests.integration.processes import (
     DEADLINE_S,
     descendants,
@@ -39,13 +41,39 @@ def answers(client: Client) -> list[list[int]]:
     return [client.generate(text, [photo(index) for index in photos], MAX_TOKENS).tokens for text, photos in QUESTIONS]
 
 
+@pytest.fixture(scope="module")
+def wanted() -> list[list[int]]:
+    """The right tokens, from a service that nobody kills."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
+        LocalService(Path(scratch), small_config(world_size=1)),
+        Client(scratch) as client,
+    ):
+        return answers(client)
+
+
 async def ask_all(client: AsyncClient) -> list[Outcome]:
-    """Ask all questions at once; an error is an outcome."""
+    """Ask all questions at once, every other one for a stream; an error is an outcome."""
     calls = [
-        client.generate(text, [photo(index) for index in photos], MAX_TOKENS, hidden_states=True)
-        for text, photos in QUESTIONS
+        (_stream if index % 2 else _generate)(client, text, [photo(index) for index in photos])
+        for index, (text, photos) in enumerate(QUESTIONS)
     ]
     return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+async def _generate(client: AsyncClient, text: str, photos: Sequence[bytes]) -> Generation:
+    return await client.generate(text, photos, MAX_TOKENS, hidden_states=True)
+
+
+async def _stream(client: AsyncClient, text: str, photos: Sequence[bytes]) -> Generation:
+    """Return the generation, whose tokens must be those that came one by one."""
+    heard: list[int] = []
+    async for piece in client.generate_stream(text, photos, MAX_TOKENS, hidden_states=True):
+        if isinstance(piece, Generation):
+            assert heard == piece.tokens
+            return piece
+        heard += piece
+    raise AssertionError("a stream without an end")
 
 
 def tokens_of(outcomes: Sequence[Outcome]) -> list[list[int]]:
@@ -88,12 +116,9 @@ async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[l
         *(pytest.param("lru", role, marks=pytest.mark.soak) for role in ("frontend", "worker 1")),
     ],
 )
-def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str) -> None:
+def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str, wanted: list[list[int]]) -> None:
     config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.05)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
-        with Client(service.run_dir) as client:
-            wanted = answers(client)
-            client.flush()
         pids = role_pids(service.process.pid)
         kind, _, rank = role.partition(" ")
         victim = pids[kind][int(rank or 0)]
@@ -114,7 +139,7 @@ def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str) -> 
 
 def test_idle_client_of_a_restarted_frontend_goes_on(run_dir: Path, tmp_path: Path) -> None:
     """Its connection, its lock and its requests need no care: the next call just works."""
-    config = small_config(restart_backoff_s=0.05)
+    config = small_config(restart_backoff_s=0.05, world_size=1)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
         wanted = client.generate("before and after").tokens
         os.kill(role_pids(service.process.pid)["frontend"][0], signal.SIGKILL)

@@ -9,11 +9,9 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mmcached.cli.child_service import ChildService
@@ -22,13 +20,6 @@ from mmcached.client import Client
 from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
-
-
-@pytest.fixture
-def service(run_dir: Path, tmp_path: Path) -> Iterator[ChildService]:
-    config = small_config(restart_backoff_s=0.05, probe_timeout_s=1.0)
-    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
-        yield service
 
 
 def get(service: ChildService, path: str) -> tuple[int, str]:
@@ -63,16 +54,15 @@ def queries_of(cache: str, found: dict[Key, float]) -> float:
     )
 
 
-def test_stopped_engine_makes_it_not_ready_although_every_process_lives(service: ChildService) -> None:
+def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_service: ChildService) -> None:
+    service = lasting_service
     assert get(service, "/readyz")[0] == 200
     assert mmcached(service, "ping").returncode == 0
     engine = role_pids(service.process.pid)["engine"][0]
     os.kill(engine, signal.SIGSTOP)
     try:
-        status, _ = eventually(lambda: get(service, "/readyz?verbose=1"), lambda answer: answer[0] == 503, "readiness")
-        assert status == 503
+        _, reason = eventually(lambda: get(service, "/readyz?verbose=1"), lambda answer: answer[0] == 503, "readiness")
         assert get(service, "/healthz")[0] == 200
-        reason = get(service, "/readyz?verbose=1")[1]
         assert "engine 0" in reason
         assert "stopped" in reason
         shown = mmcached(service, "status")
@@ -96,7 +86,13 @@ def is_replaced(victim: int, num: int, found: tuple[list[int], int]) -> bool:
     return victim not in pids and len(pids) == num and readiness == 200
 
 
-def test_no_counter_goes_backwards_over_deaths_of_all_roles(service: ChildService) -> None:
+def test_no_counter_goes_backwards_over_deaths_of_all_roles(run_dir: Path, tmp_path: Path) -> None:
+    config = small_config(restart_backoff_s=0.05)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
+        _kill_all_roles_and_count(service)
+
+
+def _kill_all_roles_and_count(service: ChildService) -> None:
     with Client(service.run_dir) as client:
         for index in range(3):
             client.generate(f"{index} <image>", [tiny_png()], max_tokens=3)
@@ -127,14 +123,8 @@ def test_status_without_a_service_exits_2(run_dir: Path) -> None:
     assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 2
 
 
-def test_drain_verb_ends_the_service_in_order(service: ChildService) -> None:
-    done = mmcached(service, "drain")
-    assert done.returncode == 0, done.stderr
-    assert service.process.wait(DEADLINE_S) == 0
-    assert mmcached(service, "ping").returncode == 2
-
-
-def test_flush_verb_empties_every_cache(service: ChildService) -> None:
+def test_flush_verb_empties_every_cache(lasting_service: ChildService) -> None:
+    service = lasting_service
     with Client(service.run_dir) as client:
         first = client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2)
         assert client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2).num_cached_tokens > 0

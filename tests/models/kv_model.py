@@ -2,34 +2,35 @@
 
     free_order   next to be handed out | … | last       block ids, never the null block
     published    block id -> what it holds              in the order of publication
-    tables       request id -> block ids by position
-    reserved     request id -> request, tokens that it has computed if the open step is committed
+    tables       request id -> for each group, block ids by position
+    steps        oldest first; each with what it publishes if it is committed, and what goes back when it ends
 
 There are no digests, tiers, counters or horizons here: what a block holds is written out as the whole sequence up to
-its end, a reference is an occurrence in a table, and the two tiers are the two ends of one list. A freed block that is
-published goes to the end of it, any other to its front.
+its end, a reference is an occurrence in a list, and the two tiers are the two ends of one list. A freed block that is
+published goes to the end of it, any other to its front. A hit is sought by trying every length.
 
-Requests are the product's own, read as plain data; nothing else of the product is used. `WindowModel` is the second
-kind of group, which has no counterpart in the product yet: a block that its window has left behind goes back, and the
-null block stands in its place.
+Requests are the product's own, read as plain data; nothing else of the product is used.
 
 >>> from tests.engine.builders import generate
->>> model, request = KVModel(6, 2), generate(0, [7, 8, 9])
+>>> model, request = KVModel(6, [Group(2)]), generate(0, [7, 8, 9])
 >>> model.allocate(request, 3)
-[1, 2]
+[[1, 2]]
 >>> model.free(request)
 >>> model.free_order, model.lookup(request)
-([2, 3, 4, 5, 1], [1])
+([2, 3, 4, 5, 1], ([[1]], 2))
 
 Source: the behaviour of vLLM's KVCacheManager, with publication at commit instead of at allocation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from mmcached.engine.request import Request
+from mmcached.wire.errors import LocalProtocolError
 
 NULL = 0
 Content = tuple[Hashable, ...]
@@ -42,87 +43,182 @@ def content_of(request: Request, end: int) -> Content:
     return request.tenant, request.lora, tuple(request.token_ids[:end]), items, rows
 
 
+@dataclass(frozen=True)
+class Group:
+    """Layers that share one block table; with a window, a token looks at that many tokens, itself among them."""
+
+    block_size: int
+    window: int | None = None
+
+    def first_needed(self, position: int) -> int:
+        """Return the first position that the token here, or a later one, looks at."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+
+@dataclass(frozen=True)
+class Reliance:
+    """A request counts on what another one, or it itself, computes in a step."""
+
+    request_id: int
+    writer_id: int
+    step_id: int
+
+
+@dataclass(eq=False)
+class Step:
+    """One step; nothing of a request that was freed since, except what the workers have already.
+
+    Attributes:
+        took_part: request ids in the order of scheduling.
+        reserved: block id -> who computes it, and what it holds then.
+        fenced: lists of blocks that go back when the step has ended, and others before it that use them too.
+    """
+
+    step_id: int
+    is_launched: bool = False
+    took_part: list[int] = field(default_factory=list)
+    reserved: dict[int, tuple[int, Content]] = field(default_factory=dict)
+    fenced: list[tuple[list[Step], list[int]]] = field(default_factory=list)
+
+
 class KVModel:
-    """One group of layers with full attention.
+    """Any groups of layers with full attention or a sliding window.
 
     Args:
         num_blocks: the null block included.
-        use_eagle: recompute the last block of every hit, because the drafter needs what precedes the resume point.
+        use_eagle: the drafter needs what precedes the resume point, so a hit is one block shorter than what was found.
+        num_hash_lookahead_tokens: so many tokens behind a block are part of what it holds; then no block is given up.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_caching: bool = True, use_eagle: bool = False
+        self,
+        num_blocks: int,
+        groups: Sequence[Group],
+        *,
+        max_model_len: int = 1_000_000,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        num_hash_lookahead_tokens: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.groups = list(groups)
+        self.max_model_len = max_model_len
         self.enable_caching = enable_caching
-        self.use_eagle = use_eagle
+        self.is_one_block_given_up = use_eagle and not num_hash_lookahead_tokens
+        self.num_hash_lookahead_tokens = num_hash_lookahead_tokens
         self.free_order = list(range(1, num_blocks))
         self.published: dict[int, Content] = {}
-        self.tables: dict[int, list[int]] = {}
-        self.reserved: dict[int, tuple[Request, int]] = {}
-        self.is_step_open = False
+        self.tables: dict[int, list[list[int]]] = {}
+        self.steps: list[Step] = []
+        self.reliances: list[Reliance] = []  # in the order of scheduling
+        self.out_of_epoch: set[int] = set()  # holders whose blocks stem from before the last `new_epoch`
+        self.lost: set[int] = set()  # holders that can only be freed
+
+    @property
+    def building(self) -> Step | None:
+        """The step that is being built."""
+        return self.steps[-1] if self.steps and not self.steps[-1].is_launched else None
 
     # ---- requests
 
-    def lookup(self, request: Request) -> list[int]:
-        """Return the blocks of the longest hit. The last token is always computed, so its block is never among them."""
-        if not self.enable_caching or request.skip_reading_prefix_cache:
-            return []
-        ends = range(self.block_size, request.num_tokens, self.block_size)
-        return self.longest_hit([self._find(content_of(request, end)) for end in ends])
+    def lookup(self, request: Request) -> tuple[list[list[int]], int]:
+        """Return the blocks of the longest hit and its length. The last token is always computed, never found."""
+        if self.enable_caching and not request.skip_reading_prefix_cache:
+            stride = math.lcm(*(group.block_size for group in self.groups))
+            for num_tokens in range((request.num_tokens - 1) // stride * stride, 0, -stride):
+                hit = [self._group_hit(request, index, num_tokens) for index in range(len(self.groups))]
+                if None not in hit:
+                    return [table for table in hit if table is not None], num_tokens
+        return [[] for _ in self.groups], 0
 
-    def longest_hit(self, found: Sequence[int | None]) -> list[int]:
-        """Choose from what was found for each position, None where nothing was. All up to the hit's end are needed."""
-        hit = [block_id for block_id in takewhile(lambda block_id: block_id is not None, found) if block_id is not None]
-        return hit[:-1] if self.use_eagle else hit
+    def _group_hit(self, request: Request, index: int, num_tokens: int) -> list[int] | None:
+        """Return a group's blocks up to here, null where the next token does not look; None if one is missing."""
+        group = self.groups[index]
+        num_blocks, num_skipped = num_tokens // group.block_size, group.first_needed(num_tokens) // group.block_size
+        needed = range(num_skipped, num_blocks + self.is_one_block_given_up)
+        if needed.stop * group.block_size >= request.num_tokens:
+            return None
+        found: list[int] = []
+        for position in reversed(needed):
+            block_id = self._find(self._content(request, index, position + 1))
+            if block_id is None:
+                return None
+            found.insert(0, block_id)
+        return [NULL] * num_skipped + found[: num_blocks - num_skipped]
 
     def allocate(
-        self, request: Request, num_new_tokens: int, hit: Sequence[int] = (), *, num_lookahead_tokens: int = 0
-    ) -> list[int] | None:
-        """Return the blocks newly handed out, or None if there are too few: then only a window has moved on."""
-        if num_new_tokens < 1:
-            raise ValueError("no new tokens")
-        if hit and self.tables.get(request.request_id):
-            raise ValueError("a hit for a request that holds blocks")
-        num_computed = request.num_computed_tokens + len(hit) * self.block_size
-        self._leave_behind(request, num_computed)
+        self,
+        request: Request,
+        num_new_tokens: int,
+        hit: tuple[Sequence[Sequence[int]], int] | None = None,
+        *,
+        num_draft_tokens: int = 0,
+        num_lookahead_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_external_tokens: int = 0,
+    ) -> list[list[int]] | None:
+        """Return the blocks newly handed out, or None if there are too few: then only windows have moved on."""
+        request_id = request.request_id
+        hit_tables, num_hit_tokens = hit or ([[] for _ in self.groups], 0)
+        if num_new_tokens + num_hit_tokens + num_external_tokens < 1:
+            raise ValueError("nothing is asked for")
+        if self.steps and self.building is None:
+            raise LocalProtocolError("the workers have the newest step already")
+        if num_hit_tokens and (request_id in self.tables or not self._is_there(request, hit_tables)):
+            raise ValueError("a hit for a request that holds blocks, or that is not there any more")
+        if request_id in self.lost:
+            raise LocalProtocolError("it counted on what was withdrawn")
 
-        table = [*self.tables.get(request.request_id, []), *hit]
-        num_slots = num_computed + num_new_tokens + num_lookahead_tokens
-        num_missing = max(0, -(-num_slots // self.block_size) - len(table))
-        revived = [block_id for block_id in hit if block_id in self.free_order]
-        if num_missing + len(revived) > len(self.free_order):
+        num_tokens = request.num_computed_tokens + num_hit_tokens
+        self._leave_behind(request_id, num_tokens)
+        num_tokens += num_external_tokens + num_new_tokens
+        num_slots = min(num_tokens + num_lookahead_tokens, self.max_model_len)
+
+        held = self.tables.get(request_id, [[] for _ in self.groups])
+        tables = [[*table, *hit_table] for table, hit_table in zip(held, hit_tables, strict=True)]
+        num_missing = [
+            max(0, -(-num_slots // group.block_size) - len(table))
+            for group, table in zip(self.groups, tables, strict=True)
+        ]
+        hit_ids = [block_id for table in hit_tables for block_id in table]
+        revived = [block_id for block_id in hit_ids if block_id in self.free_order]
+        if sum(num_missing) + len(revived) > len(self.free_order):
             return None
 
-        for block_id in revived:
-            self.free_order.remove(block_id)
-        new, self.free_order = self.free_order[:num_missing], self.free_order[num_missing:]
-        for block_id in new:
-            self.published.pop(block_id, None)
-        self.tables[request.request_id] = [*table, *new]
-
-        # Tokens that are not known yet are a drafter's guesses, and stay so for what this call has reserved.
-        num_final = min(num_computed + num_new_tokens, request.num_tokens)
-        if self.is_step_open:
-            self.reserved[request.request_id] = request, num_final
-        else:
-            self.cache_blocks(request, num_final)
+        self.free_order = [block_id for block_id in self.free_order if block_id not in revived]
+        new = [[self._take() for _ in range(number)] for number in num_missing]
+        self.tables[request_id] = [table + fresh for table, fresh in zip(tables, new, strict=True)]
+        if self.building is not None:
+            self._take_part(self.building, request_id, hit_ids)
+        if not delay_cache_blocks:
+            # Only what is known now: another token may take the place of a guess before the step is committed.
+            full = self._full_blocks(request, num_tokens - num_draft_tokens)
+            if self.building is not None:
+                self.building.reserved |= {block_id: (request_id, content) for block_id, content in full.items()}
+            else:
+                self.published |= full
         return new
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Publish what is full and not yet published, whether or not another block holds the same."""
-        if not self.enable_caching:
-            return
-        num_full = min(num_computed_tokens, request.num_tokens) // self.block_size
-        for index, block_id in enumerate(self.tables[request.request_id][:num_full]):
-            if block_id != NULL and block_id not in self.published:
-                self.published[block_id] = content_of(request, (index + 1) * self.block_size)
+        """Publish what is full and neither published nor reserved, whether or not another block holds the same."""
+        self.published |= self._full_blocks(request, num_computed_tokens)
 
     def free(self, request: Request) -> None:
-        """Finish, abort or preempt: all blocks go back, the last position first; nothing of it is reserved any more."""
-        self.reserved.pop(request.request_id, None)
-        self._give_back(reversed(self.tables.pop(request.request_id, [])))
+        """Finish, abort or preempt: all blocks go back, the last position first, group after group.
+
+        If launched steps use them, when the newest of these has ended. What it reserved there is published all the
+        same; what it reserved in the step that is being built is not.
+        """
+        if len(self._withdrawn_with(request.request_id)) > 1:
+            raise LocalProtocolError("others have found what it is going to compute")
+        self._free(request.request_id)
+
+    def withdraw_request(self, request: Request) -> list[int]:
+        """Free a request, and before it all that count on it in the step that is being built; return whom."""
+        withdrawn = self._withdrawn_with(request.request_id)[::-1]
+        for request_id in withdrawn:
+            self._free(request_id)
+        return withdrawn
 
     def reset(self) -> bool:
         """Forget everything published, unless a block is held. The free order stays."""
@@ -131,63 +227,167 @@ class KVModel:
         self.published.clear()
         return True
 
+    def new_epoch(self) -> None:
+        """Forget everything published. Who holds blocks keeps them, and never publishes any of them."""
+        self.published.clear()
+        for step in self.steps:
+            step.reserved.clear()
+        self.out_of_epoch = set(self.tables)
+
     # ---- steps
 
-    def begin_step(self) -> None:
-        self.is_step_open = True
+    def begin_step(self, step_id: int) -> None:
+        """Build a step; the workers have those before it."""
+        self.launch_step()
+        self.steps.append(Step(step_id))
 
-    def commit(self) -> None:
-        for request, num_computed_tokens in self.reserved.values():
-            self.cache_blocks(request, num_computed_tokens)
-        self.withdraw()
+    def launch_step(self) -> None:
+        """The workers have the newest step."""
+        for step in self.steps:
+            step.is_launched = True
 
-    def withdraw(self) -> None:
-        self.reserved.clear()
-        self.is_step_open = False
+    def commit(self, step_id: int) -> None:
+        """The oldest step was computed."""
+        if not self.steps or self.steps[0].step_id != step_id:
+            raise LocalProtocolError("only the oldest step can be committed")
+        for block_id, (_, content) in self.steps[0].reserved.items():
+            self.published.setdefault(block_id, content)
+        self._end(self.steps[:1])
+
+    def withdraw(self, step_id: int) -> set[int]:
+        """A step was not computed, and so none that came after it. Return who counted on that and can only be freed.
+
+        The others keep their slots, with nothing in them.
+        """
+        ended = [step for step in self.steps if step.step_id >= step_id]
+        lost = {each.request_id for each in self.reliances if each.step_id >= step_id}
+        self.reliances = [each for each in self.reliances if each.step_id < step_id]
+        self.lost |= lost
+        self._end(ended)
+        return lost
 
     # ---- looking in
 
     def ref_cnt(self, block_id: int) -> int:
-        return sum(table.count(block_id) for table in self.tables.values())
+        lists = [table for tables in self.tables.values() for table in tables]
+        lists += self.fenced()
+        return sum(block_ids.count(block_id) for block_ids in lists)
+
+    def fenced(self) -> list[list[int]]:
+        """Return what was given back and is not free yet."""
+        return [block_ids for step in self.steps for _, block_ids in step.fenced]
+
+    def num_common_prefix_blocks(self, request: Request, num_running: int) -> list[int]:
+        """Return for each group how many leading blocks all running requests share; with a window none."""
+        return [
+            0 if group.window else len(list(takewhile(lambda each: self.ref_cnt(each) == num_running, table)))
+            for group, table in zip(self.groups, self.tables[request.request_id], strict=True)
+        ]
 
     # ---- inside
 
-    def _find(self, content: Content) -> int | None:
-        """Return the block that was the first to be published with this content, of those that still are."""
-        return next((block_id for block_id, held in self.published.items() if held == content), None)
+    def _content(self, request: Request, index: int, num_blocks: int) -> Content | None:
+        """Return what the last of so many blocks of a group holds, None if this is not known yet."""
+        end = num_blocks * self.groups[index].block_size + self.num_hash_lookahead_tokens
+        return (index, *content_of(request, end)) if end <= request.num_tokens else None
 
-    def _give_back(self, block_ids: Iterable[int]) -> None:
-        """Free those that no table names any more; the first given is the first of its kind to be handed out."""
+    def _find(self, content: Content | None) -> int | None:
+        """Return the block that was the first to be published with this content, or that a step is going to fill."""
+        found = (block_id for block_id, held in [*self.published.items(), *self._reserved()] if held == content)
+        return next(found, None)
+
+    def _reserved(self) -> list[tuple[int, Content]]:
+        return [(block_id, held) for step in self.steps for block_id, (_, held) in step.reserved.items()]
+
+    def _is_there(self, request: Request, hit_tables: Sequence[Sequence[int]]) -> bool:
+        """Say whether a hit can still be taken: each of its blocks holds what it did, or will."""
+        known = [*self.published.items(), *self._reserved()]
+        return all(
+            block_id == NULL or (block_id, self._content(request, index, number)) in known
+            for index, table in enumerate(hit_tables)
+            for number, block_id in enumerate(table, 1)
+        )
+
+    def _full_blocks(self, request: Request, num_computed_tokens: int) -> dict[int, Content]:
+        """Return which of a request's blocks are full and not published or reserved yet, with what they hold."""
+        if not self.enable_caching or request.request_id in self.out_of_epoch:
+            return {}
+        full, taken = {}, {NULL, *self.published, *dict(self._reserved())}
+        for index, table in enumerate(self.tables[request.request_id]):
+            block_size = self.groups[index].block_size
+            for position in range(min(len(table), min(num_computed_tokens, request.num_tokens) // block_size)):
+                content = self._content(request, index, position + 1)
+                if content is not None and table[position] not in taken:
+                    full[table[position]] = content
+        return full
+
+    def _take(self) -> int:
+        block_id = self.free_order.pop(0)
+        self.published.pop(block_id, None)
+        return block_id
+
+    def _take_part(self, step: Step, request_id: int, hit_ids: Sequence[int]) -> None:
+        """Note who counts on whom."""
+        if request_id not in step.took_part:
+            step.took_part.append(request_id)
+        for each in self.steps:
+            writers = [each.reserved[block_id][0] for block_id in hit_ids if block_id in each.reserved]
+            self.reliances += [Reliance(request_id, writer_id, each.step_id) for writer_id in writers]
+
+    def _withdrawn_with(self, request_id: int) -> list[int]:
+        """Return it and, in the order of scheduling, who counts on what it, or one of them, is to compute next."""
+        withdrawn = [request_id]
+        for each in self.reliances if self.building is not None else []:
+            is_on_next = each.step_id == self.steps[-1].step_id
+            if is_on_next and each.writer_id in withdrawn and each.request_id not in withdrawn:
+                withdrawn.append(each.request_id)
+        return withdrawn
+
+    def _free(self, request_id: int) -> None:
+        """Give everything back, group after group, so that of the unpublished the last group's come first."""
+        if self.building is not None:
+            reserved = self.building.reserved
+            self.building.reserved = {each: held for each, held in reserved.items() if held[0] != request_id}
+            self.building.took_part = [each for each in self.building.took_part if each != request_id]
+        for table in self.tables.pop(request_id, []):
+            self._give_back_after(self._steps_with(request_id), table[::-1])
+        for step in self.steps:
+            step.took_part = [each for each in step.took_part if each != request_id]
+        self.reliances = [each for each in self.reliances if each.request_id != request_id]
+        self.out_of_epoch.discard(request_id)
+        self.lost.discard(request_id)
+
+    def _leave_behind(self, request_id: int, num_computed_tokens: int) -> None:
+        """Give back what later tokens do not look at, and let the null block stand in its place."""
+        for group, table in zip(self.groups, self.tables.get(request_id, []), strict=False):
+            skipped = table[: group.first_needed(num_computed_tokens) // group.block_size]
+            table[: len(skipped)] = [NULL] * len(skipped)
+            if any(skipped):
+                using = self._steps_with(request_id)
+                self._give_back_after(using, skipped[::-1])
+                self.reliances += [Reliance(request_id, request_id, step.step_id) for step in using]
+
+    def _steps_with(self, request_id: int) -> list[Step]:
+        return [step for step in self.steps if request_id in step.took_part]
+
+    def _end(self, ended: Sequence[Step]) -> None:
+        """End steps, the oldest first; what is behind their fences and used by others that go on waits for these."""
+        for step in ended:
+            while step.fenced:
+                others, block_ids = step.fenced.pop(0)
+                self._give_back_after([each for each in others if each in self.steps and each not in ended], block_ids)
+        self.steps = [step for step in self.steps if step not in ended]
+
+    def _give_back_after(self, using: Sequence[Step], block_ids: list[int]) -> None:
+        """Give blocks back when the newest of these steps has ended; if there is none, now."""
+        if using:
+            using[-1].fenced.append((list(using[:-1]), block_ids))
+        else:
+            self._give_back(block_ids)
+
+    def _give_back(self, block_ids: Sequence[int]) -> None:
+        """Free those that nothing names any more; the first given is the first of its kind to be handed out."""
         unheld = [block_id for block_id in block_ids if block_id != NULL and self.ref_cnt(block_id) == 0]
         front = [block_id for block_id in unheld if block_id not in self.published]
         back = [block_id for block_id in unheld if block_id in self.published]
         self.free_order = front + self.free_order + back
-
-    def _leave_behind(self, request: Request, num_computed_tokens: int) -> None:
-        """Give back what later tokens do not look at: with full attention nothing."""
-
-
-class WindowModel(KVModel):
-    """One group of layers in which a token looks at the last `window` tokens, itself among them."""
-
-    def __init__(self, num_blocks: int, block_size: int, *, window: int, use_eagle: bool = False) -> None:
-        super().__init__(num_blocks, block_size, use_eagle=use_eagle)
-        self.window = window
-
-    def longest_hit(self, found: Sequence[int | None]) -> list[int]:
-        """Only the last blocks of a hit must be there, as many as the next token looks at; all, if there are fewer."""
-        num_needed = -(-(self.window - 1) // self.block_size) + self.use_eagle
-        for end in range(len(found), 0, -1):
-            start = max(0, end - num_needed)
-            needed = [block_id for block_id in found[start:end] if block_id is not None]
-            if len(needed) == end - start:
-                hit = [NULL] * start + needed
-                return hit[:-1] if self.use_eagle else hit
-        return []
-
-    def _leave_behind(self, request: Request, num_computed_tokens: int) -> None:
-        table = self.tables.get(request.request_id, [])
-        num_skipped = max(0, num_computed_tokens - self.window + 1) // self.block_size
-        skipped = table[:num_skipped]
-        table[: len(skipped)] = [NULL] * len(skipped)
-        self._give_back(reversed(skipped))

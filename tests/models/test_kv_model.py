@@ -1,38 +1,65 @@
 """The plain model against published figures: what it says of block ids, hits, free order and refusals is right.
 
-The figures are those of vLLM's own tests for the same histories; full attention, blocks of 16, unless a test says else.
+The figures are those of vLLM's own tests for the same histories; one group with full attention, blocks of 16, unless a
+test says else. What vLLM does not have (steps, fences, epochs) is told as short stories.
 """
 
 from __future__ import annotations
 
 import doctest
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from mmcached.engine.kv.block_keys import LoraKey
 from mmcached.engine.request import Request
+from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import generate, image
 from tests.models import kv_model
-from tests.models.kv_model import KVModel, WindowModel
+from tests.models.kv_model import NULL, Group, KVModel
 
 BLOCK = 16
-COMMON = [i for i in range(3) for _ in range(BLOCK)]  # 48 tokens, block i filled with token i
+COMMON = [i for i in range(6) for _ in range(BLOCK)]  # block i filled with token i
+FULL = Group(BLOCK)
 
 
-def with_tail(request_id: int, num_tail: int, *, skip_reading_prefix_cache: bool = False) -> Request:
-    token_ids = COMMON + [100 + request_id] * num_tail
-    return generate(request_id, token_ids, skip_reading_prefix_cache=skip_reading_prefix_cache)
+def with_tail(request_id: int, num_tail: int, num_common: int = 3, **changes: Any) -> Request:
+    return generate(request_id, COMMON[: num_common * BLOCK] + [100 + request_id] * num_tail, **changes)
+
+
+def model_of(num_blocks: int, block_size: int = BLOCK, **settings: Any) -> KVModel:
+    return KVModel(num_blocks, [Group(block_size)], **settings)
+
+
+def admit_to_all(model: KVModel, request: Request) -> tuple[list[list[int]], list[list[int]]]:
+    """Look a request up, give it all its slots; return by group the ids that were hit and those that are new."""
+    hit = model.lookup(request)
+    new = model.allocate(request, request.num_tokens - hit[1], hit)
+    assert new is not None
+    request.num_computed_tokens = request.num_tokens
+    return hit[0], new
 
 
 def admit(model: KVModel, request: Request) -> tuple[list[int], list[int]]:
-    """Look a request up, give it all its slots; return the ids that were hit and those that are new."""
-    hit = model.lookup(request)
-    new = model.allocate(request, request.num_tokens - len(hit) * model.block_size, hit)
-    assert new is not None
-    request.num_computed_tokens = request.num_tokens
+    """The same for one group."""
+    (hit,), (new,) = admit_to_all(model, request)
     return hit, new
+
+
+def num_hit(model: KVModel, request: Request) -> int:
+    return model.lookup(request)[1]
+
+
+def num_hit_without(model: KVModel, forgotten: Iterable[tuple[int, int]], tables: Any, request: Request) -> int:
+    """Return the length of a hit, as if what these blocks hold, by group and position, were not published at all."""
+    published = model.published
+    contents = [published[tables[group][position]] for group, position in forgotten]
+    model.published = {block_id: held for block_id, held in published.items() if held not in contents}
+    found = num_hit(model, request)
+    model.published = published
+    return found
 
 
 def test_its_doctest_says_what_it_does() -> None:
@@ -41,13 +68,17 @@ def test_its_doctest_says_what_it_does() -> None:
     assert results.failed == 0
 
 
+# ---- one group with full attention
+
+
 def test_two_requests_share_a_prefix_and_go_back_in_two_tiers() -> None:
-    model = KVModel(11, BLOCK)
+    model = model_of(11)
     r0, r1, r2 = with_tail(0, 7), with_tail(1, 5), with_tail(2, 6)
     assert admit(model, r0) == ([], [1, 2, 3, 4])
     assert list(model.published) == [1, 2, 3]
     assert admit(model, r1) == ([1, 2, 3], [5])
     assert [model.ref_cnt(block_id) for block_id in (1, 2, 3, 4, 5)] == [2, 2, 2, 1, 1]
+    assert [model.num_common_prefix_blocks(r0, num_running) for num_running in (1, 2)] == [[0], [3]]
     assert len(model.free_order) == 5
     model.free(r0)
     model.free(r1)
@@ -61,7 +92,7 @@ def test_two_requests_share_a_prefix_and_go_back_in_two_tiers() -> None:
 
 
 def test_the_longest_free_is_evicted_first_and_tails_before_heads() -> None:
-    model = KVModel(11, BLOCK)
+    model = model_of(11)
     r0, r1 = generate(0, 87), generate(1, 48)
     assert admit(model, r0)[1] == [1, 2, 3, 4, 5, 6]
     assert admit(model, r1)[1] == [7, 8, 9]
@@ -80,34 +111,33 @@ def test_the_last_token_is_computed_and_eagle_gives_up_one_block_more(
     num_tokens: int, usable: int, usable_with_eagle: int
 ) -> None:
     for use_eagle, expected in ((False, usable), (True, usable_with_eagle)):
-        model = KVModel(20, BLOCK, use_eagle=use_eagle)
+        model = model_of(20, use_eagle=use_eagle)
         admit(model, with_tail(0, 16))
-        request = generate(1, (COMMON + [100] * 16)[:num_tokens])
-        assert len(model.lookup(request)) * BLOCK == expected
+        assert num_hit(model, generate(1, [*COMMON[:48], *[100] * 16][:num_tokens])) == expected
 
 
 def test_a_refusal_touches_nothing() -> None:
-    model = KVModel(11, BLOCK)
-    r1 = generate(1, COMMON * 2)
-    assert admit(model, generate(0, COMMON))[1] == [1, 2, 3]
+    model = model_of(11)
+    r0, r1 = with_tail(0, 0), generate(1, COMMON[:48] * 2)
+    assert admit(model, r0)[1] == [1, 2, 3]
     assert admit(model, r1) == ([1, 2, 3], [4, 5, 6])
     model.free(r1)
     assert len(admit(model, generate(2, 17))[1]) == 2
     assert len(model.free_order) == 5
 
-    r3 = generate(3, COMMON * 3)
+    r3 = generate(3, COMMON[:48] * 3)
     hit = model.lookup(r3)
-    assert len(hit) * BLOCK == 96
+    assert hit[1] == 96
     before = list(model.free_order), dict(model.published), dict(model.tables)
     # Three more blocks are needed and five are free, but three of these are the hit's own.
     assert model.allocate(r3, 48, hit) is None
     assert (model.free_order, model.published, model.tables) == before
-    assert [model.ref_cnt(block_id) for block_id in hit] == [1, 1, 1, 0, 0, 0]
-    assert KVModel(5, BLOCK).allocate(generate(4, 256), 256) is None
+    assert [model.ref_cnt(block_id) for block_id in hit[0][0]] == [1, 1, 1, 0, 0, 0]
+    assert model_of(5).allocate(generate(4, 256), 256) is None
 
 
 def test_a_hit_is_not_evicted_for_its_own_request() -> None:
-    model = KVModel(3, BLOCK)
+    model = model_of(3)
     a, b = generate(0, 16), generate(1, 16)
     for request in (a, b):
         admit(model, request)
@@ -117,19 +147,24 @@ def test_a_hit_is_not_evicted_for_its_own_request() -> None:
     assert list(model.published) == [1, 2]
 
 
-def test_a_block_that_is_handed_out_again_holds_nothing() -> None:
-    model = KVModel(2, BLOCK)
-    first = generate(0, 16)
+def test_a_block_that_is_handed_out_again_holds_nothing_and_an_old_hit_on_it_is_refused() -> None:
+    model = model_of(2)
+    first, again = generate(0, 16), generate(1, 15)
     admit(model, first)
     model.free(first)
-    assert admit(model, generate(1, 15)) == ([], [1])
+    late = generate(2, [*first.token_ids, 5])
+    hit = model.lookup(late)
+    assert hit == ([[1]], 16)
+    assert admit(model, again) == ([], [1])
     assert model.published == {}
+    model.free(again)
+    with pytest.raises(ValueError, match="not there"):
+        model.allocate(late, 1, hit)
 
 
 def test_who_does_not_read_publishes_all_the_same() -> None:
-    model = KVModel(11, BLOCK)
-    r0 = with_tail(0, 7, skip_reading_prefix_cache=True)
-    admit(model, r0)
+    model = model_of(11)
+    admit(model, with_tail(0, 7, skip_reading_prefix_cache=True))
     assert admit(model, with_tail(1, 5)) == ([1, 2, 3], [5])
     hit, new = admit(model, with_tail(2, 7, skip_reading_prefix_cache=True))
     assert hit == []
@@ -137,7 +172,7 @@ def test_who_does_not_read_publishes_all_the_same() -> None:
 
 
 def test_without_caching_nothing_is_published() -> None:
-    model = KVModel(5, 4, enable_caching=False)
+    model = model_of(5, 4, enable_caching=False)
     first, second = generate(0, range(10)), generate(1, range(16))
     assert admit(model, first)[1] == [1, 2, 3]
     model.free(first)
@@ -146,23 +181,7 @@ def test_without_caching_nothing_is_published() -> None:
     second.token_ids += range(4)
     assert model.allocate(second, 4) is None
     assert model.published == {}
-
-
-def test_decode_and_lookahead_take_a_block_when_the_last_is_full() -> None:
-    model = KVModel(11, BLOCK)
-    request = with_tail(0, 7)
-    admit(model, request)
-    request.token_ids += [8] * 4
-    assert model.allocate(request, 4) == []
-    request.num_computed_tokens += 4
-    request.token_ids += [9] * 19
-    assert model.allocate(request, 19) == [5]
-    assert list(model.published) == [1, 2, 3, 4]
-
-    for num_lookahead_tokens, expected in ((2, [1, 2]), (4, [1, 2])):
-        model = KVModel(11, 4)
-        assert model.allocate(generate(0, 3), 3, num_lookahead_tokens=num_lookahead_tokens) == expected
-        assert model.published == {}
+    assert KVModel(5, [], enable_caching=False).allocate(generate(0, 9), 9) == []
 
 
 def test_what_decides_which_contents_are_equal() -> None:
@@ -172,22 +191,22 @@ def test_what_decides_which_contents_are_equal() -> None:
             setattr(request, name, value)
         return request
 
-    model = KVModel(20, BLOCK)
+    model = model_of(20)
     admit(model, request_with("aaa", "bbb", "ccc"))
     for expected, other in (
-        ([1, 2, 3], request_with("aaa", "bbb", "ccc")),
-        ([1, 2, 3], request_with("aaa", "bbb", "other")),
-        ([1], request_with("aaa", "other", "ccc")),
-        ([], request_with("other", "bbb", "ccc")),
-        ([], request_with("aaa", "bbb", "ccc", tenant="a")),
-        ([], request_with("aaa", "bbb", "ccc", lora=LoraKey("name", "path"))),
-        ([1], request_with("aaa", "bbb", "ccc", prompt_embeds={16: b"row"})),
+        (48, request_with("aaa", "bbb", "ccc")),
+        (48, request_with("aaa", "bbb", "other")),
+        (16, request_with("aaa", "other", "ccc")),
+        (0, request_with("other", "bbb", "ccc")),
+        (0, request_with("aaa", "bbb", "ccc", tenant="a")),
+        (0, request_with("aaa", "bbb", "ccc", lora=LoraKey("name", "path"))),
+        (16, request_with("aaa", "bbb", "ccc", prompt_embeds={16: b"row"})),
     ):
-        assert model.lookup(other) == expected
+        assert num_hit(model, other) == expected
 
 
 def test_reset_only_when_nothing_is_held() -> None:
-    model = KVModel(11, BLOCK)
+    model = model_of(11)
     r0, r1 = with_tail(0, 7), with_tail(1, 5)
     admit(model, r0)
     admit(model, r1)
@@ -200,50 +219,108 @@ def test_reset_only_when_nothing_is_held() -> None:
     assert (model.published, model.free_order) == ({}, order)
 
 
-def test_a_step_publishes_at_commit_and_nothing_if_it_is_withdrawn() -> None:
-    model = KVModel(30, BLOCK)
-    request = with_tail(0, 0)
-    model.begin_step()
-    assert model.allocate(request, 48) == [1, 2, 3]
-    assert model.lookup(with_tail(1, 1)) == []
-    model.withdraw()
-    assert model.published == {}
-
-    model.begin_step()
-    assert model.allocate(request, 48) == []  # it still has the slots, with nothing in them
-    assert model.published == {}
-    model.commit()
-    assert model.lookup(with_tail(1, 1)) == [1, 2, 3]
-
-
-def test_a_victim_of_its_own_step_finds_only_what_was_computed() -> None:
-    model = KVModel(30, BLOCK)
-    victim = generate(0, 112)
-    model.begin_step()
-    model.allocate(victim, 96)
-    model.commit()
-    victim.num_computed_tokens = 96
-    model.begin_step()
-    assert model.allocate(victim, 16) == [7]
-    model.free(victim)
-    model.commit()
-    victim.token_ids += [7]
-    assert len(model.lookup(victim)) * BLOCK == 96
-    assert model.free_order[:2] == [7, 8]
-
-
 def test_the_same_content_twice_is_found_until_its_second_block_goes() -> None:
-    model = KVModel(5, 4)
-    requests = [generate(i, range(8)) for i in range(2)]
-    model.begin_step()
-    assert [model.allocate(request, 8) for request in requests] == [[1, 2], [3, 4]]
-    model.commit()
-    assert model.lookup(generate(2, range(9))) == [1, 2]
+    model = model_of(5, 4)
+    requests = [generate(i, range(8), skip_reading_prefix_cache=True) for i in range(2)]
+    assert [admit(model, request)[1] for request in requests] == [[1, 2], [3, 4]]
+    reader = generate(2, range(9))
+    assert model.lookup(reader) == ([[1, 2]], 8)
     for request in requests:
         model.free(request)
-    other = generate(3, 8)
-    assert admit(model, other)[1] == [2, 1]
-    assert model.lookup(generate(2, range(9))) == [3, 4]
+    assert admit(model, generate(3, 8))[1] == [2, 1]
+    assert model.lookup(reader) == ([[3, 4]], 8)
+
+
+# ---- the token axis
+
+
+def test_decode_takes_a_block_when_the_last_is_full() -> None:
+    model = model_of(11)
+    request = with_tail(0, 7)
+    admit(model, request)
+    request.token_ids += [8] * 4
+    assert model.allocate(request, 4) == [[]]
+    request.num_computed_tokens += 4
+    request.token_ids += [9] * 19
+    assert model.allocate(request, 19) == [[5]]
+    assert list(model.published) == [1, 2, 3, 4]
+
+
+def test_guesses_and_lookahead_have_slots_and_are_not_published() -> None:
+    for num_lookahead_tokens in (2, 4):
+        model = model_of(11, 4)
+        assert model.allocate(generate(0, 3), 3, num_lookahead_tokens=num_lookahead_tokens) == [[1, 2]]
+        assert model.published == {}
+    model = model_of(11, 4)
+    known = generate(0, 8)
+    assert model.allocate(known, 8, num_draft_tokens=1) == [[1, 2]]
+    assert list(model.published) == [1]
+    unknown = generate(1, 6)
+    assert model.allocate(unknown, 6 + 3, num_draft_tokens=3) == [[3, 4, 5]]
+    assert list(model.published) == [1, 3]
+    unknown.num_computed_tokens = 6
+    unknown.append_output_token(0)
+    assert model.allocate(unknown, 1) == [[]]  # fewer are needed than it has
+
+
+def test_no_slot_is_given_beyond_the_longest_sequence() -> None:
+    model = model_of(11, 4, max_model_len=10)
+    assert model.allocate(generate(0, 7), 7, num_lookahead_tokens=30) == [[1, 2, 3]]
+
+
+def test_what_is_delivered_from_outside_lies_behind_the_hit_and_may_be_published_later() -> None:
+    model = KVModel(30, [Group(4), Group(4, window=6)])
+    first, second = generate(0, range(9)), generate(1, range(20))
+    assert admit_to_all(model, first)[1] == [[1, 2, 3], [4, 5, 6]]
+    hit = model.lookup(second)
+    assert hit == ([[1, 2], [4, 5]], 8)
+    given = model.allocate(second, 0, hit, num_external_tokens=8, delay_cache_blocks=True)
+    assert given == [[7, 8], [9, 10]]
+    assert len(model.published) == 4
+    model.cache_blocks(second, 12)
+    assert list(model.published)[4:] == [7, 9]
+    second.num_computed_tokens = 16
+    assert model.allocate(second, 4) == [[11], [12]]
+    assert model.tables[1] == [[1, 2, 7, 8, 11], [NULL, NULL, 9, 10, 12]]
+    for request in (first, second):
+        model.free(request)
+    assert sorted(model.free_order) == list(range(1, 30))
+
+    both = KVModel(30, [Group(4), Group(4, window=6)])
+    assert both.allocate(generate(0, 9), 1, num_external_tokens=8) == [[1, 2, 3], [4, 5, 6]]
+    assert len(both.published) == 4
+    with pytest.raises(ValueError, match="nothing"):
+        both.allocate(generate(1, 9), 0)
+
+
+# ---- what a block holds includes tokens behind it
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(48, 32), (37, 32), (49, 48)])
+def test_with_hash_lookahead_nothing_is_given_up(num_tokens: int, expected: int) -> None:
+    model = model_of(20, num_hash_lookahead_tokens=1)
+    admit(model, with_tail(0, 16))
+    assert num_hit(model, generate(1, [*COMMON[:48], *[100] * 16][:num_tokens])) == expected
+
+
+@pytest.mark.parametrize("num_lookahead", [1, 2, 3])
+@pytest.mark.parametrize("num_equal", [0, 1, 2, 3])
+def test_a_block_is_found_if_so_many_tokens_behind_it_are_the_same(num_lookahead: int, num_equal: int) -> None:
+    model = model_of(20, num_hash_lookahead_tokens=num_lookahead)
+    admit(model, generate(0, range(BLOCK + 4)))
+    other = generate(1, [*range(BLOCK + num_equal), *[99] * 4])
+    assert num_hit(model, other) == (BLOCK if num_equal >= num_lookahead else 0)
+
+
+def test_a_block_is_published_when_the_token_behind_it_is_known() -> None:
+    model = model_of(20, 2, num_hash_lookahead_tokens=1)
+    request = generate(0, range(4))
+    admit(model, request)
+    assert num_hit(model, generate(1, [0, 1, 2, 3, 5])) == 2
+    request.append_output_token(5)
+    assert model.allocate(request, 1) == [[3]]
+    assert num_hit(model, generate(1, [0, 1, 2, 3, 5])) == 4
+    assert num_hit(model, generate(1, [0, 1, 2, 3, 6])) == 2
 
 
 # ---- sliding window
@@ -252,7 +329,7 @@ T, F = True, False
 
 
 @pytest.mark.parametrize(
-    ("are_cached", "num_hit"),
+    ("are_cached", "num_blocks"),
     [
         ([F] * 10, 0),
         ([T], 1),
@@ -266,49 +343,282 @@ T, F = True, False
         ([T, T, F, T, F, F, T, T, F, F, F, T], 8),
     ],
 )
-def test_a_window_needs_only_what_the_next_token_looks_at(are_cached: Sequence[bool], num_hit: int) -> None:
-    found = [100 + index if is_cached else None for index, is_cached in enumerate(are_cached)]
-    hit = WindowModel(2, 2, window=4).longest_hit(found)
-    assert hit == [0] * max(0, num_hit - 2) + [100 + i for i in range(max(0, num_hit - 2), num_hit)]
+def test_a_window_needs_only_what_the_next_token_looks_at(are_cached: Sequence[bool], num_blocks: int) -> None:
+    model = KVModel(30, [Group(2, window=4)])
+    request = generate(0, 2 * len(are_cached) + 1)
+    admit(model, request)
+    for position, is_cached in enumerate(are_cached):
+        if not is_cached:
+            del model.published[model.tables[0][0][position]]
+    first = max(0, num_blocks - 2)
+    assert model.lookup(request) == ([[NULL] * first + list(range(first + 1, num_blocks + 1))], 2 * num_blocks)
 
 
-def test_a_window_leaves_blocks_behind() -> None:
-    model = WindowModel(12, 2, window=4)
+def test_a_window_leaves_blocks_behind_even_if_the_call_is_refused() -> None:
+    model = KVModel(12, [Group(2, window=4)])
     request = generate(0, 30)
-    assert model.allocate(request, 22) == list(range(1, 12))
+    assert model.allocate(request, 22) == [list(range(1, 12))]
     for num_computed_tokens, num_left_behind in ((0, 0), (4, 0), (5, 1), (6, 1), (7, 2), (11, 4)):
         request.num_computed_tokens = num_computed_tokens
-        assert model.allocate(request, 1) == []
-        assert model.tables[0] == [0] * num_left_behind + list(range(num_left_behind + 1, 12))
-    assert 0 not in model.published
+        assert model.allocate(request, 1) == [[]]
+        assert model.tables[0] == [[NULL] * num_left_behind + list(range(num_left_behind + 1, 12))]
+    assert NULL not in model.published
     assert model.free_order == [1, 2, 4, 3]  # of those left behind at once, the higher position first
+    request.num_computed_tokens = 15
+    assert model.allocate(request, 100) is None
+    assert model.tables[0] == [[NULL] * 6 + list(range(7, 12))]
 
 
 def test_the_null_blocks_of_a_hit_cost_nothing() -> None:
-    for hit, num_needed in ((list(range(1, 11)), 20), ([0] * 5 + list(range(1, 6)), 15)):
-        for num_free, is_refused in ((num_needed - 1, True), (num_needed, False)):
-            model = WindowModel(num_free + 1, 2, window=12)
-            model.published.update(dict.fromkeys(range(1, 11), ("some", "content")))
-            assert (model.allocate(generate(0, 40), 20, hit) is None) == is_refused
+    for window, num_null in ((None, 0), (12, 4), (10, 5)):
+        for num_free in (19, 20, 19 - num_null, 20 - num_null):
+            model = KVModel(num_free + 1, [Group(2, window)])
+            admit(model, generate(0, range(21)))
+            model.free(generate(0, 0))
+            hit = model.lookup(generate(1, range(40)))
+            assert hit[0][0].count(NULL) == num_null
+            assert (model.allocate(generate(1, range(40)), 20, hit) is None) == (num_free < 20 - num_null)
 
 
 def test_a_window_with_eagle_needs_one_block_more() -> None:
-    model = WindowModel(11, BLOCK, window=BLOCK, use_eagle=True)
+    model = KVModel(11, [Group(BLOCK, window=BLOCK)], use_eagle=True)
     admit(model, generate(0, range(37)))
     again = generate(1, range(37))
-    assert model.lookup(again) == [1]
+    assert model.lookup(again) == ([[1]], 16)
     del model.published[1]
-    assert model.lookup(again) == []
+    assert num_hit(model, again) == 0
 
 
 def test_what_a_window_left_behind_is_still_found_and_goes_after_what_is_not_published() -> None:
-    model = WindowModel(11, 4, window=4)
+    model = KVModel(11, [Group(4, window=4)])
     request = generate(0, range(18))
     assert admit(model, request)[1] == [1, 2, 3, 4, 5]
     request.token_ids += [18]
-    assert model.allocate(request, 1) == []
-    assert model.tables[0] == [0, 0, 0, 4, 5]
+    assert model.allocate(request, 1) == [[]]
+    assert model.tables[0] == [[NULL, NULL, NULL, 4, 5]]
     assert model.free_order == [6, 7, 8, 9, 10, 3, 2, 1]
     model.free(request)
     assert model.free_order == [5, 6, 7, 8, 9, 10, 3, 2, 1, 4]
-    assert model.lookup(generate(1, range(18))) == [0, 0, 0, 4]
+    assert model.lookup(generate(1, range(18))) == ([[NULL, NULL, NULL, 4]], 16)
+
+
+# ---- several groups
+
+
+def test_three_groups_hit_what_all_of_them_have() -> None:
+    model = KVModel(21, [FULL, Group(BLOCK, window=2 * BLOCK), Group(BLOCK, window=2 * BLOCK)])
+    r0, r1 = with_tail(0, 7), with_tail(1, 5)
+    assert admit_to_all(model, r0)[1] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    tables = model.tables[0]
+    assert admit_to_all(model, r1) == ([[1, 2, 3], [0, 6, 7], [0, 10, 11]], [[13], [14], [15]])
+    model.free(r0)
+    model.free(r1)
+    for num_blocks, forgotten in (
+        (3, [(1, 0), (2, 0)]),
+        (0, [(0, 0)]),
+        (2, [(0, 2), (1, 2), (2, 2)]),
+        (2, [(0, 2)]),
+        (2, [(1, 2)]),
+        (2, [(2, 2)]),
+        (0, [(0, 2), (1, 0), (2, 0)]),
+    ):
+        assert num_hit_without(model, forgotten, tables, with_tail(2, 6)) == num_blocks * BLOCK
+
+
+def test_three_groups_with_eagle_need_the_next_block_too() -> None:
+    groups = [FULL, Group(BLOCK, window=3 * BLOCK), Group(BLOCK, window=3 * BLOCK)]
+    model = KVModel(31, groups, use_eagle=True)
+    r0, r1 = with_tail(0, 7, 6), with_tail(1, 5, 6)
+    assert admit_to_all(model, r0)[1] == [list(range(1, 8)), list(range(8, 15)), list(range(15, 22))]
+    tables = model.tables[0]
+    hit = [[1, 2, 3, 4, 5], [0, 0, 10, 11, 12], [0, 0, 17, 18, 19]]
+    assert admit_to_all(model, r1) == (hit, [[22, 23], [24, 25], [26, 27]])
+    model.free(r0)
+    model.free(r1)
+    for num_blocks, forgotten in (
+        (5, [(1, 0), (2, 0)]),
+        (0, [(0, 0)]),
+        (4, [(0, 5), (1, 5), (2, 5)]),
+        (4, [(0, 5)]),
+        (3, [(1, 4)]),
+        (3, [(2, 4)]),
+        (4, [(0, 5), (1, 0), (2, 0)]),
+    ):
+        assert num_hit_without(model, forgotten, tables, with_tail(2, 6, 6)) == num_blocks * BLOCK
+
+
+def test_blocks_of_different_sizes_hit_at_common_multiples() -> None:
+    model = KVModel(30, [Group(32), Group(16, window=32)])
+    r0 = generate(0, range(112))
+    assert admit_to_all(model, r0)[1] == [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11]]
+    for num_tokens in (113, 97):
+        hit, num_hit_tokens = model.lookup(generate(1, range(num_tokens)))
+        assert (hit, num_hit_tokens) == ([[1, 2, 3], [0, 0, 0, 0, 9, 10]], 96)
+    assert num_hit_without(model, [(1, 6), (1, 5)], model.tables[0], generate(1, range(113))) == 64
+    assert num_hit(KVModel(30, [Group(32), Group(16, window=32)]), generate(1, range(113))) == 0
+
+
+@pytest.mark.parametrize("use_eagle", [False, True])
+@pytest.mark.parametrize("kinds", ["fs", "sf", "fsS", "fSfs", "sS", "fff", "sfSf", "Ffs", "fFsS"])
+def test_any_mixture_finds_what_was_computed_in_two_chunks(kinds: str, *, use_eagle: bool) -> None:
+    """f, F: full attention, with blocks of 16, 32; s, S: windows of 2, 4 blocks."""
+    kind_of = {"f": FULL, "F": Group(32), "s": Group(16, window=32), "S": Group(16, window=64)}
+    model = KVModel(100, [kind_of[kind] for kind in kinds], use_eagle=use_eagle)
+    first, second = with_tail(0, 7, 4), with_tail(1, 5, 4)
+    assert model.allocate(first, 64) is not None
+    first.num_computed_tokens = 64
+    assert model.allocate(first, 7) is not None
+    stride = max(group.block_size for group in model.groups)
+    given_up = stride if use_eagle else 0
+    hit, num_hit_tokens = model.lookup(second)
+    assert num_hit_tokens == 64 - given_up
+    assert [len(table) * group.block_size for table, group in zip(hit, model.groups, strict=True)] == [
+        num_hit_tokens
+    ] * len(kinds)
+    admit_to_all(model, second)
+    for request in (first, second):
+        model.free(request)
+    assert sorted(model.free_order) == list(range(1, 100))
+    assert math.lcm(*(group.block_size for group in model.groups)) == stride
+
+
+def test_unpublished_blocks_of_the_last_group_are_handed_out_first() -> None:
+    model = KVModel(9, [Group(4), Group(4, window=8)])
+    request = generate(0, 6)
+    assert admit_to_all(model, request)[1] == [[1, 2], [3, 4]]
+    model.free(request)
+    assert model.free_order == [4, 2, 5, 6, 7, 8, 1, 3]
+
+
+# ---- steps
+
+
+def test_a_step_publishes_at_commit_and_nothing_if_it_is_withdrawn() -> None:
+    model = model_of(30)
+    request = with_tail(0, 0)
+    model.begin_step(0)
+    assert model.allocate(request, 48) == [[1, 2, 3]]
+    assert model.published == {}
+    assert model.withdraw(0) == set()
+    assert (model.published, num_hit(model, with_tail(1, 1))) == ({}, 0)
+
+    model.begin_step(1)
+    assert model.allocate(request, 48) == [[]]  # it still has the slots, with nothing in them
+    model.commit(1)
+    assert model.lookup(with_tail(1, 1)) == ([[1, 2, 3]], 48)
+
+
+def test_two_equal_prompts_in_one_step_compute_100_and_4_tokens() -> None:
+    model = model_of(30)
+    first, second, third = (generate(i, range(100)) for i in range(3))
+    model.begin_step(0)
+    assert admit(model, first) == ([], [1, 2, 3, 4, 5, 6, 7])
+    assert admit(model, second) == ([1, 2, 3, 4, 5, 6], [8])
+    with pytest.raises(LocalProtocolError):
+        model.free(first)
+    model.begin_step(1)
+    assert admit(model, third) == ([1, 2, 3, 4, 5, 6], [9])  # the step before is in flight
+    assert model.withdraw_request(first) == [0]  # nobody in the step that is being built counts on it
+    assert model.free_order[0] == 10
+    model.commit(0)
+    assert model.free_order[0] == 7  # its last block, behind the fence until the workers have written it
+    assert list(model.published) == [1, 2, 3, 4, 5, 6]
+
+
+def test_who_counts_on_a_request_goes_before_it() -> None:
+    model = model_of(30)
+    a, b, c, d = generate(0, range(33)), generate(1, range(49)), generate(2, range(65)), generate(3, 40)
+    model.begin_step(0)
+    for request, num_hit_blocks in ((a, 0), (b, 2), (d, 0), (c, 3)):
+        assert len(admit(model, request)[0]) == num_hit_blocks
+    assert model.withdraw_request(a) == [2, 1, 0]
+    assert list(model.tables) == [3]
+    model.commit(0)
+    assert num_hit(model, generate(4, range(33))) == 0
+    assert num_hit(model, generate(4, d.token_ids)) == 32
+
+
+def test_who_took_over_what_is_withdrawn_can_only_be_freed() -> None:
+    model = model_of(30)
+    first, second = generate(0, range(40)), generate(1, range(40))
+    model.begin_step(0)
+    admit(model, first)
+    model.begin_step(1)
+    admit(model, second)
+    assert model.withdraw(0) == {1}
+    model.begin_step(2)
+    second.num_computed_tokens = first.num_computed_tokens = 0
+    with pytest.raises(LocalProtocolError):
+        model.allocate(second, 40)
+    assert model.allocate(first, 40) == [[]]
+    model.free(second)
+    assert admit(model, second)[0] == [1, 2]
+
+
+def test_who_has_moved_on_over_what_is_withdrawn_can_only_be_freed() -> None:
+    model = KVModel(30, [Group(4, window=4)])
+    request = generate(0, range(12))
+    model.begin_step(0)
+    assert model.allocate(request, 8) == [[1, 2]]
+    model.begin_step(1)
+    request.num_computed_tokens = 8
+    assert model.allocate(request, 4) == [[3]]
+    assert (model.tables[0], model.free_order[0]) == ([[NULL, 2, 3]], 4)  # block 1 is still in use
+    assert model.withdraw(0) == {0}
+    assert model.free_order[0] == 1
+
+
+def test_a_fence_stands_until_the_newest_step_that_uses_the_blocks_has_ended() -> None:
+    model = model_of(30)
+    request = generate(0, range(40))
+    for step_id, num_tokens in enumerate((16, 16, 8)):
+        model.begin_step(step_id)
+        assert model.allocate(request, num_tokens) == [[step_id + 1]]
+        request.num_computed_tokens += num_tokens
+    model.free(request)
+    assert model.free_order[0] == 4
+    model.commit(0)
+    assert num_hit(model, generate(1, range(40))) == 32  # the second block is still to be published
+    assert model.free_order[0] == 4
+    model.commit(1)
+    assert (model.free_order[:2], model.free_order[-2:]) == ([3, 4], [2, 1])
+    model.commit(2)
+    assert model.free_order[0] == 3  # it was taken out of the third step
+
+
+def test_a_victim_of_its_own_step_finds_only_what_was_computed() -> None:
+    model = model_of(30)
+    victim = generate(0, 112)
+    model.begin_step(0)
+    model.allocate(victim, 96)
+    model.commit(0)
+    victim.num_computed_tokens = 96
+    model.begin_step(1)
+    assert model.allocate(victim, 16) == [[7]]
+    model.free(victim)
+    model.commit(1)
+    victim.token_ids += [7]
+    assert num_hit(model, victim) == 96
+    assert model.free_order[:2] == [7, 8]
+
+
+def test_in_a_new_epoch_nothing_of_the_last_one_is_found() -> None:
+    model = model_of(30)
+    done, running, late = generate(0, range(17)), with_tail(1, 0), with_tail(2, 0)
+    admit(model, done)
+    model.free(done)
+    model.begin_step(0)
+    admit(model, running)
+    model.new_epoch()
+    assert admit(model, late)[0] == []
+    model.commit(0)
+    assert num_hit(model, generate(3, range(17))) == 0
+    assert model.lookup(with_tail(3, 1))[0] == [model.tables[2][0]]  # not what was computed with what was before
+    running.token_ids += [7] * 16
+    model.allocate(running, 16)
+    model.cache_blocks(running, 64)
+    assert num_hit(model, generate(3, [*running.token_ids, 1])) == 48
+    table = model.tables[1][0]
+    model.free(running)
+    assert model.free_order[: len(table)] == table[::-1]
+    assert not model.reset()

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmcached.wire.config import GIB, MIB, ModelConfig, ServiceConfig
+from mmcached.wire.config import GIB, MIB, KVEventsConfig, ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("mm_processor_cache_gb", -0.1),
@@ -88,6 +89,35 @@ def test_the_longest_sequence_fits_the_kv_pool() -> None:
     with pytest.raises(ConfigError, match="160 tokens") as caught:
         ServiceConfig(num_kv_blocks=11, block_size=16, max_model_len=161)
     assert caught.value.details["field"] == "max_model_len"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("buffer_steps", 0),
+        ("hwm", 0),
+        ("endpoint", "localhost:5557"),
+        ("replay_endpoint", "udp://*:5558"),
+    ],
+)
+def test_kv_events_out_of_range(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig(kv_events=KVEventsConfig(enable_kv_cache_events=True, **{field: value}))
+    assert (caught.value.details["field"], caught.value.details["value"]) == (f"kv_events.{field}", value)
+
+
+def test_kv_events_are_published_where_it_is_said_else_in_the_run_directory(run_dir: Path) -> None:
+    assert not ServiceConfig().kv_events.enable_kv_cache_events
+    private = KVEventsConfig().addresses(run_dir, 2)
+    assert private == (f"ipc://{run_dir}/kv-pub-2.sock", f"ipc://{run_dir}/kv-rep-2.sock")
+    public = KVEventsConfig(endpoint="tcp://*:5557", replay_endpoint="ipc:///there")
+    assert public.addresses(run_dir) == ("tcp://*:5557", "ipc:///there")
+
+
+def test_the_longest_run_directory_has_room_for_the_sockets_of_kv_events() -> None:
+    folder = Path("/" + "r" * (MAX_SOCKET_PATH_BYTES - len("/workers-999.sock") - 1))
+    for address in KVEventsConfig().addresses(RunDir(folder).path, 999):
+        assert len(address.removeprefix("ipc://")) <= MAX_SOCKET_PATH_BYTES
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])

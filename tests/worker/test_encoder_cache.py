@@ -80,6 +80,7 @@ class EncoderCacheMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.cache.check_integrity()
         assert len(self.cache) == len(self.model)
+        assert sorted(self.cache.keys()) == sorted(self.model)
         assert self.cache.stats().nbytes == sum(4 * len(values) for values in self.model.values())
         for key, values in self.model.items():
             assert self.cache.get(key)["embeddings"].tolist() == values

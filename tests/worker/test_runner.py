@@ -133,6 +133,17 @@ def test_an_item_encoded_among_others_has_the_same_bits() -> None:
         )
 
 
+def test_output_names_what_the_encoder_cache_holds_behind_the_step_if_that_is_checked() -> None:
+    checked = make_runner(config=msgspec.structs.replace(CONFIG, debug_check_workers=True))
+    image, frames = IMAGES[1], inline_frames(IMAGES[1])
+    output, _ = run(checked, plan(1, encode=[inline_item("old", image)]), frames)
+    assert output.encoder_keys == ["old"]
+    output, _ = run(checked, plan(2, encode=[inline_item("new", image)], freed=["old"]), frames)
+    assert output.encoder_keys == ["new"]
+    output, _ = run(make_runner(), plan(1, encode=[inline_item("k", image)]), frames)
+    assert output.encoder_keys is None
+
+
 def test_freed_keys_go_first_and_may_be_encoded_again() -> None:
     runner, image = make_runner(), IMAGES[1]
     run(runner, plan(1, encode=[inline_item("old", image)]), inline_frames(image))

@@ -6,7 +6,8 @@ The books (scheduler, KV cache manager, encoder cache managers) are sans I/O; th
 from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_cache_manager import EncoderCacheManager
-from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks, KVCacheConfig
+from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
+from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.request import Request, RequestStatus
@@ -16,9 +17,11 @@ from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManag
 __all__ = [
     "EncoderCacheBook",
     "EncoderCacheManager",
+    "FullAttentionSpec",
     "KVCacheBlock",
     "KVCacheBlocks",
     "KVCacheConfig",
+    "KVCacheGroupSpec",
     "KVCacheManager",
     "MultiModalReceiverCache",
     "Request",
@@ -28,6 +31,7 @@ __all__ = [
     "ScheduledStep",
     "Scheduler",
     "SharedEncoderCacheManager",
+    "SlidingWindowSpec",
     "compute_encoder_budget",
     "engine_receiver_cache_from_config",
     "make_encoder_cache_manager",

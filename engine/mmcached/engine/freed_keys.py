@@ -1,32 +1,44 @@
 """The keys that workers must drop, until they have been told for certain.
 
     add --> pending --take--> told --confirm--> (gone)
-               ^                |
-               +----- retell ---+        the step that carried them failed: perhaps no worker has dropped them
+               |^               |
+               |+---- retell ---+        the step that carried them failed: perhaps no worker has dropped them
+               +--discard--> (gone)      the key is in use again: the next step encodes it anew in its place
 
 Telling a worker twice is harmless, never telling it would keep the tensor for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
-class FreedKeys:
+class FreedKeys(Generic[Key]):
     """An ordered set of keys, each told once per step at most."""
 
     def __init__(self) -> None:
-        self._pending: dict[str, None] = {}
-        self._told: dict[str, None] = {}
+        self._pending: dict[Key, None] = {}
+        self._told: dict[Key, None] = {}
 
-    def add(self, key: str) -> None:
+    def add(self, key: Key) -> None:
         self._pending[key] = None
 
-    def take(self, present: Container[str]) -> list[str]:
-        """Return and clear what is pending, but for keys that are present again: those will be overwritten."""
-        keys = [key for key in self._pending if key not in present]
+    def discard(self, key: Key) -> None:
+        self._pending.pop(key, None)
+
+    def take(self, *, is_certain: bool) -> list[Key]:
+        """Return and clear what is pending.
+
+        Args:
+            is_certain: it will be done, and no `confirm` will follow.
+        """
+        keys = list(self._pending)
+        if not is_certain:
+            self._told.update(self._pending)
         self._pending.clear()
-        self._told.update(dict.fromkeys(keys))
         return keys
 
     def confirm(self) -> None:
@@ -41,3 +53,11 @@ class FreedKeys:
     def clear(self) -> None:
         self._pending.clear()
         self._told.clear()
+
+    def pending(self) -> list[Key]:
+        """Return what is to be told. Changes nothing."""
+        return list(self._pending)
+
+    def unconfirmed(self) -> set[Key]:
+        """Return what is to be told, or was told and is not confirmed. Changes nothing."""
+        return self._pending.keys() | self._told.keys()

@@ -48,6 +48,9 @@ class Request:
         was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
         block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up.
         skip_reading_prefix_cache: compute everything; what it computes is published all the same.
+        priority: the lower, the earlier it is served, where the scheduler looks at it.
+        place: sorts requests by the order in which they are served; the scheduler gives it.
+        features_end: position behind the last placeholder of an item; 0 if there is none.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Request:
         skip_reading_prefix_cache: bool = False,
         lora: LoraKey | None = None,
         prompt_embeds: Mapping[int, bytes] | None = None,
+        priority: int = 0,
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -73,6 +77,9 @@ class Request:
         self.lora = lora
         self.prompt_embeds = dict(prompt_embeds or {})
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.priority = priority
+        self.place = (0, 0)
+        self.features_end = max((feature.offset + feature.length for feature in self.features), default=0)
 
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)

@@ -5,25 +5,31 @@
        +--- preempt (no KV blocks), withdraw (the step failed), reset (the workers forgot) --- all from token 0
 
 One step is in flight at a time; it ends by `commit` or `withdraw`. Both books follow: what a step would compute is
-reserved until then. Running requests are served in order of admission, then waiting ones first come, first served.
-Sans I/O: knows nothing of sockets, leases or tensors.
+reserved until then. Running requests are served first, then waiting ones, each in the order of `request_queue`:
+arrival, or urgency and then arrival. Sans I/O: knows nothing of sockets, leases or tensors.
 
-Nobody starves, and there is always something to run. The first running request gets a full token budget, a full
-encoder budget and, by preempting from the end, all blocks. It can only wait for encoder space, which closes the
-encoder for those behind it (`encoder_inputs`): they go on with what they hold, an item at most, which they free at its
-end or when preempted. A waiting request that waits for the encoder is passed only by requests without items: these
-never take what it waits for.
+A waiting request is admitted if all of its tokens fit beside what the running ones still need for theirs, and the
+watermark is left for the tokens that come; whoever is alone needs to fit, no more. So preemption is rare. Its victim
+is the last in the order of service, never one that has been served in the step.
+
+Nobody starves, unless more urgent requests keep coming, and there is always something to run. The first running
+request gets a full token budget, a full encoder budget and, by preempting from the end, all blocks. It can only wait
+for encoder space, which closes the encoder for those behind it (`encoder_inputs`): they go on with what they hold, an
+item at most, which they free at its end or when preempted. A waiting request that waits for the encoder is passed only
+by requests without items: these never take what it waits for.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from mmcached.engine.admission import check_request
+from mmcached.engine.block_admission import BlockAdmission
 from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
+from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request, RequestStatus
+from mmcached.engine.request_queue import RequestQueue
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.engine.step_builder import Outcome, StepBuilder
 from mmcached.wire.config import ServiceConfig
@@ -47,16 +53,20 @@ class Scheduler:
         self._config = config
         self._encoder_compute_budget, cache_size = compute_encoder_budget(config)
         self.kv_cache_manager = KVCacheManager(
-            config.num_kv_blocks,
-            config.block_size,
+            KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
+            config.max_model_len,
             config.enable_prefix_caching,
-            caching_hash_algo=config.prefix_caching_hash_algo,
+            config.prefix_caching_hash_algo,
+            enable_kv_cache_events=config.kv_events.enable_kv_cache_events,
+            eviction_policy=config.kv_eviction_policy,
+            hash_seed=config.prefix_caching_hash_seed,
         )
         self.encoder_cache_manager = make_encoder_cache_manager(config.encoder_cache_scope, cache_size)
         self.num_preemptions = 0
         self._requests: dict[int, Request] = {}
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._waiting = RequestQueue()
+        self._running = RequestQueue()
+        self._num_arrivals = 0
         self._in_flight: ScheduledStep | None = None
         self._next_step_id = 0
 
@@ -87,8 +97,11 @@ class Scheduler:
         if self._config.disable_chunked_mm_input and request.kind == "generate":
             max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
         check_request(request, self._config, max_embeds_per_item)
+        urgency = request.priority if self._config.scheduling_policy == "priority" else 0
+        request.place = urgency, self._num_arrivals
+        self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        self._waiting.add(request)
 
     def abort(self, request_id: int) -> None:
         """End a request without an answer. An unknown or ended one changes nothing.
@@ -142,21 +155,19 @@ class Scheduler:
         self._in_flight = None
         self.kv_cache_manager.commit(step.step_id)
         self.encoder_cache_manager.commit(step.step_id)
-        for chunk in step.chunks:
-            self._move_along(chunk, sampled)
+        ended = [chunk.request for chunk in step.chunks if self._move_along(chunk, sampled)]
         for request, input_id, _ in step.emit:
             request.num_emitted = input_id + 1
             self.encoder_cache_manager.free_encoder_input(request, input_id)
             if request.num_emitted == len(request.features) and not request.is_finished:
                 request.status = RequestStatus.FINISHED
-        taken_part = step.requests()
-        for request in taken_part:
-            if request.is_finished:
-                self._remove(request)
-        return [request for request in taken_part if request.status is RequestStatus.FINISHED]
+        ended += {item.request.request_id: item.request for item in step.emit if item.request.is_finished}.values()
+        for request in ended:
+            self._remove(request)
+        return [request for request in ended if request.status is RequestStatus.FINISHED]
 
     def withdraw(self, step: ScheduledStep) -> None:
-        """The step in flight has failed: publish nothing of it; its requests wait again, at the front, from token 0.
+        """The step in flight has failed: publish nothing of it; its requests wait again, in their places, from token 0.
 
         What an "encode" request emitted in earlier steps stays emitted.
 
@@ -196,7 +207,7 @@ class Scheduler:
             if request.num_computed_tokens or request.status is not RequestStatus.WAITING:
                 raise InvariantError(f"{request} waits, but has been computed or has ended")
         for request in self._running:
-            (table,) = self.kv_cache_manager.get_block_ids(request.request_id)
+            table = self.kv_cache_manager.block_table(request.request_id)
             if len(table) * self._config.block_size < request.num_computed_tokens:
                 raise InvariantError(f"{request} has {len(table)} block(s) only")
         running_ids = {request.request_id for request in self._running}
@@ -211,16 +222,21 @@ class Scheduler:
         self.kv_cache_manager.begin_step(step_id)
         self.encoder_cache_manager.begin_step(step_id)
         builder = StepBuilder(
-            self._config, self.kv_cache_manager, self.encoder_cache_manager, self._encoder_compute_budget
+            self._config,
+            self.kv_cache_manager,
+            self.encoder_cache_manager,
+            encoder_compute_budget=self._encoder_compute_budget,
+            is_shared=len(self._requests) > 1,
         )
         num_preemptions = self.num_preemptions
         self._serve_running(builder)
-        if self.num_preemptions == num_preemptions:
+        if self._waiting and self.num_preemptions == num_preemptions:
             self._admit_waiting(builder)
         if builder.is_empty:
             self.kv_cache_manager.withdraw(step_id)
             self.encoder_cache_manager.withdraw(step_id)
             return None
+        self.kv_cache_manager.launch_step(step_id)
         self._next_step_id += 1
         return builder.build(step_id, self._requests)
 
@@ -233,22 +249,21 @@ class Scheduler:
                 index += 1
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
-        index = 0
+        admission = BlockAdmission(self._config, self.kv_cache_manager, self._running)
         is_stalled = False
-        while index < len(self._waiting) and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting[index]
+        for request in list(self._waiting):
+            if len(self._running) >= self._config.max_num_seqs:
+                return
             if is_stalled and request.features:
-                index += 1
                 continue
-            match builder.add_waiting(request):
+            match builder.add_waiting(request, admission):
                 case Outcome.SCHEDULED:
-                    del self._waiting[index]
+                    self._waiting.remove(request)
                     request.status = RequestStatus.RUNNING
                     request.was_admitted = True
-                    self._running.append(request)
+                    self._running.add(request)
                 case Outcome.ENCODER_REFUSED:
                     is_stalled = True
-                    index += 1
                 case Outcome.NO_TOKENS | Outcome.KV_REFUSED:
                     return
 
@@ -265,18 +280,26 @@ class Scheduler:
         if step is not self._in_flight:
             raise LocalProtocolError(f"step {step.step_id} is not in flight")
 
-    def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> None:
-        """Book a computed chunk: its tokens, the items that lie behind it now, the token it has given."""
-        request = chunk.request
-        request.num_computed_tokens = chunk.end
-        for input_id, feature in request.features_in(chunk.start, chunk.end):
-            if feature.offset + feature.length <= chunk.end:
-                self.encoder_cache_manager.free_encoder_input(request, input_id)
+    def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
+        """Book a computed chunk: its tokens, the items that lie behind it now, the token it has given.
+
+        Returns:
+            Whether the request has ended, now or in the meantime.
+        """
+        request, start = chunk.request, chunk.start
+        end = request.num_computed_tokens = start + chunk.num_tokens
+        if start < request.features_end:
+            for input_id, feature in request.features_in(start, end):
+                if feature.offset + feature.length <= end:
+                    self.encoder_cache_manager.free_encoder_input(request, input_id)
+        is_running = request.status is RequestStatus.RUNNING
         if chunk.sample:
             request.append_output_token(sampled[request.request_id])
             request.finish_reason = request.reason_to_finish()
-            if request.finish_reason is not None and not request.is_finished:
+            if request.finish_reason is not None and is_running:
                 request.status = RequestStatus.FINISHED
+                is_running = False
+        return not is_running
 
     def _free(self, request: Request) -> None:
         self.kv_cache_manager.free(request)
@@ -285,14 +308,12 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         """Forget a request that has ended."""
         self._free(request)
+        self.kv_cache_manager.free_block_hashes(request)
         del self._requests[request.request_id]
-        if request in self._running:
-            self._running.remove(request)
-        else:
-            self._waiting.remove(request)
+        (self._running if request in self._running else self._waiting).remove(request)
 
     def _requeue(self, requests: list[Request]) -> None:
-        """Send running requests back to the front of the queue, in their order; those that were aborted end here."""
+        """Send running requests back to their places in the queue; those that were aborted end here."""
         for request in reversed(requests):
             if request.is_finished:
                 self._remove(request)
@@ -301,4 +322,4 @@ class Scheduler:
             request.num_computed_tokens = 0
             request.status = RequestStatus.WAITING
             self._running.remove(request)
-            self._waiting.appendleft(request)
+            self._waiting.add(request)

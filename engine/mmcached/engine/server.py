@@ -4,8 +4,8 @@
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
-that came), so it imports no torch. What a peer sends wrong is logged or answered; what contradicts the books ends the
-process.
+that came), so it imports no torch. Who asks for it is told what the prefix cache holds (kv_event_publisher). What a
+peer sends wrong is logged or answered; what contradicts the books ends the process.
 
 Who dies, and what follows here:
     frontend   its requests end; its leases are void; KV and encoder books stay; a row of the new ring, workers attach
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -29,20 +29,25 @@ import zmq
 from mmcached.engine.answers import Answers
 from mmcached.engine.frontend_contact import FrontendContact
 from mmcached.engine.item_frames import ItemFrames
+from mmcached.engine.kv_event_publisher import kv_event_publisher_from_config
 from mmcached.engine.leases import LeaseBook
 from mmcached.engine.probes import EngineProbes
 from mmcached.engine.request import Request
 from mmcached.engine.scheduler import ScheduledStep, Scheduler
 from mmcached.engine.step_runner import FinishedStep, StepRunner
+from mmcached.engine.token_streams import TokenStreams
+from mmcached.engine.worker_check import check_encoder_caches
 from mmcached.engine.worker_group import WorkerGroup
 from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
+    ChannelFull,
     ErrorInfo,
     MmcachedError,
     RemoteProtocolError,
+    ServiceUnavailable,
     error_from_wire,
     error_to_wire,
 )
@@ -83,6 +88,7 @@ class EngineServer:
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
         self._answers = Answers()
+        self._streams = TokenStreams()
         self._leases = LeaseBook(self._give_back)
         self._num_finished = 0
         self._flush_tokens: list[int] = []
@@ -95,6 +101,9 @@ class EngineServer:
             self._worker_channel: RouterChannel[received.FromWorker] = stack.enter_context(
                 RouterChannel(context, run_dir.worker_address(engine_index), received.FromWorker)
             )
+            self._kv_events = kv_event_publisher_from_config(context, config.kv_events, run_dir.path, engine_index)
+            if self._kv_events is not None:
+                stack.callback(self._kv_events.close)
             self._closing = stack.pop_all()
         self._group = WorkerGroup(
             self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
@@ -112,6 +121,9 @@ class EngineServer:
         self._poller = zmq.Poller()
         self._poller.register(self._contact.channel.socket, zmq.POLLIN)
         self._poller.register(self._worker_channel.socket, zmq.POLLIN)
+        self._is_replaying = False
+        if self._kv_events is not None:
+            self._poller.register(self._kv_events.replay_socket, zmq.POLLIN)
 
     # ---- the loop
 
@@ -123,7 +135,7 @@ class EngineServer:
             PeerGone: a step is past its deadline; the process must end.
             ConfigError: the frontend was started otherwise; the process must end.
         """
-        wait_s = 0.0 if self._steps.can_start else timeout_s
+        wait_s = 0.0 if self._steps.can_start or self._is_replaying else timeout_s
         ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
         if self._contact.channel.socket in ready:
             self._serve_frontend()
@@ -136,6 +148,9 @@ class EngineServer:
             self._flush()
         if self._steps.can_start:
             self._steps.start()
+        if self._kv_events is not None:  # last: the workers compute meanwhile
+            self._kv_events.publish(self._scheduler.kv_cache_manager.take_events())
+            self._is_replaying = self._kv_events.serve_replay()
 
     def close(self) -> None:
         """Tell the workers to end, give up the row, close the sockets. A second call does nothing."""
@@ -222,6 +237,7 @@ class EngineServer:
             self._items.add(message, payload)
             if missed:
                 raise CacheMiss(missed)
+            self._check_room()
             request = self._make_request(message)
             self._scheduler.add_request(request)
         except CacheMiss as miss:
@@ -232,6 +248,15 @@ class EngineServer:
             self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
         else:
             self._requests[request_id] = request
+            if message.is_streamed and request.kind == "generate":
+                self._streams.open(request_id)
+
+    def _check_room(self) -> None:
+        """Raise `ServiceUnavailable` if there are as many requests as this engine takes."""
+        limit = self._config.max_num_requests
+        if len(self._requests) >= limit:
+            reason = f"the engine has {len(self._requests)} requests (max_num_requests = {limit}); try again later"
+            raise ServiceUnavailable(reason, field="max_num_requests", value=len(self._requests), limit=limit)
 
     def _hold_leases(self, message: received.AddRequest) -> list[str]:
         """Take note of the leases that came; return the items whose descriptor is not for this incarnation."""
@@ -263,6 +288,7 @@ class EngineServer:
         self._requests.pop(request_id, None)
         self._items.forget(request_id)
         self._answers.forget(request_id)
+        self._streams.forget(request_id)
         self._leases.end_request(request_id)
 
     # ---- workers
@@ -335,11 +361,17 @@ class EngineServer:
 
     def _book(self, finished: FinishedStep) -> None:
         if finished.output is not None:
-            self._commit(finished.step, finished.output, finished.payload)
+            self._commit(finished.step, finished.output, finished.payload, finished.encoder_keys)
         elif finished.error is not None:
             self._withdraw(finished.step, finished.error)
 
-    def _commit(self, step: ScheduledStep, output: received.StepOutput, payload: list[Frame]) -> None:
+    def _commit(
+        self,
+        step: ScheduledStep,
+        output: received.StepOutput,
+        payload: list[Frame],
+        encoder_keys: Mapping[int, list[str] | None],
+    ) -> None:
         for rows in output.hidden_states:
             if rows.request_id in self._requests:
                 self._answers.put_hidden(rows, payload)
@@ -347,8 +379,25 @@ class EngineServer:
             if embedding.request_id in self._requests:
                 self._answers.put_embedding(embedding, payload)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
-        for request in self._scheduler.commit(step, sampled):
+        finished = self._scheduler.commit(step, sampled)
+        if self._config.debug_check_workers:
+            book = self._scheduler.encoder_cache_manager
+            check_encoder_caches(book.ready_keys(), book.lingering_keys(), encoder_keys, step=step.step_id)
+        for request in finished:
             self._answer(request)
+        if self._streams:  # those that were just answered are streamed no more
+            self._tell_tokens(step)
+
+    def _tell_tokens(self, step: ScheduledStep) -> None:
+        streams = self._streams.untold(chunk.request for chunk in step.chunks if chunk.sample)
+        if not streams:
+            return
+        try:
+            self._contact.channel.send(to_frontend.TokensCommitted(streams))
+        except ChannelFull as error:
+            log.warning("tokens wait for the next step", reason=str(error))
+        else:
+            self._streams.told(streams)
 
     def _withdraw(self, step: ScheduledStep, error: ErrorInfo) -> None:
         """A worker could not run the step: none of it counts, and the requests that were in it fail with the reason."""

@@ -5,6 +5,7 @@ Order of work: drop `freed_keys`, encode, emit, run the chunks in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,12 +21,11 @@ class ScheduledItem(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """Tokens `[start, start + num_tokens)` of one request.
 
     Attributes:
-        block_ids: the request's block table from position 0 on, long enough for the chunk.
+        block_ids: the request's block table from position 0 on, long enough for the chunk; it grows later on.
         spans: where encoder outputs replace token embeddings; positions count from the chunk's start.
         sample: the chunk ends at the last known token, so the next one is wanted.
         is_new_hit: first chunk of an admission or resumption, after a prefix hit of `start` tokens.
@@ -34,8 +34,8 @@ class ScheduledChunk:
     request: Request
     start: int
     num_tokens: int
-    block_ids: list[int]
-    spans: list[EmbedSpan]
+    block_ids: Sequence[int]
+    spans: Sequence[EmbedSpan]
     sample: bool
     is_new_hit: bool
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 
+from mmcached.engine.block_admission import BlockAdmission
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_inputs import EncoderStepBudget
 from mmcached.engine.kv.blocks import KVCacheBlocks
@@ -39,16 +40,24 @@ class StepBuilder:
         kv: with this step open.
         encoder: with this step open.
         encoder_compute_budget: embeddings that the step may compute.
+        is_shared: there is more than one request, so that a long prompt may have to leave tokens to others.
     """
 
     def __init__(
-        self, config: ServiceConfig, kv: KVCacheManager, encoder: EncoderCacheBook, encoder_compute_budget: int
+        self,
+        config: ServiceConfig,
+        kv: KVCacheManager,
+        encoder: EncoderCacheBook,
+        *,
+        encoder_compute_budget: int,
+        is_shared: bool,
     ) -> None:
         self._config = config
         self._kv = kv
         self._encoder = encoder
         self._encoder_budget = EncoderStepBudget(encoder, encoder_compute_budget)
         self._token_budget = config.max_num_batched_tokens
+        self._most_tokens = (is_shared and config.long_prefill_token_threshold) or config.max_num_batched_tokens
         self._chunks: list[ScheduledChunk] = []
         self._emit: list[ScheduledItem] = []
 
@@ -62,14 +71,18 @@ class StepBuilder:
             return self._add_items(request)
         return self._add_chunk(request, request.num_computed_tokens, None)
 
-    def add_waiting(self, request: Request) -> Outcome:
+    def add_waiting(self, request: Request, admission: BlockAdmission) -> Outcome:
         """Give a request that holds nothing its first chunk, after what the prefix cache has, or its first items."""
         if request.kind == "encode":
             return self._add_items(request)
+        if not self._token_budget:
+            return Outcome.NO_TOKENS
         hit, num_hit_tokens = self._kv.get_computed_blocks(request)
+        if not admission.is_room_for(request, hit):
+            return Outcome.KV_REFUSED
         outcome = self._add_chunk(request, num_hit_tokens, hit)
         if outcome is Outcome.SCHEDULED:
-            self._kv.record_admission(request, num_hit_tokens)
+            admission.admitted(request)
             if not request.was_admitted:
                 request.num_cached_tokens = num_hit_tokens
         return outcome
@@ -83,33 +96,32 @@ class StepBuilder:
         return ScheduledStep(step_id, self._chunks, encode, self._emit, self._encoder.take_freed())
 
     def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> Outcome:
-        end = min(request.num_tokens, start + self._token_budget)
-        if self._config.disable_chunked_mm_input:
-            end = _end_without_split(request, start, end)
+        num_tokens = request.num_tokens
+        end = min(num_tokens, start + min(self._token_budget, self._most_tokens))
+        plan = None
+        if start < request.features_end:
+            if self._config.disable_chunked_mm_input:
+                end = _end_without_split(request, start, end)
+            if end > start:
+                plan = self._encoder_budget.plan(request, [index for index, _ in request.features_in(start, end)])
+                if plan.refused is not None:
+                    end = max(start, request.features[plan.refused].offset)
+                    if end == start:
+                        self._encoder_budget.take(plan)
+                        return Outcome.ENCODER_REFUSED
         if end == start:
             return Outcome.NO_TOKENS
-        plan = self._encoder_budget.plan(request, [index for index, _ in request.features_in(start, end)])
-        if plan.refused is not None:
-            end = max(start, request.features[plan.refused].offset)
-            if end == start:
-                self._encoder_budget.take(plan)
-                return Outcome.ENCODER_REFUSED
         num_hit_tokens = 0 if hit is None else start
         if self._kv.allocate_slots(request, end - start, num_hit_tokens, hit) is None:
             return Outcome.KV_REFUSED
-        self._encoder_budget.take(plan)
+        if plan is not None:
+            self._encoder_budget.take(plan)
         request.num_computed_tokens = start
         self._token_budget -= end - start
+        table = self._kv.block_table(request.request_id)
+        spans = self._spans(request, start, end) if plan is not None else ()
         self._chunks.append(
-            ScheduledChunk(
-                request,
-                start,
-                end - start,
-                block_ids=self._kv.get_block_ids(request.request_id)[0],
-                spans=self._spans(request, start, end),
-                sample=end == request.num_tokens,
-                is_new_hit=num_hit_tokens > 0,
-            )
+            ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, num_hit_tokens > 0)
         )
         return Outcome.SCHEDULED
 

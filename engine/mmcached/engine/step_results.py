@@ -34,9 +34,21 @@ class StepResults:
         return [rank for rank in range(self._world_size) if rank not in self._results]
 
     def failure(self) -> StepFailed | None:
-        """Return the first failure in rank order, or None if every rank has run the step."""
-        ordered = (self._results[rank][0] for rank in sorted(self._results))
-        return next((result for result in ordered if isinstance(result, StepFailed)), None)
+        """Return the first failure in rank order, or None if every rank has run the step.
+
+        Raises:
+            InvariantError: a rank was told to use what it does not have; all that follows from the books is in doubt.
+        """
+        ordered = ((rank, self._results[rank][0]) for rank in sorted(self._results))
+        failures = [(rank, result) for rank, result in ordered if isinstance(result, StepFailed)]
+        for rank, failed in failures:
+            if failed.error.code == InvariantError.code:
+                raise InvariantError(f"step {self.step}: rank {rank} contradicts the books: {failed.error.message}")
+        return failures[0][1] if failures else None
+
+    def encoder_keys(self) -> dict[int, list[str] | None]:
+        """Return what the encoder cache of each rank that has run the step holds behind it, as far as it says so."""
+        return {rank: output.encoder_keys for rank, output in self._outputs().items()}
 
     def answer(self) -> tuple[StepOutput, list[Frame]]:
         """Return rank 0's output with its payload.
@@ -44,9 +56,12 @@ class StepResults:
         Raises:
             InvariantError: the ranks computed different things.
         """
-        outputs = {rank: result for rank, (result, _) in self._results.items() if isinstance(result, StepOutput)}
+        outputs = self._outputs()
         first = outputs[0]
         differing = [rank for rank, output in outputs.items() if output.digest != first.digest]
         if differing:
             raise InvariantError(f"step {self.step}: ranks {differing} computed something else than rank 0")
         return first, self._results[0][1]
+
+    def _outputs(self) -> dict[int, StepOutput]:
+        return {rank: result for rank, (result, _) in self._results.items() if isinstance(result, StepOutput)}

@@ -30,12 +30,17 @@ log = structlog.get_logger("mmcached.engine")
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that every rank has answered: rank 0's output with its payload, or the error of the first that failed."""
+    """A step that every rank has answered: rank 0's output with its payload, or the error of the first that failed.
+
+    Attributes:
+        encoder_keys: what the encoder cache of each rank holds now; None from ranks that do not say.
+    """
 
     step: ScheduledStep
     output: StepOutput | None
     payload: list[Frame]
     error: ErrorInfo | None
+    encoder_keys: dict[int, list[str] | None]
 
 
 class StepRunner:
@@ -105,7 +110,7 @@ class StepRunner:
         Reads that are done count whatever step they belong to; all else counts only for the step in flight.
 
         Raises:
-            InvariantError: the ranks computed different things.
+            InvariantError: the ranks computed different things, or one contradicts the books.
         """
         link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_nonce != self._nonce:
@@ -123,9 +128,9 @@ class StepRunner:
         self._in_flight = None
         failure = results.failure()
         if failure is not None:
-            return FinishedStep(step, None, [], failure.error)
+            return FinishedStep(step, None, [], failure.error, {})
         output, frames = results.answer()
-        return FinishedStep(step, output, frames, None)
+        return FinishedStep(step, output, frames, None, results.encoder_keys())
 
     def void(self) -> None:
         """Forget the step in flight: its caller has reset the books."""

@@ -6,7 +6,8 @@ Importing it does not import torch; a call that returns tensors does.
 from mmcached.client.asynchronous import AsyncClient
 from mmcached.client.fail_open import StoreCounters
 from mmcached.client.hits import Hit
+from mmcached.client.kv_events import KVEventSubscriber
 from mmcached.client.results import Generation, ImageLike
 from mmcached.client.synchronous import Client
 
-__all__ = ["AsyncClient", "Client", "Generation", "Hit", "ImageLike", "StoreCounters"]
+__all__ = ["AsyncClient", "Client", "Generation", "Hit", "ImageLike", "KVEventSubscriber", "StoreCounters"]

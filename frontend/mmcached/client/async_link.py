@@ -1,7 +1,8 @@
 """The socket of an asyncio client: any number of requests at a time over one connection.
 
-    reader task    hands each answer to the call that waits for it; the rest to `hear`, whose reply is sent
-    watcher task   a lost connection ends all open calls: the frontend that knew of them has died
+    reader task    hands each answer to the call that waits for it, tokens to their stream; the rest to `hear`, whose
+                   reply is sent
+    watcher task   a lost connection ends all open calls and streams: the frontend that knew of them has died
 
 Knows nothing of what the messages mean. One event loop owns a link.
 """
@@ -20,7 +21,8 @@ import zmq.asyncio
 from mmcached.client import forks
 from mmcached.client.conversation import Ask, answer_id, failure_of
 from mmcached.client.presence import Presence
-from mmcached.client.sync_link import Hear
+from mmcached.client.sync_link import LOOK_INTERVAL_S, Hear
+from mmcached.client.token_stream import TokenStream
 from mmcached.wire.channels import LINGER_MS, SEND_HIGH_WATER_MARK, Frame, decode_frames, encode_frames, make_decoder
 from mmcached.wire.errors import (
     ChannelFull,
@@ -31,8 +33,8 @@ from mmcached.wire.errors import (
     RequestAborted,
     ServiceUnavailable,
 )
-from mmcached.wire.messages.client import ToClient, Welcome
-from mmcached.wire.messages.frontend import ClientBye, ClientHello
+from mmcached.wire.messages.client import ToClient, Tokens, Welcome
+from mmcached.wire.messages.frontend import Cancel, ClientBye, ClientHello, Generate
 from mmcached.wire.paths import RunDir
 
 Reply = tuple[ToClient, list[Frame]]
@@ -52,6 +54,7 @@ class AsyncLink:
         self._lost = lost
         self._decoder = make_decoder(ToClient)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._streams: dict[int, tuple[TokenStream, asyncio.Event]] = {}
         self._greetings: set[asyncio.Future[Welcome]] = set()
         self._presence = Presence(directory, client_id)
         self._context = zmq.asyncio.Context()
@@ -96,6 +99,33 @@ class AsyncLink:
         finally:
             self._waiting.pop(request.request_id, None)
 
+    def open_stream(self, request: Generate, payload: Sequence[Frame]) -> TokenStream:
+        """As `SyncLink.open_stream`."""
+        self.send(request, payload)
+        event = asyncio.Event()
+        stream = TokenStream(request, event.set)
+        self._streams[request.request_id] = stream, event
+        return stream
+
+    async def wait_for_news(self, stream: TokenStream, *, deadline: float, timeout_s: float) -> None:
+        """As `SyncLink.wait_for_news`; the reader puts what comes."""
+        if stream.has_news:
+            return
+        _, event = self._streams[stream.request_id]
+        event.clear()
+        try:
+            # However late its caller comes, the reader has a turn to put what lies in the socket.
+            async with asyncio.timeout(max(LOOK_INTERVAL_S, deadline - time.monotonic())):
+                await event.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("generate", timeout_s) from None
+
+    def end_stream(self, stream: TokenStream) -> None:
+        """As `SyncLink.end_stream`; asyncio ends abandoned streams in their own loop."""
+        self._streams.pop(stream.request_id, None)
+        if stream.is_open:
+            self.tell(Cancel(self._client_id, stream.request_id))
+
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
         """Queue one message; never waits. The socket's queue is the only limit.
 
@@ -116,12 +146,13 @@ class AsyncLink:
 
     def abandon(self) -> None:
         """As `SyncLink.abandon`."""
+        self._fail_streams(RequestAborted("the stream is the parent's"))
         self._presence.abandon()
         forks.keep_for_ever(self, self._socket, self._monitor, self._context)
         forks.close_connections(self._socket_path)
 
     async def close(self) -> None:
-        """As `SyncLink.close`; open calls end with `RequestAborted`."""
+        """As `SyncLink.close`; open calls and streams end with `RequestAborted`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -148,7 +179,15 @@ class AsyncLink:
             del frames, message, payload  # views of a record may live in them, and this task waits for long
 
     def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
+        if isinstance(message, Tokens):
+            for piece in message.streams:
+                if piece.request_id in self._streams:
+                    self._streams[piece.request_id][0].put(piece)
+            return
         request_id = answer_id(message)
+        if request_id in self._streams:
+            self._streams[request_id][0].answer(message, payload)
+            return
         future = None if request_id is None else self._waiting.get(request_id)
         if future is not None and not future.done():
             future.set_result((message, payload))
@@ -186,3 +225,8 @@ class AsyncLink:
         for future in futures:
             if not future.done():
                 future.set_exception(error)
+        self._fail_streams(error)
+
+    def _fail_streams(self, error: MmcachedError) -> None:
+        for stream, _ in list(self._streams.values()):
+            stream.fail(error)

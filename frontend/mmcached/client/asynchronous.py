@@ -6,14 +6,14 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mmcached.client import forks
 from mmcached.client.async_link import AsyncLink, Reply
-from mmcached.client.conversation import Ask, Conversation, Options, checked_image_ids, expect
+from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, checked_image_ids, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
@@ -24,6 +24,7 @@ from mmcached.shm.codec import Library, Record
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
+from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -105,6 +106,35 @@ class AsyncClient:
         )
         message, payload = await self._call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
+
+    def generate_stream(
+        self,
+        prompt: str | Sequence[int],
+        images: Sequence[ImageLike | None] = (),
+        max_tokens: int = 16,
+        *,
+        image_ids: Sequence[str | None] = (),
+        hidden_states: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[list[int] | Generation]:
+        """As `Client.generate_stream`, for `async for`; any number at a time. A task that is cancelled in it ends it.
+
+        Whoever stops early ends the request when the iterator is closed, by `aclose()` or once nothing refers to it.
+        """
+        ids = checked_image_ids(image_ids, len(images))
+        limit_s = self._talk.timeout(timeout_s)
+        return self._stream(
+            lambda: self._talk.generate(
+                prompt,
+                image_ids=ids,
+                max_tokens=max_tokens,
+                hidden_states=hidden_states,
+                timeout_s=limit_s,
+                stream_window=STREAM_WINDOW,
+            ),
+            read_images(images, ids),
+            limit_s,
+        )
 
     async def encode(
         self,
@@ -233,6 +263,27 @@ class AsyncClient:
         except (DeadlineExceeded, asyncio.CancelledError):
             link.tell(self._talk.cancel(request.request_id))
             raise
+
+    async def _stream(
+        self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float
+    ) -> AsyncGenerator[list[int] | Generation]:
+        """Exchange a request whose tokens come as they commit. A forked child is another client: it must ask anew."""
+        self._check_open()
+        deadline = time.monotonic() + timeout_s + GRACE_S
+        await self._contact(timeout_s, is_patient=True)
+        link = self._connection()
+        stream = link.open_stream(ask(), payload)
+        try:
+            while True:
+                await link.wait_for_news(stream, deadline=deadline, timeout_s=timeout_s)
+                piece = stream.take()
+                if (receipt := stream.take_receipt()) is not None:
+                    link.tell(receipt)
+                yield piece
+                if isinstance(piece, Generation):
+                    return
+        finally:
+            link.end_stream(stream)
 
     async def _run(self, verb: Verb[T]) -> T:
         self._check_open()

@@ -21,6 +21,7 @@ from mmcached.wire.messages.client import (
     Stats,
     Stored,
     ToClient,
+    Tokens,
     Welcome,
 )
 from mmcached.wire.messages.frontend import (
@@ -45,6 +46,8 @@ MAX_TIMEOUT_S = 86_400.0
 MAX_KEY_CHARACTERS = 256
 MAX_KEYS = 4096
 MAX_IMAGE_ID_BYTES = 256
+STREAM_WINDOW = 32
+"""Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
 AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
 StoreAsk = TakeRow | GetRecords | HaveRecords | PutRecord | ClaimRecord | DropRecord
 Ask = Generate | Encode | GetStats | Probe | Flush | StoreAsk
@@ -86,6 +89,7 @@ class Conversation:
         max_tokens: int,
         hidden_states: bool,
         timeout_s: float | None,
+        stream_window: int = 0,
     ) -> Generate:
         return Generate(
             client_id=self.client_id,
@@ -96,6 +100,7 @@ class Conversation:
             timeout_s=self.timeout(timeout_s),
             tenant=self.options.tenant,
             image_ids=image_ids,
+            stream_window=stream_window,
         )
 
     def encode(self, *, image_ids: list[str | None], timeout_s: float | None) -> Encode:
@@ -190,7 +195,7 @@ def _is_unicode(text: str) -> bool:
 
 def answer_id(message: ToClient) -> int | None:
     """Return which request a message answers; None for one that answers no request in particular."""
-    return None if isinstance(message, Welcome | Barrier) else message.request_id
+    return None if isinstance(message, Welcome | Tokens | Barrier) else message.request_id
 
 
 def failure_of(message: ToClient) -> MmcachedError | None:

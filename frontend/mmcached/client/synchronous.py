@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mmcached.client import forks
-from mmcached.client.conversation import Ask, Conversation, Options, checked_image_ids, expect
+from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, checked_image_ids, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
 from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
@@ -21,6 +21,7 @@ from mmcached.shm.codec import Library, Record
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
+from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -125,6 +126,41 @@ class Client:
         )
         message, payload = self._call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
+
+    def generate_stream(
+        self,
+        prompt: str | Sequence[int],
+        images: Sequence[ImageLike | None] = (),
+        max_tokens: int = 16,
+        *,
+        image_ids: Sequence[str | None] = (),
+        hidden_states: bool = False,
+        timeout_s: float | None = None,
+    ) -> Generator[list[int] | Generation]:
+        """As `generate`, and yield tokens as they are computed, in lists; at last the `Generation`.
+
+        The first step asks the service. Each token comes once, in order; those that come while the caller is busy come
+        in one list. Other calls may be made in between. Whoever stops early, or closes the iterator, ends the request
+        in the service; `timeout_s` is the deadline of the whole generation.
+
+        >>> for piece in client.generate_stream("Tell me", max_tokens=64):       # doctest: +SKIP
+        ...     if isinstance(piece, list):
+        ...         print(piece)
+        """
+        ids = checked_image_ids(image_ids, len(images))
+        limit_s = self._talk.timeout(timeout_s)
+        return self._stream(
+            lambda: self._talk.generate(
+                prompt,
+                image_ids=ids,
+                max_tokens=max_tokens,
+                hidden_states=hidden_states,
+                timeout_s=limit_s,
+                stream_window=STREAM_WINDOW,
+            ),
+            read_images(images, ids),
+            limit_s,
+        )
 
     def encode(
         self,
@@ -299,6 +335,28 @@ class Client:
         except DeadlineExceeded:
             link.tell(self._talk.cancel(request.request_id))
             raise
+
+    def _stream(
+        self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float
+    ) -> Generator[list[int] | Generation]:
+        """Exchange a request whose tokens come as they commit. A forked child is another client: it must ask anew."""
+        if self._link is not None:
+            self._link.catch_up()
+        deadline = time.monotonic() + timeout_s + GRACE_S
+        self._contact(timeout_s, is_patient=True)
+        link = self._connection()
+        stream = link.open_stream(ask(), payload)
+        try:
+            while True:
+                link.wait_for_news(stream, deadline=deadline, timeout_s=timeout_s)
+                piece = stream.take()
+                if (receipt := stream.take_receipt()) is not None:
+                    link.tell(receipt)
+                yield piece
+                if isinstance(piece, Generation):
+                    return
+        finally:
+            link.end_stream(stream)
 
     def _run(self, verb: Verb[T]) -> T:
         if self._is_closed:

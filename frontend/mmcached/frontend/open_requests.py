@@ -55,9 +55,13 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class OpenRequests:
-    """All open requests, by number; also found by client, by engine and by deadline."""
+    """All open requests, by number; also found by client, by engine and by deadline.
+
+    A client uses each of its request ids for one open request at a time.
+    """
 
     _by_number: dict[int, OpenRequest] = field(default_factory=dict)
+    _by_client: dict[tuple[str, int], OpenRequest] = field(default_factory=dict)
     _last_number: int = 0
 
     def __len__(self) -> int:
@@ -72,17 +76,20 @@ class OpenRequests:
 
     def add(self, request: OpenRequest) -> None:
         self._by_number[request.number] = request
+        self._by_client[request.message.client_id, request.message.request_id] = request
 
     def get(self, number: int) -> OpenRequest | None:
         return self._by_number.get(number)
 
     def take(self, number: int) -> OpenRequest | None:
         """Remove and return a request; None if it is not open (any more)."""
-        return self._by_number.pop(number, None)
+        request = self._by_number.pop(number, None)
+        if request is not None:
+            del self._by_client[request.message.client_id, request.message.request_id]
+        return request
 
     def find(self, client_id: str, request_id: int) -> OpenRequest | None:
-        wanted = (client_id, request_id)
-        return next((r for r in self if (r.message.client_id, r.message.request_id) == wanted), None)
+        return self._by_client.get((client_id, request_id))
 
     def clients(self) -> set[str]:
         return {request.message.client_id for request in self}

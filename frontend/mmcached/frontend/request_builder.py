@@ -79,6 +79,7 @@ def build_request(
         want_hidden_states=isinstance(message, Generate) and message.want_hidden_states,
         tenant=message.tenant,
         mirror_seq=mirror_seq,
+        is_streamed=isinstance(message, Generate) and message.stream_window > 0,
     )
     return add, payload
 

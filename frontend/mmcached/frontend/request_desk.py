@@ -7,8 +7,9 @@
        +----------------------- missed: what the engine lacks, resent ---+
 
 Whatever happens on the way (a bad image, a deadline, a cancel, the death of client or engine), a request is answered at
-most once and leaves no lease, pin or waiting work behind. Knows nothing of sockets: messages to clients go through a
-callable, those to engines through the gate.
+most once and leaves no lease, pin, stream or waiting work behind. Tokens that are wanted as they commit go to their
+client at the next `flush`. Knows nothing of sockets: messages to clients go through a callable, those to engines
+through the gate.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.processing import Processed, Processing
 from mmcached.frontend.request_builder import build_request, prompt_tokens
 from mmcached.frontend.routes import ItemRoute, RoutedItem
+from mmcached.frontend.token_streams import TokenStreams
 from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
@@ -43,8 +45,8 @@ log = structlog.get_logger("mmcached.frontend")
 
 MAX_RESENDS = 2
 
-Answer = Callable[[bytes, to_client.ToClient, Sequence[Frame]], None]
-"""Sends to a client, or drops what it does not take."""
+Answer = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
+"""Sends to a client, or drops what it does not take; returns whether it was queued."""
 
 
 class RequestDesk:
@@ -76,6 +78,7 @@ class RequestDesk:
         self._answer = answer
         self._clock = clock
         self._requests = OpenRequests()
+        self._streams = TokenStreams(lambda peer, tokens: answer(peer, tokens, ()))
         self._is_draining = False
         self.num_done = 0
         self.num_failed = 0
@@ -111,6 +114,7 @@ class RequestDesk:
             self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)), ())
             return
         self._requests.add(request)
+        self._streams.open(request)
 
     def advance(self, request: OpenRequest) -> None:
         """Go on with an open request for which items have come; fail it if it cannot be served."""
@@ -123,8 +127,10 @@ class RequestDesk:
     def _check_admission(self, message: received.Generate | received.Encode) -> None:
         if self._is_draining:
             raise ServiceUnavailable("the service is draining; try another one")
-        if len(self._requests) >= self._config.max_num_requests:
-            raise ServiceUnavailable(f"{len(self._requests)} requests are open (max_num_requests); try again later")
+        num_open, limit = len(self._requests), self._config.max_num_requests
+        if num_open >= limit:
+            reason = f"{num_open} requests are open (max_num_requests = {limit}); try again later"
+            raise ServiceUnavailable(reason, field="max_num_requests", value=num_open, limit=limit)
         if self._requests.find(message.client_id, message.request_id) is not None:
             raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
 
@@ -180,16 +186,19 @@ class RequestDesk:
     def handle_engine(self, message: received.FromEngine, payload: Sequence[Frame]) -> None:
         """Take what an engine says of a request; one that is not open any more is nobody's."""
         match message:
+            case received.TokensCommitted():
+                for tokens in message.streams:
+                    self._streams.committed(tokens)
             case received.RequestGenerated():
                 self._finish_generation(message, payload)
             case received.RequestEncoded():
-                request = self._requests.take(message.request_id)
+                request = self._take(message.request_id)
                 if request is not None:
                     self.num_done += 1
                     answer = to_client.Encoded(request.message.request_id, message.embeddings)
                     self._answer(request.peer, answer, payload)
             case received.RequestFailed():
-                request = self._requests.take(message.request_id)
+                request = self._take(message.request_id)
                 if request is not None:
                     self.num_failed += 1
                     self._answer(request.peer, to_client.Failed(request.message.request_id, message.error), ())
@@ -202,7 +211,7 @@ class RequestDesk:
             self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _finish_generation(self, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:
-        request = self._requests.take(message.request_id)
+        request = self._take(message.request_id)
         if request is None:
             return
         self.num_done += 1
@@ -233,6 +242,18 @@ class RequestDesk:
         request.engine = 0
         self.advance(request)
 
+    # ---- streams
+
+    def taken(self, message: received.TokensTaken) -> None:
+        """A client has taken tokens of a streamed generation: it may be sent more."""
+        request = self._requests.find(message.client_id, message.request_id)
+        if request is not None:
+            self._streams.taken(request.number, message.num_tokens)
+
+    def flush(self) -> None:
+        """Send the tokens that have come and may be sent."""
+        self._streams.flush()
+
     # ---- deadlines and ends
 
     def check_deadlines(self, now: float) -> None:
@@ -259,17 +280,22 @@ class RequestDesk:
 
     def _end(self, request: OpenRequest) -> None:
         """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
-        self._requests.take(request.number)
+        self._take(request.number)
         self._preparing.leave(request.number, has_used=False)
         self.num_failed += 1
         self._abort_in_engine(request)
 
     def _fail(self, number: int, error: MmcachedError) -> None:
-        request = self._requests.take(number)
+        request = self._take(number)
         if request is not None:
             self._preparing.leave(number, has_used=False)
             self.num_failed += 1
             self._answer(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)), ())
+
+    def _take(self, number: int) -> OpenRequest | None:
+        """Forget a request, and the tokens that wait for its client; return it if it was open."""
+        self._streams.close(number)
+        return self._requests.take(number)
 
     def _abort_in_engine(self, request: OpenRequest) -> None:
         link = self._gate.links.get(request.engine)

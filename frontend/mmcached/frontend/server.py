@@ -135,6 +135,7 @@ class Frontend:
             self._serve_clients()
         for request in self._preparing.collect():
             self._requests.advance(request)
+        self._requests.flush()
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
@@ -187,6 +188,8 @@ class Frontend:
                 self._answer(peer, self._welcome())
             case received.Generate() | received.Encode():
                 self._requests.accept(peer, message, [bytes(frame) for frame in payload])
+            case received.TokensTaken():
+                self._requests.taken(message)
             case received.Cancel():
                 self._requests.cancel(message.client_id, message.request_id)
                 self._desk.cancel(message.client_id, message.request_id)
@@ -293,12 +296,16 @@ class Frontend:
             else:
                 self._answer(peer, outcome)
 
-    def _answer(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> None:
-        """Send to a client; one that is gone or does not read loses its answer, nobody else waits."""
+    def _answer(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> bool:
+        """Send to a client, return whether it was queued; one that is gone or does not read loses its answer, nobody
+        else waits.
+        """
         try:
             self._clients.send(peer, message, payload)
         except (PeerGone, ChannelFull) as error:
-            log.info("answer dropped", reason=str(error))
+            log.info("client not told", message=type(message).__name__, reason=str(error))
+            return False
+        return True
 
 
 def _make_ring(config: ServiceConfig, stack: ExitStack) -> RingWriter | None:

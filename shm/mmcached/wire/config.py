@@ -33,6 +33,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_patches_per_image: int = 64
 
 
+class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether and where an engine publishes what its prefix cache holds; see `mmcached.wire.messages.kv_events`.
+
+    Prompts can be read from it. An endpoint is where the engine binds: `tcp://HOST:PORT`, with `*` for every interface,
+    for readers on other hosts, and then only in a network of your own, for anybody who reaches it is served; "" is a
+    socket in the run directory, which is the user's alone.
+
+    `buffer_steps` batches are kept to be asked for again; a reader that is `hwm` batches late misses some, and asks.
+    `use_int_block_hashes` puts 64 bits in the place of each digest, for readers that take numbers only.
+    """
+
+    enable_kv_cache_events: bool = False
+    endpoint: str = ""
+    replay_endpoint: str = ""
+    topic: str = ""
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    use_int_block_hashes: bool = False
+
+    def addresses(self, run_dir: Path, engine_index: int = 0) -> tuple[str, str]:
+        """Return where an engine publishes, and where it is asked for what was missed."""
+        publish = self.endpoint or f"ipc://{run_dir / f'kv-pub-{engine_index}.sock'}"
+        return publish, self.replay_endpoint or f"ipc://{run_dir / f'kv-rep-{engine_index}.sock'}"
+
+
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the roles of one service must agree on.
 
@@ -72,15 +97,29 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # the engine's books
     enable_prefix_caching: bool = True
-    prefix_caching_hash_algo: Literal["sha256", "blake3", "builtin"] = "sha256"  # "builtin" warns and is sha256
+    # "xxh3" takes a third less time than "sha256", but is not collision-proof, and warns: two prompts can be made that
+    # share a key, so it is for clients that trust each other. "builtin" warns and is sha256. Engines with the same seed
+    # have the same keys; without a seed "xxh3" has others in each engine, the rest the same everywhere
+    prefix_caching_hash_algo: Literal["sha256", "blake3", "xxh3", "builtin"] = "sha256"
+    prefix_caching_hash_seed: str = ""
+    # which cached prefix is given up first: the one not used for longest, or one that nobody has asked for again
+    kv_eviction_policy: Literal["lru", "segmented_lru"] = "lru"
     block_size: int = 16
     num_kv_blocks: int = 2048
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    # "priority": the lowest number first, then by arrival. A prompt is admitted if all of it fits and this share of the
+    # blocks is left for those that run; with a threshold, one prompt takes no more tokens of a step that others want
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    kv_watermark: float = 0.01
+    long_prefill_token_threshold: int = 0
     encoder_cache_scope: Literal["shared", "request"] = "shared"
     encoder_cache_size: int = 2048
     max_num_encoder_input_tokens: int = 512
     disable_chunked_mm_input: bool = False
+
+    # what the engine publishes about its prefix cache
+    kv_events: KVEventsConfig = KVEventsConfig()
 
     # the workers
     world_size: int = 2
@@ -108,6 +147,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
 
+    # compare after every step what the workers' encoder caches hold with what the engine's books list, and end the
+    # engine on a difference; costs a list of all keys per worker and step
+    debug_check_workers: bool = False
+
     # fields of a vLLM deployment that decide which caches are possible
     is_multimodal_model: bool = True
     data_parallel_size: int = 1
@@ -123,6 +166,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _check_range(field, getattr(self, field), 0.001, 86_400.0)
         for field in ("hidden_size", "num_layers", "num_heads", "encoder_width", "encoder_layers", "patch_size"):
             _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
+        _check_range("kv_watermark", self.kv_watermark, 0.0, 0.5)
         _check_range("model.max_patches_per_image", self.model.max_patches_per_image, 1, 4096)
         if self.model.hidden_size % self.model.num_heads:
             raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
@@ -130,6 +174,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             limit = (self.num_kv_blocks - 1) * self.block_size
             raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {limit} tokens")
         _check_device(self.device)
+        _check_kv_events(self.kv_events)
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -242,6 +287,7 @@ _INT_RANGES = (
     ("num_kv_blocks", 2, 1 << 24),
     ("max_num_seqs", 1, 4096),
     ("max_num_batched_tokens", 1, 1 << 20),
+    ("long_prefill_token_threshold", 0, 1 << 20),
     ("encoder_cache_size", 0, 1 << 30),
     ("max_num_encoder_input_tokens", 0, 1 << 30),
     ("world_size", 1, 16),
@@ -253,6 +299,14 @@ _INT_RANGES = (
 def _check_range(field: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(field, value, f"must be between {low} and {high}")
+
+
+def _check_kv_events(config: KVEventsConfig) -> None:
+    _check_range("kv_events.buffer_steps", config.buffer_steps, 1, 1 << 20)
+    _check_range("kv_events.hwm", config.hwm, 1, 1 << 24)
+    for field in ("endpoint", "replay_endpoint") if config.enable_kv_cache_events else ():
+        if (endpoint := getattr(config, field)) and not endpoint.startswith(("tcp://", "ipc://")):
+            raise ConfigError(f"kv_events.{field}", endpoint, 'must be tcp://HOST:PORT, ipc://PATH, or ""')
 
 
 def _check_device(device: str) -> None:

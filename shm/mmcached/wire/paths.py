@@ -6,6 +6,7 @@
       client.sock              clients  -> frontend
       engine.sock              engines  -> frontend
       workers-<i>.sock         workers  -> engine i
+      kv-pub-<i>.sock          KV events of engine i, and on kv-rep-<i>.sock what was missed of them
       stats.page               counters, one slot per role
       http.json                where the health and metrics server listens
       clients/<id>.lock        held by a client for its life; free = the client is dead

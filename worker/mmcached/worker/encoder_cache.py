@@ -38,6 +38,10 @@ class EncoderCache:
     def __len__(self) -> int:
         return len(self._records)
 
+    def keys(self) -> list[str]:
+        """Return the key of each record, in no particular order."""
+        return list(self._records)
+
     def put(self, key: str, record: Mapping[str, torch.Tensor]) -> None:
         """Keep copies of the tensors of `record`, on their devices; a record of the same key is replaced."""
         owned = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in record.items()}

@@ -102,6 +102,7 @@ class ModelRunner:
             made.hidden_states,
             made.embeddings,
             self.stats(),
+            self.encoder_cache.keys() if self._config.debug_check_workers else None,
         )
         return output, made.frames
 

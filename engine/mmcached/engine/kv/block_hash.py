@@ -7,33 +7,47 @@ Only full blocks have one. Placeholders of different images are the same token, 
 overlaps, with the item's offset from the block's start: the same image one token later is other content. Adapter and
 tenant's salt are in the first block only; the chain carries them on. The first part has a fixed width, the second says
 how long the third is, and extra keys delimit themselves (`block_keys`): no two different blocks feed the same bytes to
-the hash. Roots are fixed, and nothing depends on process or machine: two engines agree on every digest.
+the hash.
 
-Knows nothing of block ids or pools. Every hash function on offer is collision-proof: who finds two prefixes with one
-digest reads another tenant's cache.
+Where a drafter looks L tokens ahead, the KV of a block depends on the L tokens behind it as well. Its digest then
+covers these, and the items that lie there, and exists only once they are known:
+
+    | block i                 | L tokens |
+    |----- tokens ------------| `LookaheadKey`, last of the extra keys
+    |----- items, embeddings ------------|
+
+Roots of collision-proof functions are fixed: engines on other hosts agree on every digest. That of another function is
+random in each process, so that nobody can work out beforehand which prompts share a digest. A service loses nothing by
+that: only its engine's process makes and compares digests, and the blocks that they name end with it. Engines that
+shall agree all the same, and whoever recomputes digests from events, are given one seed. It is configured and never
+taken from PYTHONHASHSEED, which images of containers set for other reasons, and which processes need not share.
+
+Knows nothing of block ids or pools. Who finds two prefixes with one digest reads another tenant's cache: a function
+that is not collision-proof is for clients that trust each other.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import struct
-import sys
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, SupportsIndex
+from typing import Protocol
 
 import structlog
 from blake3 import blake3
+from xxhash import xxh3_128
 
-from mmcached.engine.kv.block_keys import EmbedsKey, ExtraKey, MultiModalKey, SaltKey
+from mmcached.engine.kv.block_keys import EmbedsKey, ExtraKey, MultiModalKey, SaltKey, lookahead_head
+from mmcached.engine.kv.token_bytes import TOKEN_BYTES, pack_token_ids
 from mmcached.engine.request import Request
 from mmcached.wire.errors import ConfigError, InvalidRequest
 
 DIGEST_BYTES = 32
-MAX_TOKEN_ID = (1 << 32) - 1
 
-_TOKEN_BYTES = 4
+# With fewer, two of some billion blocks share a digest by chance.
+_MIN_HASH_BYTES = 16
 _COUNT = struct.Struct("<I")
 
 log = structlog.get_logger("mmcached.engine")
@@ -48,7 +62,9 @@ class BlockHasher:
 
     Args:
         name: of the function; goes into its root.
-        new: makes a digest of 32 bytes over all of its argument.
+        new: makes a digest of 16 to 32 bytes over all of its argument; a shorter one is filled up with zeros.
+        seed: goes into the root too, if it is not empty.
+        is_collision_proof: whether nobody can find two blocks with one digest.
 
     Attributes:
         root: parent of every first block.
@@ -57,12 +73,25 @@ class BlockHasher:
         ConfigError: the digests of `new` have another width.
     """
 
-    def __init__(self, name: str, new: Callable[[bytes], _Digest]) -> None:
+    def __init__(
+        self, name: str, new: Callable[[bytes], _Digest], *, seed: str = "", is_collision_proof: bool = True
+    ) -> None:
+        text = f"mmcached: parent of every first block, version 2, {name}" + (f", seed {seed}" if seed else "")
+        hashed = new(text.encode("utf-8", "surrogatepass")).digest()
+        if not _MIN_HASH_BYTES <= len(hashed) <= DIGEST_BYTES:
+            limit = f"a digest must have {_MIN_HASH_BYTES} to {DIGEST_BYTES} bytes"
+            raise ConfigError(name, f"{len(hashed)} bytes", limit)
         self.name = name
+        self.seed = seed
+        self.is_collision_proof = is_collision_proof
         self._new = new
-        self.root = new(f"mmcached: parent of every first block, version 2, {name}".encode()).digest()
-        if len(self.root) != DIGEST_BYTES:
-            raise ConfigError(name, f"{len(self.root)} bytes", f"a digest must have {DIGEST_BYTES} bytes")
+        self._hash_bytes = len(hashed)
+        self._filling = bytes(DIGEST_BYTES - len(hashed))
+        self.root = hashed + self._filling
+
+    def with_seed(self, seed: str) -> BlockHasher:
+        """Return the same function with a root that is made from this seed."""
+        return BlockHasher(self.name, self._new, seed=seed, is_collision_proof=self.is_collision_proof)
 
     def hash_block(self, parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
         """Return the 32-byte digest of one full block.
@@ -73,30 +102,41 @@ class BlockHasher:
         Raises:
             InvalidRequest: as `encode_block`.
         """
-        return self._new(encode_block(parent, token_ids, extra_keys)).digest()
+        return self._new(encode_block(parent, token_ids, extra_keys)).digest() + self._filling
 
-    def extend_block_hashes(self, request: Request, block_size: int) -> None:
-        """Add to `request.block_hashes` the digests of the blocks that have become full since the last call.
+    def extend_block_hashes(self, request: Request, block_size: int, num_lookahead_tokens: int = 0) -> None:
+        """Add to `request.block_hashes` the digests that can be made since the last call: of full blocks with all
+        lookahead tokens behind them.
+
+        Args:
+            num_lookahead_tokens: that each digest covers behind its block; the same in all calls for a request.
 
         Raises:
-            InvalidRequest: a token id in one of these blocks is a placeholder; nothing has been added.
+            InvalidRequest: a token id that would be hashed now is a placeholder; nothing has been added.
         """
         hashes = request.block_hashes
-        blocks = range(len(hashes), request.num_tokens // block_size)
+        blocks = range(len(hashes), (request.num_tokens - num_lookahead_tokens) // block_size)
         if not blocks:
             return
-        first = blocks.start * block_size
-        packed = _packed(request.token_ids[first : blocks.stop * block_size], first)
-        count, stride = _COUNT.pack(block_size), block_size * _TOKEN_BYTES
-        bodies = [count + packed[start : start + stride] for start in range(0, len(packed), stride)]
-        for index, extra_keys in extra_keys_by_block(request, block_size, blocks).items():
+        first, end = blocks.start * block_size, blocks.stop * block_size
+        packed = pack_token_ids(request.token_ids[first : end + num_lookahead_tokens], first)
+        # The filling belongs to the parent; here it is put in front of all bodies at once, not behind each digest.
+        head, stride = self._filling + _COUNT.pack(block_size), block_size * TOKEN_BYTES
+        starts = range(0, len(blocks) * stride, stride)
+        bodies = [head + packed[start : start + stride] for start in starts]
+        keys = extra_keys_by_block(request, block_size, blocks, num_lookahead_tokens)
+        for index, extra_keys in keys.items():
             bodies[index - blocks.start] += _encoded(extra_keys)
+        if num_lookahead_tokens:
+            behind, width = lookahead_head(num_lookahead_tokens), stride + num_lookahead_tokens * TOKEN_BYTES
+            paired = zip(bodies, starts, strict=True)
+            bodies = [body + behind + packed[start + stride : start + width] for body, start in paired]
 
-        new, digest, digests = self._new, hashes[-1] if hashes else self.root, []
+        new, digest, digests = self._new, (hashes[-1] if hashes else self.root)[: self._hash_bytes], []
         for body in bodies:
             digest = new(digest + body).digest()
             digests.append(digest)
-        hashes += digests
+        hashes += [digest + self._filling for digest in digests] if self._filling else digests
 
 
 def encode_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
@@ -107,72 +147,62 @@ def encode_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[E
     """
     if len(parent) != DIGEST_BYTES:
         raise InvalidRequest("parent", f"{len(parent)} bytes", f"a digest has {DIGEST_BYTES} bytes")
-    return parent + _COUNT.pack(len(token_ids)) + _packed(token_ids, 0) + _encoded(extra_keys)
+    return parent + _COUNT.pack(len(token_ids)) + pack_token_ids(token_ids) + _encoded(extra_keys)
 
 
-def extra_keys_by_block(request: Request, block_size: int, blocks: range) -> Mapping[int, list[ExtraKey]]:
+def extra_keys_by_block(
+    request: Request, block_size: int, blocks: range, num_lookahead_tokens: int = 0
+) -> Mapping[int, list[ExtraKey]]:
     """Return what besides tokens decides the content of these blocks of a request, by block index. Changes nothing.
 
-    Adapter, items in prompt order, salt, embeddings by position; a block without any is left out.
+    Adapter, items in prompt order, salt, embeddings by position; items and embeddings also where only the lookahead
+    tokens behind the block are. A block without any is left out. The lookahead tokens themselves are not among them.
     """
     keys: defaultdict[int, list[ExtraKey]] = defaultdict(list)
     if request.lora is not None and 0 in blocks:
         keys[0].append(request.lora)
     for feature in request.features:
         if feature.length:
+            first = (feature.offset - num_lookahead_tokens) // block_size
             last = (feature.offset + feature.length - 1) // block_size
-            for index in range(max(blocks.start, feature.offset // block_size), min(blocks.stop, last + 1)):
+            for index in range(max(blocks.start, first), min(blocks.stop, last + 1)):
                 keys[index].append(MultiModalKey(feature.mm_hash, feature.offset - index * block_size))
     if request.tenant and 0 in blocks:
         keys[0].append(SaltKey(request.tenant))
     if request.prompt_embeds:
-        for position in range(blocks.start * block_size, blocks.stop * block_size):
-            if (row_digest := request.prompt_embeds.get(position)) is not None:
-                index, offset = divmod(position, block_size)
-                keys[index].append(EmbedsKey(offset, row_digest))
+        for index in blocks:
+            for offset in range(block_size + num_lookahead_tokens):
+                if (row_digest := request.prompt_embeds.get(index * block_size + offset)) is not None:
+                    keys[index].append(EmbedsKey(offset, row_digest))
     return keys
 
 
-def block_hasher(algorithm: str) -> BlockHasher:
+def block_hasher(algorithm: str, seed: str = "") -> BlockHasher:
     """Return the hasher that a configuration names.
 
     "builtin", the default of vLLM's first versions, is taken for "sha256" and warned about: Python's own hash has 64
-    bits, which a tenant can collide on purpose, and differs from process to process.
+    bits, which a tenant can collide on purpose, and differs from process to process. "xxh3" is warned about too.
+
+    Args:
+        seed: what roots are made from; "": fixed roots, and for "xxh3" one that is random in each process.
 
     Raises:
         ConfigError: no such algorithm.
     """
     if algorithm == "builtin":
         log.warning("block hashes by sha256: Python's hash is not collision-proof", asked_for=algorithm)
-        return SHA256
+        algorithm = SHA256.name
     if algorithm not in _HASHERS:
         known = ", ".join([*_HASHERS, "builtin"])
         raise ConfigError("prefix_caching_hash_algo", algorithm, f"must be one of {known}")
-    return _HASHERS[algorithm]
-
-
-def _packed(token_ids: Sequence[int], first_position: int) -> bytes:
-    """Return token ids as u32, little-endian."""
-    try:
-        # From a list, because an array takes bytes for its memory, not for numbers.
-        packed = array("I", token_ids if isinstance(token_ids, list) else list(token_ids))
-    except (OverflowError, TypeError):
-        raise _refusal(token_ids, first_position) from None
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _refusal(token_ids: Sequence[object], first_position: int) -> InvalidRequest:
-    """Return the error that names the first of them that is no token id."""
-    numbered = enumerate(token_ids, first_position)
-    position, value = next((position, value) for position, value in numbered if not _is_token_id(value))
-    limit = f"a placeholder has no content: token ids in a full block are numbers from 0 to {MAX_TOKEN_ID}"
-    return InvalidRequest(f"token_ids[{position}]", value if isinstance(value, int) else repr(value), limit)
-
-
-def _is_token_id(value: object) -> bool:
-    return isinstance(value, SupportsIndex) and 0 <= value.__index__() <= MAX_TOKEN_ID
+    hasher = _HASHERS[algorithm]
+    if not hasher.is_collision_proof:
+        log.warning(
+            "block hashes are not collision-proof: who chooses prompts on purpose can read what another tenant has"
+            " cached; choose sha256 unless all clients trust each other",
+            asked_for=algorithm,
+        )
+    return hasher.with_seed(seed) if seed else hasher
 
 
 def _encoded(extra_keys: Sequence[ExtraKey]) -> bytes:
@@ -180,7 +210,14 @@ def _encoded(extra_keys: Sequence[ExtraKey]) -> bytes:
 
 
 SHA256 = BlockHasher("sha256", hashlib.sha256)
-_HASHERS = {hasher.name: hasher for hasher in (SHA256, BlockHasher("blake3", blake3))}
+_HASHERS = {
+    hasher.name: hasher
+    for hasher in (
+        SHA256,
+        BlockHasher("blake3", blake3),
+        BlockHasher("xxh3", xxh3_128, seed=secrets.token_hex(16), is_collision_proof=False),
+    )
+}
 
 # What the default hasher makes, by itself.
 ROOT_HASH = SHA256.root

@@ -5,9 +5,10 @@
     MultiModalKey   M  text identifier, offset (i64)
     SaltKey         S  text salt
     EmbedsKey       E  offset (i64), bytes digest
+    LookaheadKey    N  number of tokens (u32), token ids (u32 each)
     text, bytes: length (u32) and that many bytes, text as UTF-8; all numbers little-endian
 
-Knows nothing of requests, tokens or hashes. Invariant: a list of records can be read back from the encodings put one
+Knows nothing of requests or hashes. Invariant: a list of records can be read back from the encodings put one
 after the other, so no two lists share one; an adapter never looks like a salt that is spelt like it.
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+
+from mmcached.engine.kv.token_bytes import pack_token_ids
 
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
@@ -73,7 +76,23 @@ class EmbedsKey:
         return b"E" + _I64.pack(self.offset) + _framed(self.digest)
 
 
-ExtraKey = LoraKey | MultiModalKey | SaltKey | EmbedsKey
+@dataclass(frozen=True, slots=True)
+class LookaheadKey:
+    """The tokens behind the block that its KV also depends on: a drafter reads the token after the one it stands on."""
+
+    token_ids: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """Raises `InvalidRequest` if one of them is a placeholder."""
+        return lookahead_head(len(self.token_ids)) + pack_token_ids(self.token_ids)
+
+
+ExtraKey = LoraKey | MultiModalKey | SaltKey | EmbedsKey | LookaheadKey
+
+
+def lookahead_head(num_tokens: int) -> bytes:
+    """Return what comes before the packed token ids of a `LookaheadKey`."""
+    return b"N" + _U32.pack(num_tokens)
 
 
 def _framed(data: bytes) -> bytes:

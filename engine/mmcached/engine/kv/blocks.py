@@ -1,6 +1,6 @@
-"""What the KV cache manager hands out: lists of block ids, per group of layers that share a block table.
+"""What the KV cache manager hands out: lists of block ids, by group of layers that share a block table.
 
-The books hold integers only; a `KVCacheBlock` is a view made when somebody looks. One group exists so far.
+The books hold numbers only; a `KVCacheBlock` is a view made when somebody looks.
 """
 
 from __future__ import annotations
@@ -9,34 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
-from mmcached.wire.errors import ConfigError
+from mmcached.engine.kv.groups.group import DIGEST_TAG_BYTES
+from mmcached.wire.errors import LocalProtocolError
 
-
-@dataclass(frozen=True, slots=True)
-class KVCacheConfig:
-    """The size of a KV cache; `num_blocks` includes the null block, `block_size` counts tokens.
-
-    Raises:
-        ConfigError: a size that cannot be.
-    """
-
-    num_blocks: int
-    block_size: int
-    enable_caching: bool = True
-
-    def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise ConfigError("num_blocks", self.num_blocks, "at least 1, the null block")
-        if self.block_size < 1:
-            raise ConfigError("block_size", self.block_size, "at least 1 token")
+Origin = tuple[int, int, int]
+"""A request's id, and how much had been forgotten, and published, when something was found for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheBlock:
-    """One block as it is now; reads through to the pool."""
+    """One block as it is now; reads through to the pool.
+
+    Attributes:
+        group_index: of the block table that it stands in.
+    """
 
     pool: BlockPool
     block_id: int
+    group_index: int = 0
 
     @property
     def ref_cnt(self) -> int:
@@ -44,43 +34,65 @@ class KVCacheBlock:
 
     @property
     def block_hash(self) -> bytes | None:
-        return self.pool.block_hash(self.block_id)
+        """Digest of the content under which the block is published, the same for all groups; or None."""
+        key = self.pool.block_key(self.block_id)
+        return key[:-DIGEST_TAG_BYTES] if key is not None and self.group_index else key
 
     @property
     def is_null(self) -> bool:
         return self.block_id == NULL_BLOCK_ID
 
 
-@dataclass(frozen=True, slots=True)
 class KVCacheBlocks:
-    """Blocks by group and position. Immutable; owns no reference.
+    """Blocks by group and position. Owns no reference; nobody changes it.
 
     Attributes:
         ids: `ids[group][position]`.
+        origin: for a prefix hit, whose it is and when it was found; None otherwise.
     """
 
-    pool: BlockPool
-    ids: tuple[tuple[int, ...], ...]
+    __slots__ = ("_pool", "ids", "origin")
+
+    def __init__(self, pool: BlockPool, ids: tuple[Sequence[int], ...], origin: Origin | None = None) -> None:
+        self._pool = pool
+        self.ids = ids
+        self.origin = origin
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlocks({', '.join(str(list(group)) for group in self.ids)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KVCacheBlocks) and self.get_block_ids() == other.get_block_ids()
+
+    def __hash__(self) -> int:
+        return hash(tuple(tuple(group) for group in self.ids))
+
+    def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
+        """Return the blocks of each group one after the other.
+
+        Raises:
+            LocalProtocolError: not as many groups.
+        """
+        if len(self.ids) != len(other.ids):
+            raise LocalProtocolError(f"blocks of {len(self.ids)} group(s) and of {len(other.ids)} cannot be joined")
+        return KVCacheBlocks(self._pool, tuple([*a, *b] for a, b in zip(self.ids, other.ids, strict=True)))
 
     @property
     def blocks(self) -> tuple[list[KVCacheBlock], ...]:
-        return tuple([KVCacheBlock(self.pool, block_id) for block_id in group] for group in self.ids)
-
-    def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        return KVCacheBlocks(self.pool, tuple(a + b for a, b in zip(self.ids, other.ids, strict=True)))
+        return tuple([KVCacheBlock(self._pool, block_id, g) for block_id in ids] for g, ids in enumerate(self.ids))
 
     def get_block_ids(self) -> tuple[list[int], ...]:
         return tuple(list(group) for group in self.ids)
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Return, for exactly one group, the blocks without published content, in order."""
-        (group,) = self.ids
-        return [block_id for block_id in group if self.pool.block_hash(block_id) is None]
+        """Return the blocks without published content, in order.
+
+        Raises:
+            LocalProtocolError: there is not exactly one group.
+        """
+        if len(self.ids) != 1:
+            raise LocalProtocolError(f"asked for the unhashed blocks of one group, there are {len(self.ids)}")
+        return [block_id for block_id in self.ids[0] if self._pool.block_key(block_id) is None]
 
     def new_empty(self) -> KVCacheBlocks:
-        return KVCacheBlocks(self.pool, tuple(() for _ in self.ids))
-
-
-def one_group(pool: BlockPool, block_ids: Sequence[int] = ()) -> KVCacheBlocks:
-    """Return the blocks of the only group."""
-    return KVCacheBlocks(pool, (tuple(block_ids),))
+        return KVCacheBlocks(self._pool, tuple(() for _ in self.ids))

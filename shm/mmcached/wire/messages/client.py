@@ -6,7 +6,7 @@ from typing import Literal
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Barrier, Inline, Message, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Barrier, Inline, Message, Part, Tensor, Text, TokenId
 from mmcached.wire.stats import ServiceStats
 
 
@@ -26,6 +26,22 @@ class Welcome(Message, frozen=True):
     max_model_len: Count
     store_ring: RingAnnouncement | None = None
     store_epoch: Count = 0
+
+
+class StreamedTokens(Part, frozen=True):
+    """Tokens of one generation from output position `first` on."""
+
+    request_id: Count
+    first: Count
+    token_ids: list[TokenId]
+
+
+class Tokens(Message, frozen=True):
+    """What streamed generations of this client have come to since; those that are finished are answered by
+    `Generated`, with all their tokens.
+    """
+
+    streams: list[StreamedTokens]
 
 
 class Generated(Message, frozen=True):
@@ -118,6 +134,7 @@ class Failed(Message, frozen=True):
 
 ToClient = (
     Welcome
+    | Tokens
     | Generated
     | Encoded
     | Stats

@@ -43,7 +43,7 @@ class AddRequest(Message, frozen=True):
 
     `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
     messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
-    first. 0 = no mirror.
+    first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit.
     """
 
     request_id: Count
@@ -54,6 +54,7 @@ class AddRequest(Message, frozen=True):
     want_hidden_states: bool
     tenant: Text = ""
     mirror_seq: Count = 0
+    is_streamed: bool = False
 
 
 class AbortRequest(Message, frozen=True):
@@ -131,7 +132,10 @@ class ItemEmbedding(Part, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    """What a step has made. Rank 0 alone fills `hidden_states` and `embeddings`; `digest` is equal on all ranks."""
+    """What a step has made. Rank 0 alone fills `hidden_states` and `embeddings`; `digest` is equal on all ranks.
+
+    `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
+    """
 
     engine_nonce: Count
     worker_epoch: Count
@@ -142,6 +146,7 @@ class StepOutput(Message, frozen=True):
     hidden_states: list[HiddenRows]
     embeddings: list[ItemEmbedding]
     stats: WorkerStats
+    encoder_keys: list[Text] | None = None
 
 
 class StepFailed(Message, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count
-from mmcached.wire.messages.parts import Message, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Message, Part, Tensor, Text, TokenId
 from mmcached.wire.stats import EngineStats
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -36,6 +36,8 @@ class Generate(Message, frozen=True):
         timeout_s: after it the frontend abandons the request.
         image_ids: one per image, or none at all. Under its id an image is cached and looked for; an empty frame asks
             for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
+        stream_window: so many tokens may be on the way to the client before it says that it has taken them, see
+            `TokensTaken`; 0: none, they all come with the answer.
     """
 
     client_id: ClientId
@@ -46,6 +48,7 @@ class Generate(Message, frozen=True):
     timeout_s: Timeout
     tenant: Text = ""
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
+    stream_window: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
 
 
 class Encode(Message, frozen=True):
@@ -56,6 +59,17 @@ class Encode(Message, frozen=True):
     timeout_s: Timeout
     tenant: Text = ""
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
+
+
+class TokensTaken(Message, frozen=True):
+    """The first `num_tokens` tokens of a streamed generation have been taken: more may be sent. No answer.
+
+    Unknown or finished ids change nothing, nor does a number that was said before.
+    """
+
+    client_id: ClientId
+    request_id: Count
+    num_tokens: Count
 
 
 class Cancel(Message, frozen=True):
@@ -186,6 +200,7 @@ FromClient = (
     ClientHello
     | Generate
     | Encode
+    | TokensTaken
     | Cancel
     | GetStats
     | Probe
@@ -235,6 +250,20 @@ class EngineReady(Message, frozen=True):
     num_workers: Count
 
 
+class CommittedTokens(Part, frozen=True):
+    """Tokens of one generation from output position `first` on."""
+
+    request_id: Count
+    first: Count
+    token_ids: list[TokenId]
+
+
+class TokensCommitted(Message, frozen=True):
+    """What a step has added to the generations that are streamed and go on; one that is finished is answered."""
+
+    streams: list[CommittedTokens]
+
+
 class RequestGenerated(Message, frozen=True):
     request_id: Count
     token_ids: list[TokenId]
@@ -282,6 +311,7 @@ FromEngine = (
     | LeaseGap
     | Reconcile
     | EngineReady
+    | TokensCommitted
     | RequestGenerated
     | RequestEncoded
     | RequestFailed

@@ -1,0 +1,33 @@
+"""Every token looks at all before it: a hit is what is cached from the start without a gap; nothing is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from mmcached.engine.kv.groups.group import NEVER, CachedPrefix
+
+
+class FullAttention:
+    """`GroupKind` for blocks of `block_size` tokens."""
+
+    is_downward_closed = True
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def longest_hit(self, cached: CachedPrefix, max_blocks: int, num_recomputed: int) -> list[int]:
+        found = cached.leading(max_blocks)
+        return found[:-num_recomputed] if num_recomputed else found
+
+    def num_left_behind(self, num_computed_tokens: int) -> int:
+        return 0
+
+    def releases_at(self, num_left_behind: int) -> int:
+        return NEVER
+
+    def most_blocks_held(self, num_tokens: int, most_new_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def num_common_prefix_blocks(self, table: Sequence[int], is_shared_by_all: Callable[[int], bool]) -> int:
+        return sum(1 for _ in takewhile(is_shared_by_all, table))

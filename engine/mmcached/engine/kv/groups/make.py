@@ -1,0 +1,31 @@
+"""The groups that a configuration asks for: one row for each kind."""
+
+from __future__ import annotations
+
+from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from mmcached.engine.kv.groups.full_attention import FullAttention
+from mmcached.engine.kv.groups.group import Group, GroupKind, tag_of
+from mmcached.engine.kv.groups.sliding_window import SlidingWindow
+
+
+def make_groups(config: KVCacheConfig) -> tuple[Group, ...]:
+    """Return the groups in the order of the configuration."""
+    hash_block_size = config.hash_block_size
+    return tuple(
+        Group(
+            index,
+            _kind_of(spec.kv_cache_spec),
+            spec.kv_cache_spec.block_size,
+            spec.kv_cache_spec.block_size // hash_block_size,
+            tag_of(index),
+        )
+        for index, spec in enumerate(config.kv_cache_groups)
+    )
+
+
+def _kind_of(spec: KVCacheSpec) -> GroupKind:
+    match spec:
+        case FullAttentionSpec():
+            return FullAttention(spec.block_size)
+        case SlidingWindowSpec():
+            return SlidingWindow(spec.block_size, spec.sliding_window)

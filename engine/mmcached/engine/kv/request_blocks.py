@@ -1,0 +1,102 @@
+"""What one request holds, per group, and how far it can go before anybody has to look at it again.
+
+    tables          | null | null |  7 |  9 | 12 |  3 |
+                      left behind   published  |   |
+                                    or reserved    capacity: tokens that have slots
+
+The horizon is the largest number of tokens, those scheduled now included, with which nothing happens: all have slots,
+no block becomes full, no window moves on. Most tokens of a generation lie below it.
+
+Knows nothing of pools or digests. Invariant: tables only grow; what is left behind becomes null where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.engine.kv.groups.group import NEVER
+
+UNLIMITED = NEVER
+
+
+class RequestBlocks:
+    """The books of one request; `KVCacheManager` keeps them.
+
+    Attributes:
+        request_id: whose.
+        tables: block ids by group and position.
+        num_published: by group: leading blocks whose content is final, published or reserved; null blocks included.
+        num_left_behind: by group: leading null blocks.
+        capacity: so many tokens have slots in every group; `UNLIMITED` if more are never asked for.
+        next_full: with fewer final tokens no further block can be published; `UNLIMITED` if none is.
+        next_release: with fewer computed tokens no window moves on; `UNLIMITED` if there is none.
+        horizon: see above; -1 to have it looked at in any case.
+        can_publish: False if nothing is cached at all, or the prefix cache was reset while it held blocks.
+        is_lost: what it took over was withdrawn before it was computed; it can only be freed.
+    """
+
+    __slots__ = (
+        "can_publish",
+        "capacity",
+        "horizon",
+        "is_lost",
+        "next_full",
+        "next_release",
+        "num_left_behind",
+        "num_published",
+        "request_id",
+        "tables",
+    )
+
+    def __init__(self, request_id: int, hit: Sequence[Sequence[int]], *, next_full: int) -> None:
+        self.request_id = request_id
+        self.tables = [list(ids) for ids in hit]
+        self.num_published = [len(ids) for ids in hit]
+        self.num_left_behind = [0] * len(self.tables)
+        self.capacity = self.next_release = 0
+        self.next_full = next_full
+        self.horizon = -1
+        self.can_publish = next_full < UNLIMITED
+        self.is_lost = False
+
+    def extend(self, num_missing: Sequence[int], block_ids: list[int]) -> tuple[list[int], ...]:
+        """Put new blocks at the ends of the tables, group after group, and return them by group."""
+        if len(num_missing) == 1:
+            self.tables[0] += block_ids
+            return (block_ids,)
+        parts, start = [], 0
+        for table, num in zip(self.tables, num_missing, strict=True):
+            parts.append(block_ids[start : start + num])
+            table.extend(parts[-1])
+            start += num
+        return tuple(parts)
+
+    def set_horizon(self) -> None:
+        """Find out anew what happens next, after one of the three limits has moved."""
+        horizon = self.next_full - 1
+        if self.capacity < horizon:  # noqa: PLR1730 (a comparison takes a fifth of the time of `min`)
+            horizon = self.capacity
+        if self.next_release < horizon:  # noqa: PLR1730
+            horizon = self.next_release
+        self.horizon = horizon
+
+    def forget_horizon(self) -> None:
+        """Have everything looked at when the request goes on."""
+        self.next_full = 0 if self.can_publish else UNLIMITED
+        self.horizon = -1
+
+    def num_slots(self, block_sizes: Sequence[int]) -> list[int]:
+        """Return how many tokens have slots, by group."""
+        return [len(table) * size for table, size in zip(self.tables, block_sizes, strict=True)]
+
+    def take_all(self) -> list[list[int]]:
+        """Return and clear all blocks, each table from its end, which is given up before the head."""
+        tables, self.tables = self.tables, [[] for _ in self.tables]
+        return [table[::-1] for table in tables]
+
+
+def num_missing(block_sizes: Sequence[int], tables: Sequence[Sequence[int]], num_slots: int) -> list[int]:
+    """Return how many blocks each group's table lacks for so many slots."""
+    if len(tables) == 1:
+        return [max(0, -(-num_slots // block_sizes[0]) - len(tables[0]))]
+    return [max(0, -(-num_slots // size) - len(table)) for size, table in zip(block_sizes, tables, strict=True)]

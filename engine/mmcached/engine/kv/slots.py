@@ -1,0 +1,27 @@
+"""Which numbers of tokens a call for slots may name."""
+
+from __future__ import annotations
+
+
+def check_counts(num_new: int, num_new_computed: int, num_external: int, num_draft: int, num_lookahead: int) -> None:
+    """Accept them by returning.
+
+    Raises:
+        ValueError: names the number and its limit.
+    """
+    if num_new > 0 and num_new_computed >= 0 and num_external >= 0 and num_lookahead >= 0 and 0 <= num_draft <= num_new:
+        return
+    counts = {
+        "num_new_tokens": num_new,
+        "num_new_computed_tokens": num_new_computed,
+        "num_external_computed_tokens": num_external,
+        "num_draft_tokens": num_draft,
+        "num_lookahead_tokens": num_lookahead,
+    }
+    for name, value in counts.items():
+        if value < 0:
+            raise ValueError(f"{name} = {value}: at least 0")
+    if num_draft > num_new:
+        raise ValueError(f"num_draft_tokens = {num_draft}: at most num_new_tokens = {num_new}")
+    if not num_new_computed and not num_external:
+        raise ValueError("num_new_tokens = 0: at least 1, if nothing was found or is delivered")

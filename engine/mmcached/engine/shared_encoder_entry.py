@@ -1,0 +1,88 @@
+"""One entry of the shared encoder cache, and whether all entries agree with who refers to them.
+
+A new epoch takes every entry out of the table: those without reference end, the others live on until they have none.
+
+    made --> in the table, referred to <--> in the table, evictable --evict--> (gone)
+                      |
+                      +--new_epoch--> old, in no table --last reference--> (gone)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from mmcached.wire.errors import InvariantError
+
+
+@dataclass(slots=True, eq=False)
+class SharedEntry:
+    """The output of one content in one epoch.
+
+    Attributes:
+        key: under which the workers keep it.
+        num_references: of items of requests.
+        is_old: of a former epoch: nobody finds it, and it ends with its last reference.
+    """
+
+    mm_hash: str
+    key: str
+    num_embeds: int
+    num_references: int
+    is_old: bool = False
+
+
+Held = Mapping[int, Mapping[int, SharedEntry]]
+"""Request -> item -> what it refers to."""
+
+
+def all_entries(table: Mapping[str, SharedEntry], held: Held) -> list[SharedEntry]:
+    """Return every entry once, the old ones too."""
+    old = {entry.key: entry for items in held.values() for entry in items.values() if entry.is_old}
+    return [*table.values(), *old.values()]
+
+
+def check_entries(
+    table: Mapping[str, SharedEntry],
+    evictable: Mapping[str, SharedEntry],
+    held: Held,
+    reserved: Iterable[SharedEntry],
+) -> None:
+    """Compare the tables of a manager.
+
+    Args:
+        table: by content, of this epoch.
+        evictable: by content, those without reference.
+    Raises:
+        InvariantError: they contradict each other; the text says where.
+    """
+    entries = all_entries(table, held)
+    by_key = {entry.key: entry for entry in entries}
+    if len(by_key) != len(entries):
+        raise InvariantError("two entries have the same key")
+    references = dict.fromkeys(by_key, 0)
+    for request_id, items in held.items():
+        if not items:
+            raise InvariantError(f"request {request_id} is listed and refers to nothing")
+        for input_id, entry in items.items():
+            if by_key.get(entry.key) is not entry:
+                raise InvariantError(f"item {input_id} of request {request_id} refers to {entry}, which is gone")
+            references[entry.key] += 1
+    for entry in entries:
+        _check_entry(entry, table, evictable, references[entry.key])
+    if not evictable.keys() <= table.keys():
+        raise InvariantError(f"evictable without being there: {evictable.keys() - table.keys()}")
+    for entry in reserved:
+        if by_key.get(entry.key) is not entry or not entry.num_references:
+            raise InvariantError(f"reserved without reference: {entry}")
+
+
+def _check_entry(
+    entry: SharedEntry, table: Mapping[str, SharedEntry], evictable: Collection[str], num_references: int
+) -> None:
+    if entry.num_references != num_references:
+        raise InvariantError(f"{entry} has {num_references} reference(s)")
+    if entry.is_old == (table.get(entry.mm_hash) is entry):
+        raise InvariantError(f"{entry} is old and in the table, or neither")
+    if (not num_references) != (not entry.is_old and entry.mm_hash in evictable):
+        raise InvariantError(f"{entry}: evictable is what is of this epoch and nobody refers to")

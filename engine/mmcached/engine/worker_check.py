@@ -1,0 +1,44 @@
+"""Whether the workers hold what the encoder's books list; asked after every committed step with `debug_check_workers`.
+
+    ready  ⊆  what each rank holds  ⊆  ready + lingering
+
+Ready: computed by a committed step, so whoever is scheduled next may be told to read it. Lingering: no longer listed,
+but the workers have not been told for certain. Knows neither books nor sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Set
+
+from mmcached.wire.errors import InvariantError
+
+MAX_NAMED = 4
+"""Keys that an error names of each kind."""
+
+
+def check_encoder_caches(
+    ready: Set[str], lingering: Set[str], held: Mapping[int, Collection[str] | None], *, step: int
+) -> None:
+    """Compare each rank with the books.
+
+    Args:
+        held: keys by rank; None from a rank that has not said.
+        step: whose outputs they came with.
+    Raises:
+        InvariantError: names step, rank and keys of the first rank that differs.
+    """
+    for rank in sorted(held):
+        keys = held[rank]
+        if keys is None:
+            raise InvariantError(f"step {step}: rank {rank} does not say what its encoder cache holds", rank=rank)
+        lacking = sorted(ready.difference(keys))
+        surplus = sorted(set(keys) - ready - lingering)
+        if lacking or surplus:
+            raise InvariantError(
+                f"step {step}: rank {rank} lacks {len(lacking)} encoder outputs that are listed {lacking[:MAX_NAMED]} "
+                f"and holds {len(surplus)} that are not {surplus[:MAX_NAMED]}",
+                step=step,
+                rank=rank,
+                lacking=lacking[:MAX_NAMED],
+                surplus=surplus[:MAX_NAMED],
+            )

@@ -1,0 +1,275 @@
+"""Reserve, commit, publish: what a step makes findable and when, and in which order steps begin and end.
+
+Sixteen tokens to a block where nothing else is said. Who may count on a step is tested in `test_sharing`, until when
+its blocks are in use in `test_fences`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mmcached.wire.errors import LocalProtocolError
+from tests.engine.builders import generate
+from tests.engine.kv.builders import (
+    COMMON,
+    admit,
+    books,
+    go_on,
+    manager_of,
+    num_hit_tokens,
+    schedule,
+    with_tail,
+)
+
+
+def test_a_step_publishes_at_commit() -> None:
+    manager = manager_of(11)
+    manager.begin_step(5)
+    assert schedule(manager, with_tail(0, 7)) == ([], [1, 2, 3, 4])
+    assert manager.block_pool.num_published == 0
+    manager.launch_step(5)
+    assert manager.block_pool.num_published == 0
+    manager.commit(5)
+    assert manager.block_pool.num_published == 3
+    assert num_hit_tokens(manager, with_tail(1, 7)) == 48
+    manager.check_integrity()
+
+
+def test_what_is_final_is_decided_when_slots_are_given() -> None:
+    """What stands in for a token that nobody knew then is a guess; the worker may have gone on with another."""
+    manager = manager_of(11, 4)
+    request = generate(0, range(7))
+    manager.begin_step(0)
+    manager.allocate_slots(request, 8)
+    request.append_output_token(7)
+    manager.commit(0)
+    assert manager.block_pool.num_published == 1
+
+
+def test_chunks_of_several_steps() -> None:
+    manager = manager_of(11)
+    request, reader = with_tail(0, 40), with_tail(0, 40)
+    for step_id, (start, num_tokens, new, num_hit) in enumerate(
+        [(0, 20, [1, 2], 16), (20, 20, [3], 32), (40, 7, [], 32), (47, 1, [], 48), (48, 40, [4, 5, 6], 80)]
+    ):
+        manager.begin_step(step_id)
+        assert go_on(manager, request, start, num_tokens) == new
+        manager.commit(step_id)
+        assert num_hit_tokens(manager, reader) == num_hit
+
+
+def test_a_request_runs_through_several_steps_in_flight() -> None:
+    manager = manager_of(20)
+    request, reader = with_tail(0, 40), with_tail(0, 40)
+    for step_id, (start, num_tokens) in enumerate([(0, 32), (32, 32), (64, 24)]):
+        manager.begin_step(step_id)
+        go_on(manager, request, start, num_tokens)
+    manager.launch_step(2)
+    for step_id, num_hit in enumerate((32, 64, 80)):
+        manager.commit(step_id)
+        assert manager.block_pool.num_published == num_hit // 16
+    assert num_hit_tokens(manager, reader) == 80
+    manager.check_integrity()
+
+
+def test_a_refused_request_reserves_nothing() -> None:
+    manager = manager_of(4)
+    manager.begin_step(0)
+    assert manager.allocate_slots(with_tail(0, 7), 55) is None
+    assert num_hit_tokens(manager, with_tail(1, 7)) == 0
+    manager.commit(0)
+    assert manager.block_pool.num_published == 0
+
+
+def test_what_has_arrived_is_published_at_once_even_in_a_step() -> None:
+    manager = manager_of(20)
+    arriving, sharer = with_tail(0, 7), with_tail(1, 5)
+    manager.begin_step(0)
+    assert manager.allocate_slots(arriving, 0, num_external_computed_tokens=48, delay_cache_blocks=True) is not None
+    assert num_hit_tokens(manager, sharer) == 0
+    manager.cache_blocks(arriving, 48)
+    assert manager.block_pool.num_published == 3
+    assert schedule(manager, sharer)[0] == [1, 2, 3]
+    manager.withdraw(0)
+    assert manager.block_pool.num_published == 3
+    manager.check_integrity()
+    manager.free(arriving)  # nobody waits for it: what it shares has been there all along
+    manager.begin_step(1)
+    assert go_on(manager, sharer, 48, 5) == []
+    manager.commit(1)
+
+
+def test_without_steps_all_is_published_at_once() -> None:
+    manager = manager_of(11)
+    assert schedule(manager, generate(0, COMMON)) == ([], [1, 2, 3])
+    assert schedule(manager, generate(1, COMMON)) == ([1, 2], [4])
+    assert manager.block_pool.num_published == 4
+
+
+# ---- withdrawal
+
+
+def test_a_withdrawn_step_publishes_nothing_and_can_be_done_again() -> None:
+    manager = manager_of(11)
+    request = with_tail(0, 7)
+    manager.begin_step(0)
+    schedule(manager, request)
+    manager.withdraw(0)
+    assert num_hit_tokens(manager, with_tail(1, 7)) == 0
+    manager.check_integrity()
+
+    manager.begin_step(1)
+    assert go_on(manager, request, 0, 55) == []  # it still has the slots, with nothing in them
+    manager.commit(1)
+    assert num_hit_tokens(manager, with_tail(1, 7)) == 48
+
+
+def test_what_was_computed_before_a_withdrawn_step_stays_published() -> None:
+    manager = manager_of(11)
+    request = with_tail(0, 40)
+    manager.begin_step(0)
+    schedule(manager, request, 33)
+    manager.commit(0)
+    manager.begin_step(1)
+    go_on(manager, request, 33, 40)
+    manager.withdraw(1)
+    assert num_hit_tokens(manager, with_tail(0, 40)) == 32
+    manager.begin_step(2)
+    go_on(manager, request, 33, 40)
+    manager.commit(2)
+    assert num_hit_tokens(manager, with_tail(0, 40)) == 64
+    manager.check_integrity()
+
+
+def test_withdrawing_a_step_withdraws_all_later_ones() -> None:
+    manager = manager_of(40)
+    requests = [with_tail(0, 7), with_tail(1, 5), generate(2, 32), generate(3, 32)]
+    for step_id, request in enumerate(requests):
+        manager.begin_step(step_id)
+        schedule(manager, request)
+    manager.withdraw(1)
+    manager.check_integrity()
+    with pytest.raises(LocalProtocolError):
+        manager.withdraw(2)
+    assert num_hit_tokens(manager, with_tail(9, 5)) == 48  # step 0 goes on
+    manager.commit(0)
+    assert manager.block_pool.num_published == 3
+    for request in requests:
+        manager.free(request)
+    assert manager.block_pool.num_free == 39
+    assert [num_hit_tokens(manager, generate(request_id, 32)) for request_id in (2, 3)] == [0, 0]
+    manager.begin_step(1)  # its number may be used again
+    schedule(manager, requests[2])
+    manager.commit(1)
+    assert num_hit_tokens(manager, generate(2, 32)) == 16
+
+
+def test_blocks_freed_within_their_step_are_never_published() -> None:
+    """A victim of preemption may have been given slots in the same step; nobody computes them."""
+    manager = manager_of(11)
+    request = generate(0, 128)
+    manager.begin_step(0)
+    schedule(manager, request)
+    manager.free(request)
+    assert manager.block_pool.num_free == 10
+    assert num_hit_tokens(manager, request) == 0
+    manager.commit(0)
+    assert manager.block_pool.num_published == 0
+    manager.check_integrity()
+
+
+def test_a_victim_keeps_what_earlier_steps_computed() -> None:
+    manager = manager_of(11)
+    request = with_tail(0, 60)
+    manager.begin_step(0)
+    schedule(manager, request, 50)
+    manager.commit(0)
+    manager.begin_step(1)
+    go_on(manager, request, 50, 58)
+    manager.free(request)
+    request.num_computed_tokens = 0
+    assert schedule(manager, request, 1) == ([1, 2, 3], [7])
+    manager.commit(1)
+    assert num_hit_tokens(manager, with_tail(0, 60)) == 48
+
+
+@pytest.mark.parametrize("is_in_steps", [False, True])
+def test_a_resumed_request_finds_its_own_output(is_in_steps: bool) -> None:
+    manager = manager_of(11, 4)
+    request = generate(0, [1, 2, 3])
+    for step_id, token_id in enumerate((4, 5, 6, 7, 8, 9)):
+        if is_in_steps:
+            manager.begin_step(step_id)
+        go_on(manager, request, request.num_computed_tokens, request.num_tokens - request.num_computed_tokens)
+        if is_in_steps:
+            manager.commit(step_id)
+        request.num_computed_tokens = request.num_tokens
+        request.append_output_token(token_id)
+    manager.free(request)
+    request.num_computed_tokens = 0
+    assert num_hit_tokens(manager, request) == 8
+    assert admit(manager, request) == ([1, 2], [3])
+
+
+# ---- order
+
+
+OUT_OF_TURN: dict[str, tuple[list[str], str, str]] = {
+    "committed before it began": ([], "commit 0", "0"),
+    "withdrawn before it began": (["begin 0"], "withdraw 1", "1"),
+    "launched before it began": ([], "launch 0", "0"),
+    "launched twice": (["begin 0", "launch 0"], "launch 0", "0"),
+    "launched though a later one was begun": (["begin 0", "begin 1"], "launch 0", "0"),
+    "begun twice": (["begin 3"], "begin 3", "3"),
+    "begun out of order": (["begin 3"], "begin 2", "2"),
+    "committed before an older one": (["begin 0", "begin 1"], "commit 1", "1"),
+    "committed twice": (["begin 0", "begin 1", "commit 0"], "commit 0", "0"),
+    "withdrawn after its commit": (["begin 0", "begin 1", "commit 0"], "withdraw 0", "0"),
+    "committed after its withdrawal": (["begin 0", "begin 1", "withdraw 0"], "commit 1", "1"),
+}
+
+
+@pytest.mark.parametrize(("history", "call", "named"), OUT_OF_TURN.values(), ids=OUT_OF_TURN.keys())
+def test_steps_end_in_order(history: list[str], call: str, named: str) -> None:
+    manager = manager_of(11)
+
+    def do(text: str) -> None:
+        verb, number = text.split()
+        methods: dict[str, Callable[[int], object]] = {
+            "begin": manager.begin_step,
+            "launch": manager.launch_step,
+            "commit": manager.commit,
+            "withdraw": manager.withdraw,
+        }
+        methods[verb](int(number))
+
+    for text in history:
+        do(text)
+        if text.startswith("begin"):
+            schedule(manager, generate(int(text.split()[1]), 20))
+    before = books(manager)
+    with pytest.raises(LocalProtocolError, match=named):
+        do(call)
+    assert books(manager) == before
+    manager.check_integrity()
+
+
+def test_slots_are_given_in_a_step_that_is_being_built() -> None:
+    manager = manager_of(40)
+    running, waiting = with_tail(0, 7), with_tail(1, 7)
+    manager.begin_step(0)
+    manager.allocate_slots(running, 50)
+    manager.launch_step(0)
+    running.num_computed_tokens = 50
+    before = books(manager)
+    for request, num_tokens in ((running, 1), (running, 5), (waiting, 5)):
+        with pytest.raises(LocalProtocolError, match="begin"):
+            manager.allocate_slots(request, num_tokens)
+    assert books(manager) == before
+    manager.begin_step(1)
+    assert go_on(manager, running, 50, 5) == []
+    manager.commit(0)
+    manager.commit(1)
+    assert go_on(manager, running, 55, 10) == [5]  # no steps at all: the seed's face

@@ -1,0 +1,158 @@
+"""Streamed generations and back-pressure in an EngineServer between a fake frontend and fake workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcached.shm import RingWriter
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ChannelFull, InvariantError, StaleHandle, error_from_wire, error_to_wire
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.frontend import CommittedTokens, TokensCommitted
+from tests.clock import Clock
+from tests.engine.fake_peers import Bench
+
+CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, max_num_requests=3)
+
+
+@pytest.fixture
+def bench(run_dir: Path) -> Iterator[Bench]:
+    with Bench(run_dir, CONFIG, Clock()) as bench:
+        bench.connect()
+        yield bench
+
+
+def run_step(bench: Bench, token: int) -> to_worker.StepPlan:
+    """Let both ranks run the next step; it samples `token` for everybody."""
+    plans = [bench.plan(rank) for rank in range(2)]
+    for worker, plan in zip(bench.workers, plans, strict=True):
+        worker.channel.send(worker.output(plan, token=token))
+    return plans[0]
+
+
+def tokens_of(bench: Bench) -> list[CommittedTokens]:
+    return bench.expect(TokensCommitted).streams
+
+
+def kinds(bench: Bench) -> Sequence[type]:
+    return [type(message) for message, _ in bench.received]
+
+
+def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(bench: Bench) -> None:
+    bench.add(1, max_tokens=3, is_streamed=True)
+    for index, token in enumerate((65, 66)):
+        run_step(bench, token)
+        assert tokens_of(bench) == [CommittedTokens(1, index, [token])]
+    run_step(bench, 67)
+    answer = bench.expect(from_engine.RequestGenerated)
+    assert answer.token_ids == [65, 66, 67]
+    assert TokensCommitted not in kinds(bench)
+    assert not bench.engine._streams
+
+
+def test_one_message_tells_of_all_that_are_streamed_and_of_no_other(bench: Bench) -> None:
+    for request_id, is_streamed in ((1, True), (2, False), (3, True)):
+        bench.add(request_id, max_tokens=20, is_streamed=is_streamed)
+    told: list[list[int]] = []
+    while [1, 3] not in told:  # the others may come when the first is in its second step, no later
+        assert len(told) < 5, told
+        run_step(bench, 65)
+        told.append([part.request_id for part in tokens_of(bench)])
+    assert not any(2 in ids for ids in told)
+
+
+def test_a_generation_that_is_not_streamed_costs_no_message(bench: Bench) -> None:
+    bench.add(1, max_tokens=3)
+    for token in (65, 66, 67):
+        run_step(bench, token)
+    bench.pump(lambda: from_engine.RequestGenerated in kinds(bench))
+    assert kinds(bench) == [from_engine.RequestGenerated]
+
+
+def test_tokens_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = bench.engine._contact.channel
+    send, num_refused = channel.send, 0
+
+    def refuse_twice(message: object, payload: Any = ()) -> None:
+        nonlocal num_refused
+        if isinstance(message, TokensCommitted) and num_refused < 2:
+            num_refused += 1
+            raise ChannelFull("the frontend does not read")
+        send(message, payload)
+
+    monkeypatch.setattr(channel, "send", refuse_twice)
+    bench.add(1, max_tokens=5, is_streamed=True)
+    for token in (65, 66, 67, 68):
+        run_step(bench, token)
+    assert tokens_of(bench) == [CommittedTokens(1, 0, [65, 66, 67])]
+    assert tokens_of(bench) == [CommittedTokens(1, 3, [68])]
+
+
+def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
+    bench.add(1, max_tokens=9, is_streamed=True)
+    bench.add(2, max_tokens=9, is_streamed=True)
+    run_step(bench, 65)
+    tokens_of(bench)
+    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    bench.pump(lambda: len(bench.engine._streams) == 1)
+    with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
+        bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
+        bench.pump(lambda: not bench.engine._streams)
+
+
+def test_replaced_worker_tells_no_token_twice(bench: Bench) -> None:
+    """The request is computed anew from token 0 on, with the tokens that it has; only new ones are told."""
+    bench.add(1, max_tokens=4, is_streamed=True)
+    for token in (65, 66):
+        run_step(bench, token)
+        tokens_of(bench)
+    for rank in range(2):  # a step is in flight
+        bench.plan(rank)
+    successor = bench.replace(1)
+    bench.attach(successor)
+    bench.from_engine(bench.workers[0], to_worker.ClearCaches)
+    bench.from_engine(successor, to_worker.ClearCaches)
+    plan = run_step(bench, 67)
+    assert [(chunk.num_computed_tokens, chunk.token_ids[-2:]) for chunk in plan.chunks] == [(0, [65, 66])]
+    assert tokens_of(bench) == [CommittedTokens(1, 2, [67])]
+
+
+def test_failed_step_ends_its_streams_with_the_reason(bench: Bench) -> None:
+    bench.add(1, max_tokens=9, is_streamed=True)
+    for worker, plan in [(worker, bench.plan(rank)) for rank, worker in enumerate(bench.workers)]:
+        worker.channel.send(worker.failure(plan, error_to_wire(StaleHandle("gone"))))
+    assert bench.expect(from_engine.RequestFailed).error.code == "stale_handle"
+    assert not bench.engine._streams
+
+
+def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_leases_return(bench: Bench) -> None:
+    for request_id in (1, 2, 3):
+        bench.add(request_id, max_tokens=1)
+    bench.add(4, bench.put_item("a"))
+    refused = bench.expect(from_engine.RequestFailed)
+    assert refused.request_id == 4
+    error = error_from_wire(refused.error)
+    assert (error.code, error.retryable) == ("service_unavailable", True)
+    assert error.details == {"field": "max_num_requests", "value": 3, "limit": 3}
+    assert bench.leases == 0
+    bench.frontend.send(bench.peer, to_engine.AbortRequest(3))
+    bench.add(5)
+    bench.pump(lambda: set(bench.engine._requests) == {1, 2, 5})
+    bench.engine.check_integrity()
+
+
+def test_a_worker_that_contradicts_the_books_ends_the_engine(bench: Bench) -> None:
+    """It was told to use what it does not have; whatever the others say, no later answer could be trusted."""
+    bench.add(1)
+    first, second = bench.workers
+    first.channel.send(first.output(bench.plan(0)))
+    second.channel.send(second.failure(bench.plan(1), error_to_wire(InvariantError("encoder output 'k' is not held"))))
+    with pytest.raises(InvariantError, match="rank 1 contradicts the books: encoder output 'k'"):
+        bench.expect(from_engine.RequestGenerated)
+    assert from_engine.RequestFailed not in kinds(bench)

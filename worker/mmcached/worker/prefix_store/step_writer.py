@@ -1,0 +1,220 @@
+"""What a step writes, and how that is undone if the step fails.
+
+    chunks ── names: hold what is sealed ──> blocks: find, or make room ──> rows, key by key ──> seal what got its name
+              of all of them, before           nothing is evicted that       one scatter          while rows of other
+              room is made for any             a chunk stands behind         for each key         tokens could be there
+
+Knows nothing of who reads. Invariant: a row of a sealed block is written once; every row written since the last commit
+is in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from mmcached.wire.errors import CacheFull, InvalidRequest
+from mmcached.worker.prefix_store.arena import RowArena
+from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
+from mmcached.worker.prefix_store.layout import Runs
+from mmcached.worker.prefix_store.records import Refusal, RowChunk
+from mmcached.worker.prefix_store.schema import KeySpec
+from mmcached.worker.prefix_store.slots import SlotBook
+from mmcached.worker.prefix_store.values import ValueBook
+
+
+class StepWriter:
+    """Writes into the books and arenas of a store.
+
+    Args:
+        arenas: by key; others may add to it.
+
+    Attributes:
+        num_written, num_replayed, num_dropped: rows of one key: kept, there already, without a place.
+    """
+
+    def __init__(
+        self, block_size: int, slots: SlotBook, chains: ChainBook, arenas: Mapping[str, RowArena], values: ValueBook
+    ) -> None:
+        self.num_written = self.num_replayed = self.num_dropped = 0
+        self._block_size = block_size
+        self._slots = slots
+        self._chains = chains
+        self._arenas = arenas
+        self._values = values
+        self._journal: list[tuple[RowArena, np.ndarray]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something was written since the last commit."""
+        return bool(self._journal)
+
+    def write(
+        self, chunks: Sequence[RowChunk], outputs: Mapping[str, object], specs: Mapping[str, KeySpec]
+    ) -> list[Refusal]:
+        """Keep a step's outputs; return what does not fit."""
+        request_ids, starts, counts, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
+        runs = Runs(self._block_size, np.array(starts, np.int64), np.array(counts, np.int64).clip(0))
+        refused = _impossible(chunks) if chunks and (min(starts) < 0 or min(counts) < 1) else {}
+        open_blocks = []
+        for number in [number for number, its_names in enumerate(names) if its_names and number not in refused]:
+            try:
+                open_blocks.append(self._attach(chunks[number]))
+            except InvalidRequest as error:
+                refused[number] = error
+        slots = self._place(request_ids, starts, runs, refused)
+        rows = _PlacedRows(runs, slots, self._slots)
+        refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
+        written = set()
+        for key, value in outputs.items():
+            try:
+                spec = specs.get(key)
+                if spec is None:
+                    raise InvalidRequest("key", key, "has not been declared")
+                if spec.kind == "per_token":
+                    self._put_all(self._arenas[key], spec.check_stacked(value, runs.num_rows), rows)
+                    written.add(key)
+                elif spec.kind == "global":
+                    refusals += self._keep(spec, [None], [value])
+                elif spec.kind == "per_request":
+                    refusals += self._keep(spec, request_ids, list(spec.check_stacked(value, len(chunks))))
+                else:
+                    refusals += self._keep(spec, request_ids, spec.check_list(value, len(chunks)))
+            except InvalidRequest as error:
+                refusals.append(Refusal(key, None, error))
+        for key in self._arenas.keys() - written:
+            self._arenas[key].forget_rows(rows.in_open_blocks)
+        self._slots.note_changed(slots)
+        for chain, blocks in open_blocks:
+            self.seal(chain, blocks)
+        return refusals
+
+    def seal(self, chain: Chain, blocks: Iterable[int]) -> None:
+        """Seal open blocks of a request under their names, which it knows by now."""
+        for index in blocks:
+            self._chains.seal(chain, index, self._merge)
+
+    def commit(self) -> None:
+        self._journal.clear()
+        self._values.commit()
+
+    def withdraw(self) -> None:
+        """Forget what was written since the last commit."""
+        for arena, indexes in self._journal:
+            arena.forget_rows(indexes)
+        self._journal.clear()
+        self._values.withdraw()
+
+    # ---- inside
+
+    def _attach(self, chunk: RowChunk) -> tuple[Chain, list[int]]:
+        """Hold what is sealed under a chunk's names; return the blocks of the request that are open yet."""
+        self._chains.check_names(chunk.request_id, chunk.first_block, chunk.names)
+        chain = self._chains.open(chunk.request_id)
+        return chain, self._chains.add_names(chain, chunk.first_block, chunk.names)
+
+    def _place(
+        self, request_ids: Sequence[int], starts: Sequence[int], runs: Runs, refused: Container[int]
+    ) -> np.ndarray:
+        """Return the slots of all blocks of all chunks, after making room for those that are new."""
+        block_size, of_request = self._block_size, self._chains.of_request
+        found: list[int] = []
+        new: list[int] = []
+        blocks = runs.num_blocks.tolist()
+        for number, (request_id, start, num_blocks) in enumerate(zip(request_ids, starts, blocks, strict=True)):
+            if refused and number in refused:
+                found += [ABSENT] * num_blocks
+                continue
+            first = start // block_size
+            held = of_request[request_id].slots if request_id in of_request else []
+            if num_blocks == 1 and first < len(held) and held[first] != ABSENT:
+                found.append(held[first])  # most of the time, of a request that decodes
+                continue
+            part = held[first : first + num_blocks]
+            if len(part) < num_blocks or ABSENT in part:
+                chain = self._chains.open(request_id)
+                new += self._chains.place(chain, first, first + num_blocks)
+                part = chain.slots[first : first + num_blocks]
+            found += part
+        if new:
+            for arena in self._arenas.values():
+                arena.forget_slots(new)
+        return np.array(found, dtype=np.int64)
+
+    def _put_all(self, arena: RowArena, values: torch.Tensor, rows: _PlacedRows) -> None:
+        for part in rows.parts:
+            self._put(arena, values[part], rows.indexes[part])
+
+    def _put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray) -> None:
+        """Write rows, but for those that have no place, and those that a sealed block has already."""
+        keep = indexes >= 0
+        num_placed = int(np.count_nonzero(keep))
+        written = arena.are_written(indexes)
+        if written.any():
+            keep &= ~(written & self._slots.is_named[indexes // self._block_size])
+        num_kept = int(np.count_nonzero(keep))
+        self.num_dropped += len(indexes) - num_placed
+        self.num_replayed += num_placed - num_kept
+        self.num_written += num_kept
+        if num_kept < len(indexes):
+            indexes, rows = indexes[keep], rows[torch.from_numpy(keep).to(rows.device)]
+        if num_kept:
+            arena.put(indexes, rows)
+            self._journal.append((arena, indexes))
+
+    def _keep(self, spec: KeySpec, owners: Sequence[int | None], values: Sequence[object]) -> list[Refusal]:
+        refusals = []
+        for owner, value in zip(owners, values, strict=True):
+            try:
+                self._values.put(spec.name, owner, spec.check_whole(value))
+            except (InvalidRequest, CacheFull) as error:
+                refusals.append(Refusal(spec.name, owner, error))
+        return refusals
+
+    def _merge(self, source: int, target: int) -> None:
+        """Give to a sealed block the rows that it lacks and its open copy has."""
+        for arena in self._arenas.values():
+            added = arena.add_lacking(source, target)
+            if len(added):
+                self._journal.append((arena, added))
+
+
+class _PlacedRows:
+    """Where the packed rows of a step go.
+
+    Attributes:
+        indexes: of each row in every arena, negative where there was no room.
+        parts: rows that are written together: all, or run after run where two touch the same block, because a row
+            that both have is the first one's if the block is sealed, and the last one's if it is open.
+    """
+
+    __slots__ = ("_block_size", "_book", "indexes", "parts")
+
+    def __init__(self, runs: Runs, slots: np.ndarray, book: SlotBook) -> None:
+        self.indexes = runs.indexes(slots)
+        self.parts = [slice(0, runs.num_rows)]
+        self._book = book
+        self._block_size = runs.block_size
+        placed = slots[slots != ABSENT]
+        if len(set(placed.tolist())) < len(placed):
+            bounds = zip(runs.first_rows.tolist(), runs.counts.tolist(), strict=True)
+            self.parts = [slice(first, first + count) for first, count in bounds]
+
+    @property
+    def in_open_blocks(self) -> np.ndarray:
+        """Indexes of rows whose tokens may be others than those that were there before."""
+        placed = self.indexes[self.indexes >= 0]
+        indexes: np.ndarray = placed[~self._book.is_named[placed // self._block_size]]
+        return indexes
+
+
+def _impossible(chunks: Sequence[RowChunk]) -> dict[int, InvalidRequest]:
+    """Return what is wrong with chunks that cannot be, by their number."""
+    wrong = {}
+    for number, (request_id, start, num_rows, _, _) in enumerate(chunks):
+        if start < 0 or num_rows < 1:
+            limit = f"request {request_id}: a chunk has rows, from a position on"
+            wrong[number] = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
+    return wrong

@@ -1,0 +1,284 @@
+"""The tensor prefix store: rows of running requests and of all prefixes that there is room for, by content.
+
+    release ──> write ──> read ──> commit            one step; what it wrote can be read at once
+                  └──── withdraw ────┘               the step failed: nothing of it was written
+
+Every write names request, absolute positions and the blocks that lie there; nothing is derived from counters. Blocks,
+names and who holds them: package docstring.
+
+A model's outputs are not trusted to be right: a value that does not fit its key, or a key that nobody has declared, is
+refused by itself, and its rows are missing. So are rows for which there is no room. No request is disturbed by what
+another one brings.
+
+Knows nothing of engines, tokens or devices beyond where a tensor lies. Invariants: a row that is read was written for
+its position and for this content · blocks never take more than `byte_budget` · what is written is copied, what is read
+is not touched again until it is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError
+from mmcached.worker.prefix_store.arena import RowArena
+from mmcached.worker.prefix_store.buffers import BufferPool
+from mmcached.worker.prefix_store.chains import ABSENT, ChainBook
+from mmcached.worker.prefix_store.gather import gather
+from mmcached.worker.prefix_store.layout import Runs
+from mmcached.worker.prefix_store.records import Refusal, Report, RowChunk, RowSpan, StoreStats
+from mmcached.worker.prefix_store.rows_read import RowsRead
+from mmcached.worker.prefix_store.schema import KeySpec
+from mmcached.worker.prefix_store.slots import SlotBook
+from mmcached.worker.prefix_store.step_writer import StepWriter
+from mmcached.worker.prefix_store.values import ValueBook
+
+DEFAULT_VALUE_BUDGET = 16 << 20
+
+
+class TensorPrefixStore:
+    """Rows by content.
+
+    Args:
+        block_size: positions per block, as of the KV cache's digests.
+        schema: the keys that are known from the start; `declare` adds others.
+        byte_budget: of all blocks. Each is charged for every "per_token" key, whether it has rows of it or not.
+        value_byte_budget: of values that are kept whole.
+        buffer_nbytes: of buffers that wait for the next read; default: a quarter of `byte_budget`.
+
+    Raises:
+        ConfigError: a number or a key that cannot be.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        schema: Iterable[KeySpec],
+        *,
+        byte_budget: int,
+        value_byte_budget: int = DEFAULT_VALUE_BUDGET,
+        buffer_nbytes: int | None = None,
+    ) -> None:
+        if block_size < 1:
+            raise ConfigError("block_size", block_size, "at least 1 position")
+        for field, nbytes in (("byte_budget", byte_budget), ("value_byte_budget", value_byte_budget)):
+            if nbytes < 0:
+                raise ConfigError(field, nbytes, "at least 0 bytes")
+        self.block_size = block_size
+        self.byte_budget = byte_budget
+        self._specs: dict[str, KeySpec] = {}
+        self._arenas: dict[str, RowArena] = {}
+        self._values = ValueBook(value_byte_budget)
+        self._buffers = BufferPool(byte_budget // 4 if buffer_nbytes is None else buffer_nbytes)
+        self._slots = SlotBook(0)
+        self._chains = ChainBook(self._slots)
+        self._writer = StepWriter(block_size, self._slots, self._chains, self._arenas, self._values)
+        self._num_read = self._num_missing = self._num_refusals = 0
+        self.declare(*schema)
+
+    @property
+    def schema(self) -> Mapping[str, KeySpec]:
+        return dict(self._specs)
+
+    # ---- keys
+
+    def declare(self, *specs: KeySpec) -> None:
+        """Make keys known, between two steps. If they are known just so, nothing changes.
+
+        Of a new key, blocks that are here have no rows. A key that is declared otherwise than before loses all it had.
+        Blocks grow by a new key, so fewer fit: what is too much is given up, the evictable first, then the ends of
+        running requests, of those that came last.
+
+        Raises:
+            LocalProtocolError: a step has neither been committed nor withdrawn.
+            ConfigError: so much memory cannot even be mapped.
+        """
+        changed = [spec for spec in specs if self._specs.get(spec.name) != spec]
+        if not changed:
+            return
+        if self._writer.is_open:
+            raise LocalProtocolError("keys are declared between two steps: commit or withdraw first")
+        for spec in changed:
+            self._specs[spec.name] = spec
+            self._values.forget_key(spec.name)
+            if self._arenas.pop(spec.name, None) is not None:
+                self._slots.changed.update(dict.fromkeys(self._slots.all_names))
+        rows = [spec for spec in self._specs.values() if spec.kind == "per_token"]
+        block_nbytes = self.block_size * sum(spec.nbytes for spec in rows)
+        self._fit(self.byte_budget // block_nbytes if block_nbytes else 0)
+        for spec in rows:
+            if spec.name not in self._arenas:
+                self._arenas[spec.name] = RowArena(spec, block_size=self.block_size, num_slots=self._slots.num_slots)
+
+    # ---- a step
+
+    def release(self, request_ids: Iterable[int]) -> None:
+        """Requests have ended or were set back: what they hold may be given up. Unknown ones change nothing."""
+        for request_id in request_ids:
+            self._chains.release(request_id)
+            self._values.release(request_id)
+
+    def attach(self, request_id: int, names: Sequence[bytes]) -> None:
+        """Hold the blocks that are sealed under a request's names, from block 0 on, until it is released.
+
+        For who reads a prefix without writing behind it; `write` does it by itself.
+
+        Raises:
+            InvalidRequest: the request's blocks have other names.
+        """
+        self._chains.check_names(request_id, 0, names)
+        chain = self._chains.open(request_id)
+        self._writer.seal(chain, self._chains.add_names(chain, 0, names))
+
+    def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
+        """Keep a step's outputs. Until `commit` it can be undone by `withdraw`.
+
+        A row that is there already stays as it is if its block is sealed; in an open block the later row is right.
+
+        Args:
+            chunks: in the order of the packed rows. Prefixes of all of them are held before room is made for any.
+            outputs: by key, as its kind says; a declared key that is absent has no rows here.
+
+        Returns:
+            What was not kept because it does not fit. What was not kept for want of room is `dropped` in `stats()`.
+        """
+        refusals = self._writer.write(chunks, outputs, self._specs)
+        self._num_refusals += len(refusals)
+        return refusals
+
+    def commit(self) -> Report:
+        """End a step: what was written stays. Return what has changed since the last report.
+
+        A report tells the state and not the way there: to hear it twice does no harm, and the last one is right.
+        """
+        self._writer.commit()
+        names = list(self._slots.changed)
+        self._slots.changed.clear()
+        report: Report = {name: {} for name in names}
+        here = [(report[name], slot) for name in names if (slot := self._slots.find(name)) is not None]
+        if here:
+            slots = np.array([slot for _, slot in here])
+            for key, arena in self._arenas.items():
+                for (rows, _), num_rows in zip(here, arena.num_leading(slots).tolist(), strict=True):
+                    if num_rows:
+                        rows[key] = num_rows
+        return report
+
+    def withdraw(self) -> None:
+        """End a step that failed: no row of it was written. What was evicted for it is gone."""
+        self._writer.withdraw()
+
+    def reset(self) -> None:
+        """Forget all rows, values and requests, and give the memory back. Keys stay known, counters go on."""
+        self._writer.withdraw()
+        self._chains.clear()
+        self._slots.clear()
+        self._values.clear()
+        self._buffers.clear()
+        for arena in self._arenas.values():
+            arena.clear()
+
+    # ---- reading
+
+    def usable_prefix(self, names: Sequence[bytes], num_rows: int, keys: Collection[str]) -> int:
+        """Return how many of the first `num_rows` rows of a sequence are sealed for all keys. Changes nothing."""
+        slots: list[int] = []
+        for name in names[: -(-num_rows // self.block_size)]:
+            slot = self._slots.find(name)
+            if slot is None:
+                break
+            slots.append(slot)
+        for key in keys:
+            arena = self._arenas.get(key)
+            num_leading = arena.num_leading(np.array(slots)).tolist() if arena is not None and slots else []
+            num_full = next((index for index, num in enumerate(num_leading) if num < self.block_size), len(num_leading))
+            rest = num_leading[num_full] if num_full < len(num_leading) else 0
+            num_rows = min(num_rows, num_full * self.block_size + rest)
+        return num_rows
+
+    def read(self, spans: Sequence[RowSpan], keys: Collection[str]) -> RowsRead:
+        """Gather rows of requests, each key's in one go. Spans that lack rows do not disturb the others.
+
+        Raises:
+            InvalidRequest: an empty span, or a key that has no rows.
+        """
+        request_ids, firsts, ends = zip(*spans, strict=True) if spans else ((), (), ())
+        starts, counts = np.array(firsts, dtype=np.int64), np.array(ends, dtype=np.int64)
+        counts -= starts
+        if spans and (starts.min() < 0 or counts.min() < 1):
+            raise InvalidRequest("spans", str(list(zip(firsts, ends, strict=True))), "must be 0 <= first < end")
+        arenas = [self._arenas[key] for key in keys if key in self._arenas]
+        if len(arenas) < len(keys):
+            raise InvalidRequest("keys", sorted(set(keys) - self._arenas.keys()), "must be declared as per_token")
+        runs = Runs(self.block_size, starts, counts)
+        rows = gather(arenas, runs, self._slots_of(request_ids, firsts, ends), firsts, self._buffers)
+        self._num_missing += rows.num_missing
+        self._num_read += runs.num_rows * len(arenas) - rows.num_missing
+        return rows
+
+    def value(self, key: str, request_id: int | None = None) -> object:
+        """Return a copy of the last value of a key that is kept whole; of a "global" one for all requests.
+
+        Raises:
+            MissingRows: there is none.
+        """
+        spec = self._specs.get(key)
+        return self._values.get(key, None if spec is not None and spec.kind == "global" else request_id)
+
+    # ---- looking in
+
+    def stats(self) -> StoreStats:
+        return StoreStats(
+            written=self._writer.num_written,
+            replayed=self._writer.num_replayed,
+            dropped=self._writer.num_dropped,
+            read=self._num_read,
+            missing=self._num_missing,
+            evictions=self._slots.num_evictions,
+            refusals=self._num_refusals,
+            requests=len(self._chains.of_request),
+            blocks=self._slots.num_used,
+            capacity_blocks=self._slots.capacity,
+            sealed_blocks=self._slots.num_named,
+            evictable_blocks=self._slots.num_evictable,
+            block_nbytes=sum(arena.block_nbytes for arena in self._arenas.values()),
+            value_nbytes=self._values.nbytes,
+            pooled_nbytes=self._buffers.kept_nbytes,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if blocks, names and holders contradict each other, or a budget is exceeded."""
+        self._chains.check_integrity()
+        self._values.check_integrity()
+
+    # ---- inside
+
+    def _slots_of(self, request_ids: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+        """Return the slots of all blocks of all spans, `ABSENT` where a request holds none."""
+        block_size, of_request = self.block_size, self._chains.of_request
+        found: list[int] = []
+        for request_id, first, end in zip(request_ids, firsts, ends, strict=True):
+            held = of_request[request_id].slots if request_id in of_request else []
+            first_block, last_block = first // block_size, (end - 1) // block_size
+            if first_block == last_block:
+                found.append(held[first_block] if first_block < len(held) else ABSENT)
+            else:
+                part = held[first_block : last_block + 1]
+                found += part
+                found += [ABSENT] * (last_block + 1 - first_block - len(part))
+        return np.array(found, dtype=np.int64)
+
+    def _fit(self, capacity: int) -> None:
+        """Have room for so many blocks, and no more."""
+        slots = self._slots
+        while slots.num_used > capacity and (slots.evict() or self._chains.cut()):
+            pass
+        if slots.num_used:
+            # Numbers go on; what is free now takes no memory any more.
+            slots.capacity = min(capacity, slots.num_slots)
+            for arena in self._arenas.values():
+                arena.give_back(slots.free)
+        else:
+            slots.resize(capacity)
+            self._arenas.clear()
