@@ -66,9 +66,8 @@ class Ours:
         self._ids = count()
 
     def manager(self, num_blocks: int, kind: Kind) -> KVCacheManager:
-        windows = [SlidingWindowSpec(BLOCK_SIZE, WINDOW)] * (kind.num_groups - 1)
-        groups = [KVCacheGroupSpec(["layer"], spec) for spec in [FullAttentionSpec(BLOCK_SIZE), *windows]]
-        config = KVCacheConfig(num_blocks, groups)
+        windows = [KVCacheGroupSpec(["window"], SlidingWindowSpec(BLOCK_SIZE, WINDOW))] * (kind.num_groups - 1)
+        config = KVCacheConfig(num_blocks, [KVCacheGroupSpec(["full"], FullAttentionSpec(BLOCK_SIZE)), *windows])
         return KVCacheManager(config, MAX_MODEL_LEN, enable_kv_cache_events=kind.has_events)
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:

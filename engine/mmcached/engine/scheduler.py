@@ -241,12 +241,9 @@ class Scheduler:
         return builder.build(step_id, self._requests)
 
     def _serve_running(self, builder: StepBuilder) -> None:
-        index = 0
-        while index < len(self._running):
-            if builder.add_running(self._running[index]) is Outcome.KV_REFUSED:
+        for request in list(self._running):
+            while request.status is not RequestStatus.WAITING and builder.add_running(request) is Outcome.KV_REFUSED:
                 self._preempt_last()  # perhaps this very request; never one before it, which takes part already
-            else:
-                index += 1
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
         admission = BlockAdmission(self._config, self.kv_cache_manager, self._running)

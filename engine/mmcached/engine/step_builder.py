@@ -67,9 +67,18 @@ class StepBuilder:
 
     def add_running(self, request: Request) -> Outcome:
         """Give a running request its next chunk, or its next items."""
+        start = request.num_computed_tokens
+        if len(request.token_ids) - start == 1 and start >= request.features_end and self._token_budget:
+            # It generates: one token, no items. Almost all that is ever scheduled.
+            if self._kv.allocate_slots(request, 1) is None:
+                return Outcome.KV_REFUSED
+            self._token_budget -= 1
+            table = self._kv.block_table(request.request_id)
+            self._chunks.append(ScheduledChunk(request, start, 1, table, (), True, False))
+            return Outcome.SCHEDULED
         if request.kind == "encode":
             return self._add_items(request)
-        return self._add_chunk(request, request.num_computed_tokens, None)
+        return self._add_chunk(request, start, None)
 
     def add_waiting(self, request: Request, admission: BlockAdmission) -> Outcome:
         """Give a request that holds nothing its first chunk, after what the prefix cache has, or its first items."""

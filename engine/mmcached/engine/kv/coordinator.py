@@ -98,16 +98,21 @@ class Unitary:
         self._pool = pool
         self._steps = steps
         self._num_recomputed = num_recomputed
+        self._needs_first = self._group.kind.is_downward_closed
         self._nothing: Hit = ([],), 0
 
     def find_longest_cache_hit(self, block_hashes: Sequence[bytes], max_cache_hit_length: int) -> Hit:
         group = self._group
-        cached = CachedBlocks(self._pool, self._steps, group, block_hashes)
         max_blocks = min(max_cache_hit_length // group.block_size, len(block_hashes))
-        if group.kind.is_downward_closed and (not max_blocks or cached.at(0) is None):
-            return self._nothing
+        if self._needs_first and (not max_blocks or self._is_unknown(block_hashes[0])):
+            return self._nothing  # as for most requests, so nothing else is looked at
+        cached = CachedBlocks(self._pool, self._steps, group, block_hashes)
         found = group.kind.longest_hit(cached, max_blocks, self._num_recomputed)
         return (found,), len(found) * group.block_size
+
+    def _is_unknown(self, key: bytes) -> bool:
+        steps = self._steps
+        return self._pool.find(key) is None and (steps.newest is None or key not in steps.reserved)
 
 
 class Hybrid:

@@ -68,6 +68,8 @@ class PrefixLookups:
     def fits(self, request: Request, hit: KVCacheBlocks, num_more_blocks: int) -> bool:
         """Whether so many blocks are free beside those of a hit, which leave the free blocks if nobody holds them."""
         num_free = self._pool.num_free - num_more_blocks
+        if hit is self._nothing:
+            return num_free >= 0
         if self._memos and self._memos.num_surely_unreferenced(request, hit) > num_free:
             return False
         return sum(map(self._pool.num_unreferenced, hit.ids)) <= num_free
@@ -85,7 +87,8 @@ class PrefixLookups:
 
     def forget(self, request_id: int) -> None:
         """Forget what is remembered of a request, if anything is."""
-        self._memos.drop(request_id)
+        if self._memos:
+            self._memos.drop(request_id)
 
     def clear(self) -> None:
         """Forget all that is remembered."""

@@ -259,7 +259,9 @@ class KVCacheManager:
 
         A request that is refused is remembered like one that `allocate_slots` refuses, so asking again is cheap.
         """
-        num_hit_blocks = sum(len(ids) - ids.count(NULL_BLOCK_ID) for ids in hit.ids)
+        # Null blocks stand at the beginning; where there is none, none is looked for.
+        num_null = sum(ids.count(NULL_BLOCK_ID) for ids in hit.ids if ids and ids[0] == NULL_BLOCK_ID)
+        num_hit_blocks = sum(map(len, hit.ids)) - num_null
         num_lacking = self.num_lacking_blocks(request, request.num_tokens, most_new_tokens) - num_hit_blocks
         if self._lookups.fits(request, hit, max(0, num_lacking) + num_spare_blocks):
             return True

@@ -51,8 +51,8 @@ class RequestBlocks:
     def __init__(self, request_id: int, hit: Sequence[Sequence[int]], *, next_full: int) -> None:
         self.request_id = request_id
         self.tables = [list(ids) for ids in hit]
-        self.num_published = [len(ids) for ids in hit]
-        self.num_left_behind = [0] * len(self.tables)
+        self.num_published = list(map(len, hit))
+        self.num_left_behind = [0] * len(hit)
         self.capacity = self.next_release = 0
         self.next_full = next_full
         self.horizon = -1
@@ -91,8 +91,9 @@ class RequestBlocks:
 
     def take_all(self) -> list[list[int]]:
         """Return and clear all blocks, each table from its end, which is given up before the head."""
-        tables, self.tables = self.tables, [[] for _ in self.tables]
-        return [table[::-1] for table in tables]
+        taken = [table[::-1] for table in self.tables]
+        self.tables = []
+        return taken
 
 
 def num_missing(block_sizes: Sequence[int], tables: Sequence[Sequence[int]], num_slots: int) -> list[int]:
