@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
@@ -92,8 +93,10 @@ def test_tokens_come_once_in_order_and_then_the_generation(run_dir: Path, make: 
         assert [] not in pieces
         asked = asked_of(received)
         assert (asked.max_tokens, asked.timeout_s, asked.stream_window) == (7, 9.0, STREAM_WINDOW)
-        assert client.generate("plain").text == "plain"
-        assert received[-1].stream_window == 0  # type: ignore[union-attr]
+        assert client.generate("plain", priority=-7).text == "plain"
+        assert (received[-1].stream_window, received[-1].priority) == (0, -7)  # type: ignore[union-attr]
+        with pytest.raises(InvalidRequest, match="priority"):
+            client.generate("plain", priority=1 << 31)
         assert not client._link._streams
 
 
@@ -160,13 +163,25 @@ def test_silence_is_a_deadline_and_ends_it_in_the_service(run_dir: Path, make: M
 
 @pytest.mark.usefixtures("short_grace")
 def test_a_slow_caller_gets_what_has_come_after_its_deadline_too(run_dir: Path, make: Make) -> None:
-    """The service has done its part in time; the deadline is on waiting for it."""
-    with fake_service(run_dir, spell), make(run_dir) as client:
+    """The service has done its part; the deadline is on waiting for it. All that has come meanwhile is one list."""
+    is_busy, is_said = threading.Event(), threading.Event()
+
+    def spell_in_two(message: FromClient) -> Iterator[ToClient]:
+        for index, part in enumerate(spell(message)):
+            if index == 2:
+                assert is_busy.wait(30)
+            yield part
+        is_said.set()
+
+    with fake_service(run_dir, spell_in_two), make(run_dir) as client:  # type: ignore[arg-type]
         pieces = pieces_of(client, "slow", timeout_s=0.02)
         taken = [next(pieces)]
+        is_busy.set()
+        assert is_said.wait(30)
         threading.Event().wait(0.1)  # the caller's own work: longer than deadline and grace
         taken += list(pieces)
-        assert isinstance(taken[-1], Generation)
+    assert taken[:-1] == [list(b"s"), list(b"low")]
+    assert isinstance(taken[-1], Generation)
 
 
 def test_other_calls_go_on_in_between_and_streams_do_not_mix(run_dir: Path, make: Make) -> None:
@@ -285,6 +300,7 @@ def test_forked_child_has_no_part_in_its_parents_stream(run_dir: Path) -> None:
         pid = os.fork()
         if pid == 0:
             status = 1
+            signal.alarm(30)  # it may not outlive a test that has failed
             try:
                 next(pieces)
             except RequestAborted:

@@ -94,7 +94,7 @@ def cached_ids_are_exactly_those_allocated(book: EncoderCacheBook) -> None:
 
 def space_and_compute_limit_what_may_be_allocated(book: EncoderCacheBook) -> None:
     request = encode(1, ("a", 5), ("b", 6))
-    assert book.can_allocate(request, 0, 10, 0)
+    assert book.can_allocate(request, 0, 5, 5)
     assert not book.can_allocate(request, 1, 10, 5)  # 11 of 10 embeddings of space
     assert not book.can_allocate(request, 1, 5, 0)  # 6 of 5 embeddings of compute
     assert book.can_allocate(request, 1, encoder_compute_budget=None, num_embeds_to_schedule=4)
@@ -104,8 +104,8 @@ def space_and_compute_limit_what_may_be_allocated(book: EncoderCacheBook) -> Non
 def what_is_there_or_does_not_fit_is_not_allocated(book: EncoderCacheBook) -> None:
     request = encode(1, ("a", 4), ("b", 7))
     book.allocate(request, 0)
-    for input_id in (0, 1):
-        with pytest.raises(LocalProtocolError):
+    for input_id, reason in ((0, "cached already"), (1, "7 embeddings, 6 free")):
+        with pytest.raises(LocalProtocolError, match=reason):
             book.allocate(request, input_id)
     assert (book.num_free_slots, book.num_freeable_slots) == (6, 6)
     assert book.stats().queries == 1

@@ -144,6 +144,7 @@ class Bench:
         lease: LeaseId | None = None,
         max_tokens: int = 1,
         is_streamed: bool = False,
+        priority: int = 0,
     ) -> None:
         """Send a request of five tokens, or six with an image of two; its lease is granted here unless given."""
         features = []
@@ -152,7 +153,8 @@ class Bench:
             lease = lease or self.ring.grant(self.row, handle)
             features = [Feature("m" * 64, "image", 2, 2, 2, handle.nbytes, handle, lease)]
             tokens = [*b"ab", 258, 258, *b"cd"]
-        add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, False, is_streamed=is_streamed)
+        options: dict[str, Any] = {"is_streamed": is_streamed, "priority": priority}
+        add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, False, **options)
         self.frontend.send(self.peer, add)
 
     @property

@@ -44,6 +44,10 @@ def test_an_output_of_several_tensors_has_wider_rows() -> None:
     assert EmbeddingRow.measured(num_embeds=3, nbytes=outputs.stats().nbytes, itemsize=4) == EmbeddingRow(24, 4)
 
 
+def test_one_row_is_enough_to_measure() -> None:
+    assert EmbeddingRow.measured(num_embeds=1, nbytes=40, itemsize=4) == EmbeddingRow(10, 4)
+
+
 @pytest.mark.parametrize(("num_embeds", "nbytes"), [(0, 0), (3, 100), (3, 6)])
 def test_what_has_no_equal_rows_is_no_measure(num_embeds: int, nbytes: int) -> None:
     with pytest.raises(InvariantError, match="equal rows"):

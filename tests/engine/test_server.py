@@ -197,6 +197,24 @@ def test_noise_stale_plans_and_other_configurations_are_ignored(bench: Bench) ->
     assert bench.expect(from_engine.RequestGenerated).token_ids == [65]
 
 
+def test_the_urgent_come_first_where_priorities_count(run_dir: Path, clock: Clock) -> None:
+    config = msgspec.structs.replace(CONFIG, scheduling_policy="priority", max_num_seqs=1)
+    with Bench(run_dir, config, clock) as bench:
+        bench.connect()
+        bench.add(1)
+        plans = [bench.plan(rank) for rank in range(2)]
+        for request_id, priority in ((2, 5), (3, -5)):
+            bench.add(request_id, priority=priority)
+        for worker, plan in zip(bench.workers, plans, strict=True):
+            worker.channel.send(worker.output(plan))
+        assert bench.expect(from_engine.RequestGenerated).request_id == 1
+        answered = []
+        for _ in range(2):
+            run_step(bench)
+            answered.append(bench.expect(from_engine.RequestGenerated).request_id)
+        assert answered == [3, 2]
+
+
 def test_error_classes_survive_the_way_up(bench: Bench) -> None:
     bench.connect()
     bench.add(1)

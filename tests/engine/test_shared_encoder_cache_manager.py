@@ -8,6 +8,7 @@ import pytest
 
 from mmcached.engine import Request, SharedEncoderCacheManager
 from mmcached.engine.encoder_inputs import EncoderStepBudget
+from mmcached.engine.shared_encoder_entry import SharedEntry
 from mmcached.wire.errors import InvalidRequest, InvariantError
 from tests.engine.builders import encode
 
@@ -219,6 +220,7 @@ def test_no_two_contents_share_a_key_over_the_epochs() -> None:
 
 def misplace_free_slots(book: SharedEncoderCacheManager) -> None:
     book._num_free -= 1
+    book._num_freeable -= 1
 
 
 def misplace_freeable_slots(book: SharedEncoderCacheManager) -> None:
@@ -247,7 +249,15 @@ def hide_what_is_idle(book: SharedEncoderCacheManager) -> None:
 
 
 def call_what_is_in_the_table_old(book: SharedEncoderCacheManager) -> None:
-    book._entries["a"].is_old = True
+    book._entries["c"].is_old = True
+
+
+def name_two_alike(book: SharedEncoderCacheManager) -> None:
+    book._entries["b"].key = "a"
+
+
+def evict_what_is_not_there(book: SharedEncoderCacheManager) -> None:
+    book._evictable["z"] = SharedEntry("z", "z", 0, 0)
 
 
 def reserve_without_a_step(book: SharedEncoderCacheManager) -> None:
@@ -266,22 +276,26 @@ def take_an_entry_from_its_holder(book: SharedEncoderCacheManager) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
+    ("harm", "complaint"),
     [
-        misplace_free_slots,
-        misplace_freeable_slots,
-        forget_a_reference,
-        forget_all_references,
-        count_a_reference_twice,
-        evict_what_is_held,
-        hide_what_is_idle,
-        call_what_is_in_the_table_old,
-        reserve_without_a_step,
-        reserve_what_is_idle,
-        take_an_entry_from_its_holder,
+        (misplace_free_slots, "7 free . 12 used are not 20"),
+        (misplace_freeable_slots, "12 freeable: not 8 free . 3 idle"),
+        (forget_a_reference, "has 0 reference"),
+        (forget_all_references, "request 1 is listed and refers to nothing"),
+        (count_a_reference_twice, "has 1 reference"),
+        (evict_what_is_held, "evictable is what is of this epoch and nobody refers to"),
+        (hide_what_is_idle, "evictable is what is of this epoch and nobody refers to"),
+        (call_what_is_in_the_table_old, "is old and in the table"),
+        (name_two_alike, "the same key"),
+        (evict_what_is_not_there, "evictable without being there: {'z'}"),
+        (reserve_without_a_step, "without a step"),
+        (reserve_what_is_idle, "reserved without reference"),
+        (take_an_entry_from_its_holder, "item 0 of request 1 refers to .* which is gone"),
     ],
 )
-def test_books_that_contradict_themselves_say_so(harm: Callable[[SharedEncoderCacheManager], None]) -> None:
+def test_books_that_contradict_themselves_say_so(
+    harm: Callable[[SharedEncoderCacheManager], None], complaint: str
+) -> None:
     book = SharedEncoderCacheManager(20)
     allocate_and_free(book, encode(2, ("c", 3)))
     holder = encode(1, ("a", 4), ("b", 5))
@@ -289,5 +303,5 @@ def test_books_that_contradict_themselves_say_so(harm: Callable[[SharedEncoderCa
     book.allocate(holder, 1)
     book.check_integrity()
     harm(book)
-    with pytest.raises(InvariantError):
+    with pytest.raises(InvariantError, match=complaint):
         book.check_integrity()

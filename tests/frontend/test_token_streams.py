@@ -83,9 +83,12 @@ def test_a_client_that_takes_slowly_gets_the_rest_in_one_piece(desk: Desk) -> No
     desk.streams.taken(1, 3)  # four are on the way
     desk.commit(1, 7, 7)
     assert desk.flush() == []
-    desk.streams.taken(1, 2)  # an older word
     desk.streams.taken(1, 6)
     assert desk.flush() == [(b"peer", [StreamedTokens(1001, 7, [7])])]
+    desk.streams.taken(1, 8)
+    desk.streams.taken(1, 2)
+    desk.commit(1, 8, 8)
+    assert desk.flush() == [(b"peer", [StreamedTokens(1001, 8, [8])])], "an older word takes nothing back"
 
 
 def test_a_client_cannot_take_what_was_not_sent(desk: Desk) -> None:
@@ -144,10 +147,10 @@ def bench(run_dir: Path) -> Iterator[Bench]:
 
 def ask(bench: Bench, engine: FakeEngine, request_id: int, *, window: int = 8) -> int:
     """Ask for a streamed generation; return its number in the engine."""
-    message = Generate(bench.client_id, request_id, "look", 40, False, 60.0, stream_window=window)
+    message = Generate(bench.client_id, request_id, "look", 40, False, 60.0, stream_window=window, priority=-3)
     bench.client.send(message)
     add = bench.from_frontend(engine, to_engine.AddRequest)
-    assert add.is_streamed == (window > 0)
+    assert (add.is_streamed, add.priority) == (window > 0, -3)
     return add.request_id
 
 

@@ -27,6 +27,7 @@ PROMPT = "0: what is <image>, at length?"
 MAX_TOKENS = 60
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_something_else_restarts_the_group_and_nobody_hears_its_token(
     run_dir: Path, tmp_path: Path
 ) -> None:

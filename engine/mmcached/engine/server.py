@@ -4,8 +4,9 @@
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
-that came), so it imports no torch. Who asks for it is told what the prefix cache holds (kv_event_publisher). What a
-peer sends wrong is logged or answered; what contradicts the books ends the process.
+that came), so it imports no torch. Who asks for it is told what the prefix cache holds (kv_event_publisher), and, of a
+streamed generation, each token in the step that commits it (token_streams). What a peer sends wrong is logged or
+answered; what contradicts the books ends the process, before anything of that step is answered.
 
 Who dies, and what follows here:
     frontend   its requests end; its leases are void; KV and encoder books stay; a row of the new ring, workers attach
@@ -131,7 +132,7 @@ class EngineServer:
         """Serve what has come, waiting up to `timeout_s` unless a step can start; then start one if possible.
 
         Raises:
-            InvariantError: the books or the ranks contradict each other; the process must end.
+            InvariantError: the books, the ranks or their caches contradict each other; the process must end.
             PeerGone: a step is past its deadline; the process must end.
             ConfigError: the frontend was started otherwise; the process must end.
         """
@@ -279,6 +280,7 @@ class EngineServer:
             max_tokens=message.max_tokens,
             want_hidden_states=message.want_hidden_states,
             tenant=message.tenant,
+            priority=message.priority,
             # Without kept rows, a prefix hit would leave the hidden states of the prefix missing.
             skip_reading_prefix_cache=message.want_hidden_states and not self._config.enable_tensor_prefix_cache,
         )

@@ -159,7 +159,7 @@ class SharedEncoderCacheManager:
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Return and clear the keys that workers must drop; vLLM's name for `take_freed`."""
-        return self._freed.take(is_certain=not self._step.is_open)
+        return self.take_freed()
 
     def new_epoch(self) -> int:
         for entry in self._evictable.values():

@@ -2,10 +2,10 @@
 
     open --> (commit: untold --sent--> told)* --> forget         the answer brings what the last step added
 
-One message carries what a step has added to all of them: 256 of them cost 33 µs to say, one by one 0.9 ms. A message
-that could not be queued is not told, so what it carried comes with the next; if none follows, with the answer. Output
-tokens survive preemption, withdrawal and the loss of a worker, so a position is told once, and no other token is ever
-told for it. Knows nothing of sockets.
+One message carries what a step has added to all of them; for 256, one for each would cost more than twenty times as
+much. A message that could not be queued is not told, so what it carried comes with the next; if none follows, with the
+answer. Output tokens survive preemption, withdrawal and the loss of a worker, so a position is told once, and no other
+token is ever told for it. Knows nothing of sockets.
 """
 
 from __future__ import annotations

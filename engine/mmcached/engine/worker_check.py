@@ -31,7 +31,7 @@ def check_encoder_caches(
         keys = held[rank]
         if keys is None:
             raise InvariantError(f"step {step}: rank {rank} does not say what its encoder cache holds", rank=rank)
-        lacking = sorted(ready.difference(keys))
+        lacking = sorted(ready - set(keys))
         surplus = sorted(set(keys) - ready - lingering)
         if lacking or surplus:
             raise InvariantError(

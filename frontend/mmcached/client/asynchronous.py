@@ -97,12 +97,18 @@ class AsyncClient:
         *,
         image_ids: Sequence[str | None] = (),
         hidden_states: bool = False,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Generation:
         """As `Client.generate`."""
         ids = checked_image_ids(image_ids, len(images))
         request = self._talk.generate(
-            prompt, image_ids=ids, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s
+            prompt,
+            image_ids=ids,
+            max_tokens=max_tokens,
+            hidden_states=hidden_states,
+            priority=priority,
+            timeout_s=timeout_s,
         )
         message, payload = await self._call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
@@ -115,6 +121,7 @@ class AsyncClient:
         *,
         image_ids: Sequence[str | None] = (),
         hidden_states: bool = False,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[int] | Generation]:
         """As `Client.generate_stream`, for `async for`; any number at a time. A task that is cancelled in it ends it.
@@ -129,6 +136,7 @@ class AsyncClient:
                 image_ids=ids,
                 max_tokens=max_tokens,
                 hidden_states=hidden_states,
+                priority=priority,
                 timeout_s=limit_s,
                 stream_window=STREAM_WINDOW,
             ),

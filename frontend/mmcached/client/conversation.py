@@ -88,9 +88,12 @@ class Conversation:
         image_ids: list[str | None],
         max_tokens: int,
         hidden_states: bool,
+        priority: int,
         timeout_s: float | None,
         stream_window: int = 0,
     ) -> Generate:
+        if not -(1 << 31) <= priority < 1 << 31:
+            raise InvalidRequest("priority", priority, "a number of 32 bits, with its sign")
         return Generate(
             client_id=self.client_id,
             request_id=next(self._ids),
@@ -101,6 +104,7 @@ class Conversation:
             tenant=self.options.tenant,
             image_ids=image_ids,
             stream_window=stream_window,
+            priority=priority,
         )
 
     def encode(self, *, image_ids: list[str | None], timeout_s: float | None) -> Encode:

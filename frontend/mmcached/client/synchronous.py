@@ -102,6 +102,7 @@ class Client:
         *,
         image_ids: Sequence[str | None] = (),
         hidden_states: bool = False,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Generation:
         """Continue a prompt greedily.
@@ -114,6 +115,7 @@ class Client:
                 cached is not looked at. For other content take another name, or `flush` before.
             max_tokens: how many tokens to generate at most.
             hidden_states: also return the last layer's hidden states, cached prefix and new rows merged.
+            priority: the lower, the earlier it is served, in a service with `--scheduling-policy priority`.
             timeout_s: deadline of this call.
         Raises:
             InvalidRequest: (and subclasses) the input is not acceptable; names field, value and limit.
@@ -122,7 +124,12 @@ class Client:
         """
         ids = checked_image_ids(image_ids, len(images))
         request = self._talk.generate(
-            prompt, image_ids=ids, max_tokens=max_tokens, hidden_states=hidden_states, timeout_s=timeout_s
+            prompt,
+            image_ids=ids,
+            max_tokens=max_tokens,
+            hidden_states=hidden_states,
+            priority=priority,
+            timeout_s=timeout_s,
         )
         message, payload = self._call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
@@ -135,6 +142,7 @@ class Client:
         *,
         image_ids: Sequence[str | None] = (),
         hidden_states: bool = False,
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Generator[list[int] | Generation]:
         """As `generate`, and yield tokens as they are computed, in lists; at last the `Generation`.
@@ -155,6 +163,7 @@ class Client:
                 image_ids=ids,
                 max_tokens=max_tokens,
                 hidden_states=hidden_states,
+                priority=priority,
                 timeout_s=limit_s,
                 stream_window=STREAM_WINDOW,
             ),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from mmcached.client.conversation import expect
 from mmcached.client.results import Generation, generation_from
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError
+from mmcached.wire.errors import LocalProtocolError, MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Generated, StreamedTokens, ToClient
 from mmcached.wire.messages.frontend import Generate, TokensTaken
 
@@ -37,7 +37,7 @@ class TokenStream:
         self._tokens: list[int] = []
         self._num_taken = 0
         self._num_told = 0
-        self._end: Generation | MmcachedError | None = None
+        self._end: tuple[Generated, Sequence[Frame]] | MmcachedError | None = None
 
     @property
     def request_id(self) -> int:
@@ -71,15 +71,15 @@ class TokenStream:
         if self.is_over:
             return
         try:
-            generation = generation_from(expect(message, Generated), payload)
+            generated = expect(message, Generated)
         except MmcachedError as error:
             self.fail(error)
             return
-        if generation.tokens[: len(self._tokens)] != self._tokens:
+        if generated.token_ids[: len(self._tokens)] != self._tokens:
             self.fail(RemoteProtocolError("the answer has other tokens than those that came before it", "token_ids"))
             return
-        self._tokens = generation.tokens
-        self._end = generation
+        self._tokens = list(generated.token_ids)
+        self._end = generated, payload
         self._on_news()
 
     def fail(self, error: MmcachedError) -> None:
@@ -100,9 +100,9 @@ class TokenStream:
         self._num_taken = len(self._tokens)
         if tokens:
             return tokens
-        if isinstance(self._end, Generation):
-            return self._end
-        raise self._end or RemoteProtocolError("nothing has come yet")
+        if isinstance(self._end, tuple):
+            return generation_from(*self._end)
+        raise self._end or LocalProtocolError("nothing has come yet")
 
     def take_receipt(self) -> TokensTaken | None:
         """Return what to tell the service, if it is time: that so many tokens were taken, and as many more may come."""

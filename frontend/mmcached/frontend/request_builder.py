@@ -80,6 +80,7 @@ def build_request(
         tenant=message.tenant,
         mirror_seq=mirror_seq,
         is_streamed=isinstance(message, Generate) and message.stream_window > 0,
+        priority=message.priority if isinstance(message, Generate) else 0,
     )
     return add, payload
 

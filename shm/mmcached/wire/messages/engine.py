@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Barrier, Feature, Inline, Message, Part, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Barrier, Feature, Inline, Message, Part, Priority, Tensor, Text, TokenId
 from mmcached.wire.stats import WorkerStats
 
 # ---- from the frontend
@@ -55,6 +55,7 @@ class AddRequest(Message, frozen=True):
     tenant: Text = ""
     mirror_seq: Count = 0
     is_streamed: bool = False
+    priority: Priority = 0
 
 
 class AbortRequest(Message, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count
-from mmcached.wire.messages.parts import Message, Part, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Message, Part, Priority, Tensor, Text, TokenId
 from mmcached.wire.stats import EngineStats
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -38,6 +38,7 @@ class Generate(Message, frozen=True):
             for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
         stream_window: so many tokens may be on the way to the client before it says that it has taken them, see
             `TokensTaken`; 0: none, they all come with the answer.
+        priority: the lower, the earlier it is served, if the service looks at it (`scheduling_policy`).
     """
 
     client_id: ClientId
@@ -49,6 +50,7 @@ class Generate(Message, frozen=True):
     tenant: Text = ""
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
     stream_window: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    priority: Priority = 0
 
 
 class Encode(Message, frozen=True):

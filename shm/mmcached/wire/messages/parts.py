@@ -9,6 +9,7 @@ import msgspec
 from mmcached.wire.handle import Count, Handle, LeaseId
 
 Text = Annotated[str, msgspec.Meta(max_length=256)]
+Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 

@@ -45,16 +45,17 @@ class RowArena:
         self.name, self.shape, self.dtype, self.row_nbytes = spec.name, spec.shape, spec.dtype, spec.nbytes
         self.block_nbytes = block_size * spec.nbytes
         self._block_size = block_size
+        self._word = next(word for word in _WORDS if spec.nbytes % np.dtype(word).itemsize == 0)
         nbytes = num_slots * self.block_nbytes
         try:
             self._memory = mmap.mmap(-1, max(nbytes, 1), flags=_FLAGS)
-        except (OSError, OverflowError) as error:
+            self.written = np.zeros((num_slots, block_size), dtype=np.bool_)
+        except (OSError, OverflowError, MemoryError) as error:
             raise ConfigError(f"{spec.name}: bytes to map", nbytes, str(error)) from error
-        self._word = next(word for word in _WORDS if spec.nbytes % np.dtype(word).itemsize == 0)
         words = np.frombuffer(self._memory, dtype=np.uint8)[:nbytes].view(self._word)
-        self._rows = words.reshape(num_slots * block_size, -1) if num_slots else words.reshape(0, 1)
-        self._blocks = words.reshape(num_slots, -1) if num_slots else words.reshape(0, 1)
-        self.written = np.zeros((num_slots, block_size), dtype=np.bool_)
+        row_words = spec.nbytes // words.itemsize
+        self._rows = words.reshape(num_slots * block_size, row_words)
+        self._blocks = words.reshape(num_slots, block_size * row_words)
         self._is_written = self.written.reshape(-1)
 
     # ---- rows

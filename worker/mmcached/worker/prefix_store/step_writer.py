@@ -87,14 +87,9 @@ class StepWriter:
         for key in self._arenas.keys() - written:
             self._arenas[key].forget_rows(rows.in_open_blocks)
         self._slots.note_changed(slots)
-        for chain, blocks in open_blocks:
-            self.seal(chain, blocks)
+        for chain, blocks, end in open_blocks:
+            self._seal(chain, blocks, end)
         return refusals
-
-    def seal(self, chain: Chain, blocks: Iterable[int]) -> None:
-        """Seal open blocks of a request under their names, which it knows by now."""
-        for index in blocks:
-            self._chains.seal(chain, index, self._merge)
 
     def commit(self) -> None:
         self._journal.clear()
@@ -109,11 +104,12 @@ class StepWriter:
 
     # ---- inside
 
-    def _attach(self, chunk: RowChunk) -> tuple[Chain, list[int]]:
-        """Hold what is sealed under a chunk's names; return the blocks of the request that are open yet."""
+    def _attach(self, chunk: RowChunk) -> tuple[Chain, list[int], int]:
+        """Hold what is sealed under a chunk's names; return the blocks that have got their name open, and its end."""
         self._chains.check_names(chunk.request_id, chunk.first_block, chunk.names)
         chain = self._chains.open(chunk.request_id)
-        return chain, self._chains.add_names(chain, chunk.first_block, chunk.names)
+        open_blocks = self._chains.add_names(chain, chunk.first_block, chunk.names)
+        return chain, open_blocks, chunk.start + chunk.num_rows
 
     def _place(
         self, request_ids: Sequence[int], starts: Sequence[int], runs: Runs, refused: Container[int]
@@ -172,6 +168,16 @@ class StepWriter:
             except (InvalidRequest, CacheFull) as error:
                 refusals.append(Refusal(spec.name, owner, error))
         return refusals
+
+    def _seal(self, chain: Chain, blocks: Iterable[int], end: int) -> None:
+        """Seal open blocks under their names. Rows behind `end` are of tokens that were guessed and came otherwise."""
+        block_size = self._block_size
+        for index in blocks:
+            first = chain.slots[index] * block_size
+            guessed = np.arange(first + max(end - index * block_size, 0), first + block_size)
+            for arena in self._arenas.values() if len(guessed) else ():
+                arena.forget_rows(guessed)
+            self._chains.seal(chain, index, self._merge)
 
     def _merge(self, source: int, target: int) -> None:
         """Give to a sealed block the rows that it lacks and its open copy has."""

@@ -92,24 +92,35 @@ class TensorPrefixStore:
 
         Raises:
             LocalProtocolError: a step has neither been committed nor withdrawn.
-            ConfigError: so much memory cannot even be mapped.
+            ConfigError: so much memory cannot even be mapped; nothing has changed.
         """
         changed = [spec for spec in specs if self._specs.get(spec.name) != spec]
         if not changed:
             return
         if self._writer.is_open:
             raise LocalProtocolError("keys are declared between two steps: commit or withdraw first")
+        specs_after = self._specs | {spec.name: spec for spec in changed}
+        row_specs = [spec for spec in specs_after.values() if spec.kind == "per_token"]
+        block_nbytes = self.block_size * sum(spec.nbytes for spec in row_specs)
+        capacity = self.byte_budget // block_nbytes if block_nbytes else 0
+        is_empty = not self._slots.num_used
+        kept = {} if is_empty else {key: each for key, each in self._arenas.items() if specs_after[key] not in changed}
+        num_slots = capacity if is_empty else self._slots.num_slots
+        arenas = {
+            spec.name: kept.get(spec.name) or RowArena(spec, block_size=self.block_size, num_slots=num_slots)
+            for spec in row_specs
+        }
+        if any(spec.name in self._arenas for spec in changed):
+            self._slots.changed.update(dict.fromkeys(self._slots.all_names))
         for spec in changed:
             self._specs[spec.name] = spec
             self._values.forget_key(spec.name)
-            if self._arenas.pop(spec.name, None) is not None:
-                self._slots.changed.update(dict.fromkeys(self._slots.all_names))
-        rows = [spec for spec in self._specs.values() if spec.kind == "per_token"]
-        block_nbytes = self.block_size * sum(spec.nbytes for spec in rows)
-        self._fit(self.byte_budget // block_nbytes if block_nbytes else 0)
-        for spec in rows:
-            if spec.name not in self._arenas:
-                self._arenas[spec.name] = RowArena(spec, block_size=self.block_size, num_slots=self._slots.num_slots)
+        self._arenas.clear()
+        self._arenas.update(arenas)
+        if is_empty:
+            self._slots.resize(capacity)
+        else:
+            self._shrink(capacity)
 
     # ---- a step
 
@@ -122,14 +133,14 @@ class TensorPrefixStore:
     def attach(self, request_id: int, names: Sequence[bytes]) -> None:
         """Hold the blocks that are sealed under a request's names, from block 0 on, until it is released.
 
-        For who reads a prefix without writing behind it; `write` does it by itself.
+        For who reads a prefix and writes nothing, or not yet; `write` does it by itself.
 
         Raises:
-            InvalidRequest: the request's blocks have other names.
+            InvalidRequest: the request has blocks already.
         """
-        self._chains.check_names(request_id, 0, names)
-        chain = self._chains.open(request_id)
-        self._writer.seal(chain, self._chains.add_names(chain, 0, names))
+        if request_id in self._chains.of_request:
+            raise InvalidRequest("request_id", request_id, "has blocks already; release it first")
+        self._chains.add_names(self._chains.open(request_id), 0, names)
 
     def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
         """Keep a step's outputs. Until `commit` it can be undone by `withdraw`.
@@ -137,7 +148,9 @@ class TensorPrefixStore:
         A row that is there already stays as it is if its block is sealed; in an open block the later row is right.
 
         Args:
-            chunks: in the order of the packed rows. Prefixes of all of them are held before room is made for any.
+            chunks: in the order of the packed rows, a writer before those who stand behind its rows. What is sealed of
+                their prefixes is held before room is made for any. Rows of tokens that may come otherwise can be
+                written too; the request goes on at the first that did, before the blocks are named.
             outputs: by key, as its kind says; a declared key that is absent has no rows here.
 
         Returns:
@@ -269,16 +282,11 @@ class TensorPrefixStore:
                 found += [ABSENT] * (last_block + 1 - first_block - len(part))
         return np.array(found, dtype=np.int64)
 
-    def _fit(self, capacity: int) -> None:
-        """Have room for so many blocks, and no more."""
+    def _shrink(self, capacity: int) -> None:
+        """Have no more blocks than this, and no memory for those that are free."""
         slots = self._slots
         while slots.num_used > capacity and (slots.evict() or self._chains.cut()):
             pass
-        if slots.num_used:
-            # Numbers go on; what is free now takes no memory any more.
-            slots.capacity = min(capacity, slots.num_slots)
-            for arena in self._arenas.values():
-                arena.give_back(slots.free)
-        else:
-            slots.resize(capacity)
-            self._arenas.clear()
+        slots.capacity = min(capacity, slots.num_slots)
+        for arena in self._arenas.values():
+            arena.give_back(slots.free)

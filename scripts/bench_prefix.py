@@ -1,0 +1,108 @@
+"""The tensor prefix store beside the caches by KV slot: decode steps, prefixes, memory.
+
+Times are CPU time of this process, one thread. vllm-omni is measured where it is installed: `make bench-peers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from benchmark import Row, print_rows, row
+from bounds import print_bounds
+from kv_peers.timing import compare
+from prefix_peers import shape
+from prefix_peers.promises import BOUNDS, DECODE, LIMIT, PREFIXES, RESIDENT, RESIDENT_LIMIT_MIB
+from prefix_peers.sides import Omni, Side, Slots, Store
+from ring_peers.memory import anonymous_bytes
+from ring_peers.transport import Unavailable
+
+ROUNDS = 11
+QUICK_ROUNDS = 3
+NUM_REQUESTS = (1, 64, 256)
+_MIB = 1 << 20
+
+Section = Callable[[int], list[Row]]
+
+
+def decode_steps(sides: Sequence[Side], num_rounds: int) -> list[Row]:
+    rows = []
+    for num_requests in NUM_REQUESTS:
+        figures = compare({side.name: side.decode(num_requests) for side in sides}, num_rounds)
+        params = f"{num_requests} request{'s' if num_requests > 1 else ''}"
+        rows += _rows(DECODE, params, {name: ns / 1e3 for name, ns in figures.items()}, "us")
+    return rows
+
+
+def prefixes(sides: Sequence[Side], num_rounds: int) -> list[Row]:
+    figures = compare({side.name: side.prefixes() for side in sides}, num_rounds)
+    params = f"{shape.PREFIX_REQUESTS} x {shape.PREFIX_TOKENS} rows"
+    return _rows(PREFIXES, params, {name: ns / 1e6 for name, ns in figures.items()}, "ms")
+
+
+def memory(sides: Sequence[Side], _: int) -> list[Row]:
+    """Private resident memory that a cache with room for `BUDGET_BYTES` takes at once."""
+    figures = {}
+    for side in sides:
+        gc.collect()
+        before = anonymous_bytes()
+        cache = side.fresh(shape.BUDGET_BYTES)
+        figures[side.name] = (anonymous_bytes() - before) / _MIB
+        del cache
+    params = f"{shape.BUDGET_BYTES >> 30} GiB"
+    limit = row(RESIDENT, params, figures[Store.name], "MiB", peer=LIMIT, peer_value=RESIDENT_LIMIT_MIB)
+    # A side that takes nothing is no measure.
+    return [
+        limit,
+        *_rows(RESIDENT, params, {name: mib for name, mib in figures.items() if mib or name == "ours"}, "MiB"),
+    ]
+
+
+def _rows(name: str, params: str, figures: dict[str, float], unit: str) -> list[Row]:
+    ours = figures[Store.name]
+    return [
+        row(name, params, ours, unit, peer=peer, peer_value=value)
+        for peer, value in figures.items()
+        if peer != Store.name
+    ]
+
+
+def all_sides() -> list[Side]:
+    """Return the sides that there are; say so if vllm-omni is not."""
+    sides: list[Side] = [Store(), Slots()]
+    try:
+        sides.append(Omni())
+    except Unavailable as error:
+        print(f"rows against vllm-omni are left out: {error}", file=sys.stderr)
+    return sides
+
+
+def main() -> None:
+    title = "the tensor prefix store against caches by slot, CPU time"
+    sections = {"memory": memory, "decode": decode_steps, "prefixes": prefixes}
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
+    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections), help="some sections")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    sides = all_sides()
+    measured: dict[str, Section] = {name: partial(section, sides) for name, section in sections.items()}
+    rows: list[Row] = []
+    for name in arguments.only:
+        started = time.monotonic()
+        rows += measured[name](QUICK_ROUNDS if arguments.quick else ROUNDS)
+        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    print_rows(title, rows, as_json=arguments.json)
+    if not arguments.json:
+        print_bounds(rows, BOUNDS)
+
+
+if __name__ == "__main__":
+    main()

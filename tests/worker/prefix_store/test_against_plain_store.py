@@ -1,0 +1,46 @@
+"""The store and its plain model, led through the same random histories, agree after every action; see `pair`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.worker.prefix_store.pair import ACTIONS, NUMBERS, Pair, Setting, lead
+
+SETTINGS = st.builds(Setting, st.integers(1, 4), st.integers(0, 12), st.integers(1, 3))
+EVERYWHERE = [
+    *ACTIONS,
+    *("hit", "hit within a block", "replay", "guesses", "absent", "withdrawn", "declared late", "evicted", "dropped"),
+    "true rows",
+]
+
+
+class StoreBesideModel(RuleBasedStateMachine):
+    @initialize(setting=SETTINGS)
+    def begin(self, setting: Setting) -> None:
+        self.pair = Pair(setting)
+
+    @rule(action=st.sampled_from(list(ACTIONS)), number=st.integers(0, NUMBERS - 1))
+    def act(self, action: str, number: int) -> None:
+        self.pair.do(action, number)
+
+
+StoreBesideModel.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
+TestStoreBesideModel = StoreBesideModel.TestCase
+
+
+def test_long_histories_reach_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        seen += lead(seed, 150)
+    assert {what: seen[what] for what in EVERYWHERE if seen[what] < 5} == {}
+
+
+@pytest.mark.soak
+def test_equal_for_minutes() -> None:
+    for seed in range(3000):
+        lead(seed + 1000, 200)

@@ -1,0 +1,34 @@
+"""KeySpec: what can be declared at all. What fits a declared key: `test_store`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmcached.wire.errors import ConfigError
+from mmcached.worker.prefix_store import KeyKind, KeySpec
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype"),
+    [
+        ("per_token", None, torch.int8),
+        ("per_token", (1,), None),
+        ("per_token", None, None),
+        ("per_request", None, None),
+        ("per_token", (0,), torch.int8),
+        ("global", (2, -1), torch.int8),
+        ("list", (1,), None),
+    ],
+)
+def test_what_cannot_be_declared(kind: KeyKind, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
+    with pytest.raises(ConfigError, match="k"):
+        KeySpec("k", kind, shape, dtype)
+    with pytest.raises(ConfigError, match="name"):
+        KeySpec("", "per_token", (1,), torch.int8)
+
+
+def test_bytes_of_a_row() -> None:
+    assert KeySpec("k", "per_token", (2, 3), torch.float64).nbytes == 48
+    assert KeySpec("k", "per_token", (), torch.bfloat16).nbytes == 2
+    assert KeySpec("k", "list", None, None).nbytes == 0
