@@ -45,8 +45,8 @@ bench: $(INSTALLED) ## every scripts/bench_*.py, one after the other
 	  echo "== $$script"; $(BIN)/python "$$script"; \
 	done
 
-bench-peers: $(PEERS_INSTALLED) ## ring, caches, KV manager, store beside vLLM and others (2 GB)
-	@set -e; for script in ring caches kv sidecar; do \
+bench-peers: $(PEERS_INSTALLED) ## ring, caches, KV manager, scheduler, store beside vLLM and others (2 GB)
+	@set -e; for script in ring caches kv scheduler sidecar; do \
 	  echo "== bench_$$script"; $(PEERS)/bin/python "scripts/bench_$$script.py"; \
 	done
 

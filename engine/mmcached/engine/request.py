@@ -114,11 +114,11 @@ class Request:
 
     def reason_to_finish(self) -> FinishReason | None:
         """Return why a generation is complete now, or None. Changes nothing."""
-        if self.num_tokens > self.num_prompt_tokens and self.token_ids[-1] == END_TOKEN_ID:
+        token_ids = self.token_ids
+        num_output_tokens = len(token_ids) - self.num_prompt_tokens
+        if token_ids[-1] == END_TOKEN_ID and num_output_tokens > 0:
             return "stop"
-        if self.num_tokens - self.num_prompt_tokens >= self.max_tokens:
-            return "length"
-        return None
+        return "length" if num_output_tokens >= self.max_tokens else None
 
     def features_in(self, start: int, end: int) -> Iterator[tuple[int, Feature]]:
         """Yield index and item for each item that covers a position of `[start, end)`, in prompt order."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from mmcached.engine.request import Request
 from mmcached.wire.messages.worker import EmbedSpan
 
@@ -21,8 +23,8 @@ class ScheduledItem(NamedTuple):
     key: str
 
 
-class ScheduledChunk(NamedTuple):
-    """Tokens `[start, start + num_tokens)` of one request.
+class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
+    """Tokens `[start, start + num_tokens)` of one request. Not looked at by the garbage collector: nothing refers back.
 
     Attributes:
         block_ids: the request's block table from position 0 on, long enough for the chunk; it grows later on.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Inline, Message, Part, Text, TokenId
@@ -49,8 +51,8 @@ class RunChunk(Part, frozen=True):
     request_id: Count
     token_ids: list[TokenId]
     num_computed_tokens: Count
-    block_ids: list[Count]
-    spans: list[EmbedSpan]
+    block_ids: Sequence[Count]
+    spans: Sequence[EmbedSpan]
     sample: bool
     want_hidden_states: bool
     is_new_hit: bool

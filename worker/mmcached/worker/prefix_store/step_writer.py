@@ -59,11 +59,12 @@ class StepWriter:
         runs = Runs(self._block_size, np.array(starts, np.int64), np.array(counts, np.int64).clip(0))
         refused = _impossible(chunks) if chunks and (min(starts) < 0 or min(counts) < 1) else {}
         open_blocks = []
-        for number in [number for number, its_names in enumerate(names) if its_names and number not in refused]:
-            try:
-                open_blocks.append(self._attach(chunks[number]))
-            except InvalidRequest as error:
-                refused[number] = error
+        for number, its_names in enumerate(names):
+            if its_names and number not in refused:
+                try:
+                    open_blocks.append(self._attach(chunks[number]))
+                except InvalidRequest as error:
+                    refused[number] = error
         slots = self._place(request_ids, starts, runs, refused)
         rows = _PlacedRows(runs, slots, self._slots)
         refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
@@ -106,42 +107,45 @@ class StepWriter:
 
     def _attach(self, chunk: RowChunk) -> tuple[Chain, list[int], int]:
         """Hold what is sealed under a chunk's names; return the blocks that have got their name open, and its end."""
-        self._chains.check_names(chunk.request_id, chunk.first_block, chunk.names)
-        chain = self._chains.open(chunk.request_id)
-        open_blocks = self._chains.add_names(chain, chunk.first_block, chunk.names)
-        return chain, open_blocks, chunk.start + chunk.num_rows
+        request_id, start, num_rows, first_block, names = chunk
+        self._chains.check_names(request_id, first_block, names)
+        chain = self._chains.open(request_id)
+        return chain, self._chains.add_names(chain, first_block, names), start + num_rows
 
     def _place(
         self, request_ids: Sequence[int], starts: Sequence[int], runs: Runs, refused: Container[int]
     ) -> np.ndarray:
         """Return the slots of all blocks of all chunks, after making room for those that are new."""
-        block_size, of_request = self._block_size, self._chains.of_request
+        of_request, block_size = self._chains.of_request, self._block_size
         found: list[int] = []
         new: list[int] = []
-        blocks = runs.num_blocks.tolist()
-        for number, (request_id, start, num_blocks) in enumerate(zip(request_ids, starts, blocks, strict=True)):
+        for number, (request_id, start, num_blocks) in enumerate(
+            zip(request_ids, starts, runs.num_blocks.tolist(), strict=True)
+        ):
             if refused and number in refused:
                 found += [ABSENT] * num_blocks
                 continue
-            first = start // block_size
-            held = of_request[request_id].slots if request_id in of_request else []
-            if num_blocks == 1 and first < len(held) and held[first] != ABSENT:
-                found.append(held[first])  # most of the time, of a request that decodes
-                continue
-            part = held[first : first + num_blocks]
-            if len(part) < num_blocks or ABSENT in part:
-                chain = self._chains.open(request_id)
-                new += self._chains.place(chain, first, first + num_blocks)
-                part = chain.slots[first : first + num_blocks]
-            found += part
+            chain = of_request.get(request_id) or self._chains.open(request_id)
+            first, slots = start // block_size, chain.slots
+            # Most of the time, of a request that decodes: one block, and it is there.
+            slot = slots[first] if num_blocks == 1 and first < len(slots) else ABSENT
+            if slot != ABSENT:
+                found.append(slot)
+            else:
+                if len(slots) < first + num_blocks or ABSENT in slots[first : first + num_blocks]:
+                    new += self._chains.place(chain, first, first + num_blocks)
+                found += slots[first : first + num_blocks]
         if new:
             for arena in self._arenas.values():
                 arena.forget_slots(new)
         return np.array(found, dtype=np.int64)
 
     def _put_all(self, arena: RowArena, values: torch.Tensor, rows: _PlacedRows) -> None:
-        for part in rows.parts:
-            self._put(arena, values[part], rows.indexes[part])
+        if rows.parts is None:
+            self._put(arena, values, rows.indexes)
+        else:
+            for part in rows.parts:
+                self._put(arena, values[part], rows.indexes[part])
 
     def _put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray) -> None:
         """Write rows, but for those that have no place, and those that a sealed block has already."""
@@ -173,10 +177,11 @@ class StepWriter:
         """Seal open blocks under their names. Rows behind `end` are of tokens that were guessed and came otherwise."""
         block_size = self._block_size
         for index in blocks:
-            first = chain.slots[index] * block_size
-            guessed = np.arange(first + max(end - index * block_size, 0), first + block_size)
-            for arena in self._arenas.values() if len(guessed) else ():
-                arena.forget_rows(guessed)
+            num_guessed = (index + 1) * block_size - end
+            if num_guessed > 0:
+                behind = (chain.slots[index] + 1) * block_size
+                for arena in self._arenas.values():
+                    arena.forget_rows(np.arange(behind - min(num_guessed, block_size), behind))
             self._chains.seal(chain, index, self._merge)
 
     def _merge(self, source: int, target: int) -> None:
@@ -192,15 +197,15 @@ class _PlacedRows:
 
     Attributes:
         indexes: of each row in every arena, negative where there was no room.
-        parts: rows that are written together: all, or run after run where two touch the same block, because a row
-            that both have is the first one's if the block is sealed, and the last one's if it is open.
+        parts: None: all rows are written together. Where two runs touch the same block, run after run: a row that both
+            have is the first one's if the block is sealed, and the last one's if it is open.
     """
 
     __slots__ = ("_block_size", "_book", "indexes", "parts")
 
     def __init__(self, runs: Runs, slots: np.ndarray, book: SlotBook) -> None:
         self.indexes = runs.indexes(slots)
-        self.parts = [slice(0, runs.num_rows)]
+        self.parts: list[slice] | None = None
         self._book = book
         self._block_size = runs.block_size
         placed = slots[slots != ABSENT]

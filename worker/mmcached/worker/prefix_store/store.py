@@ -269,17 +269,20 @@ class TensorPrefixStore:
 
     def _slots_of(self, request_ids: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
         """Return the slots of all blocks of all spans, `ABSENT` where a request holds none."""
-        block_size, of_request = self.block_size, self._chains.of_request
+        of_request, block_size = self._chains.of_request, self.block_size
+        nothing: list[int] = []
         found: list[int] = []
         for request_id, first, end in zip(request_ids, firsts, ends, strict=True):
-            held = of_request[request_id].slots if request_id in of_request else []
-            first_block, last_block = first // block_size, (end - 1) // block_size
-            if first_block == last_block:
-                found.append(held[first_block] if first_block < len(held) else ABSENT)
+            chain = of_request.get(request_id)
+            slots = chain.slots if chain is not None else nothing
+            first_block = first // block_size
+            if end <= (first_block + 1) * block_size:
+                found.append(slots[first_block] if first_block < len(slots) else ABSENT)
             else:
-                part = held[first_block : last_block + 1]
+                num_blocks = -(-end // block_size) - first_block
+                part = slots[first_block : first_block + num_blocks]
                 found += part
-                found += [ABSENT] * (last_block + 1 - first_block - len(part))
+                found += [ABSENT] * (num_blocks - len(part))
         return np.array(found, dtype=np.int64)
 
     def _shrink(self, capacity: int) -> None:
