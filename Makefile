@@ -12,6 +12,7 @@ INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
 VLLM := vllm==0.33.0
+VLLM_OMNI := vllm-omni==0.22.0
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
@@ -45,8 +46,8 @@ bench: $(INSTALLED) ## every scripts/bench_*.py, one after the other
 	  echo "== $$script"; $(BIN)/python "$$script"; \
 	done
 
-bench-peers: $(PEERS_INSTALLED) ## ring, caches, KV manager, scheduler, store beside vLLM and others (2 GB)
-	@set -e; for script in ring caches kv scheduler sidecar; do \
+bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omni and others (2 GB)
+	@set -e; for script in ring caches kv scheduler prefix sidecar; do \
 	  echo "== bench_$$script"; $(PEERS)/bin/python "scripts/bench_$$script.py"; \
 	done
 
@@ -68,5 +69,5 @@ $(PEERS_INSTALLED): scripts/peers.txt pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/peers.txt --editable .
-	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM)
+	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM) $(VLLM_OMNI)
 	touch $@

@@ -18,8 +18,8 @@ from benchmark import Row, print_rows, row
 from bounds import print_bounds
 from kv_peers.timing import compare
 from prefix_peers import shape
-from prefix_peers.promises import BOUNDS, DECODE, LIMIT, PREFIXES, RESIDENT, RESIDENT_LIMIT_MIB
-from prefix_peers.sides import Omni, Side, Slots, Store
+from prefix_peers.promises import BOUNDS, DECODE, LIMIT, PREFIXES, READ_BACK, RESIDENT, RESIDENT_LIMIT_MIB
+from prefix_peers.sides import Omni, Side, Slots, Store, StoreReadBack
 from ring_peers.memory import anonymous_bytes
 from ring_peers.transport import Unavailable
 
@@ -34,9 +34,13 @@ Section = Callable[[int], list[Row]]
 def decode_steps(sides: Sequence[Side], num_rounds: int) -> list[Row]:
     rows = []
     for num_requests in NUM_REQUESTS:
-        figures = compare({side.name: side.decode(num_requests) for side in sides}, num_rounds)
+        playing: list[Side] = [*sides, StoreReadBack()]
+        figures = compare({side.name: side.decode(num_requests) for side in playing}, num_rounds)
+        in_us = {name: ns / 1e3 for name, ns in figures.items()}
+        read_back = in_us.pop(StoreReadBack.name)
         params = f"{num_requests} request{'s' if num_requests > 1 else ''}"
-        rows += _rows(DECODE, params, {name: ns / 1e3 for name, ns in figures.items()}, "us")
+        rows += _rows(DECODE, params, in_us, "us")
+        rows += _rows(READ_BACK, params, in_us | {Store.name: read_back}, "us")
     return rows
 
 

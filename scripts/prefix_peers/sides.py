@@ -33,9 +33,10 @@ class Side(Protocol):
 
 
 class Store:
-    """The content-addressed store. Rows of the step are read back from it, not passed through."""
+    """The content-addressed store. Requests get the rows of the step itself, in one copy for all of them."""
 
     name = "ours"
+    _reads_back = False
 
     def decode(self, num_requests: int) -> Sampler:
         store = self._full()
@@ -64,8 +65,11 @@ class Store:
             def run() -> None:
                 for chunks, spans in steps:
                     _write(store, chunks, rows)
-                    with store.read(spans, [KEY]) as found:
-                        found.all(KEY)
+                    if self._reads_back:
+                        with store.read(spans, [KEY]) as found:
+                            found.all(KEY)
+                    else:
+                        torch.split(rows.clone(), [chunk.num_rows for chunk in chunks])
 
             return cpu_ns(run) / shape.STEPS
 
@@ -100,6 +104,13 @@ class Store:
         return store
 
 
+class StoreReadBack(Store):
+    """The same, but each row goes through the store."""
+
+    name = "ours, read back"
+    _reads_back = True
+
+
 @dataclass
 class _Batch:
     """What a cache by slots sees of a step of requests, each with blocks of its own."""
@@ -129,7 +140,7 @@ class _Batch:
 
 
 class Slots:
-    """This repository's cache by slots. In a decode step requests get the rows of the step itself."""
+    """This repository's cache by slots. In a decode step requests get copies of the step's rows."""
 
     name = "ours, by slots"
 
@@ -180,7 +191,7 @@ class Slots:
 
 
 class Omni(Slots):
-    """vllm-omni's. Raises `Unavailable`."""
+    """vllm-omni's. In a decode step requests get views of the step's rows. Raises `Unavailable`."""
 
     name = "vllm-omni"
 

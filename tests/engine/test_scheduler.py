@@ -282,6 +282,36 @@ def test_a_step_that_only_sets_somebody_back_is_tried_again(monkeypatch: pytest.
     assert (tokens(step), encoded(step), scheduler.num_preemptions) == ({1: 4}, ["q"], 1)
 
 
+# ---- requests that turn out not to be servable
+
+
+def test_an_item_with_the_key_of_another_size_fails_its_own_request_only() -> None:
+    """A content key stands for one output; who brings it with another size has no right to that."""
+    first, other = generate(0, 30, [image("a", 2, 10)], max_tokens=3), generate(1, 20, [image("a", 2, 8)])
+    late = generate(2, 40, [image("b", 2, 4), image("a", 20, 9)], max_tokens=3)
+    scheduler = scheduler_with([first, other, late], max_patches=16, max_num_batched_tokens=44)
+    assert tokens(run(scheduler)) == {0: 30, 2: 14}
+    ((refused, error),) = scheduler.take_refused()
+    assert refused is other
+    assert error.details["field"] == "features[0].num_embeds"
+    assert tokens(run(scheduler)) == {0: 1}
+    assert [request.request_id for request, _ in scheduler.take_refused()] == [2]
+    assert scheduler.take_refused() == []
+    while scheduler.has_work():
+        run(scheduler)
+    assert (first.is_finished, scheduler.kv_cache_manager.usage) == (True, 0.0)
+
+
+def test_if_all_are_refused_there_is_no_step() -> None:
+    first, other = generate(0, 30, [image("a", 2, 10)]), generate(1, 20, [image("a", 2, 8)])
+    scheduler = scheduler_with([first], max_patches=16)
+    run(scheduler)
+    scheduler.add_request(other)
+    assert scheduler.schedule() is None
+    assert not scheduler.has_work()
+    assert [request for request, _ in scheduler.take_refused()] == [other]
+
+
 # ---- the encoder's window
 
 

@@ -215,6 +215,23 @@ def test_the_urgent_come_first_where_priorities_count(run_dir: Path, clock: Cloc
         assert answered == [3, 2]
 
 
+def test_an_item_whose_key_stands_for_another_size_fails_its_request_alone(bench: Bench) -> None:
+    bench.connect()
+    handle = bench.put_item("a")
+    bench.add(1, handle, max_tokens=2)
+    plans = [bench.plan(rank) for rank in range(2)]
+    lease = bench.ring.grant(bench.row, handle)
+    larger = Feature("m" * 64, "image", 0, 3, 3, handle.nbytes, handle, lease)
+    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, False))
+    for worker, plan in zip(bench.workers, plans, strict=True):
+        worker.channel.send(worker.output(plan))
+    failed = bench.expect(from_engine.RequestFailed)
+    assert (failed.request_id, failed.error.code) == (2, "invalid_request")
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+    bench.pump(lambda: bench.leases == 0)
+
+
 def test_error_classes_survive_the_way_up(bench: Bench) -> None:
     bench.connect()
     bench.add(1)

@@ -3,7 +3,14 @@
 The books (scheduler, KV cache manager, encoder cache managers) are sans I/O; the server puts sockets around them.
 """
 
-from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
+from mmcached.engine.encoder_budget import (
+    EncoderBudget,
+    ServiceModalities,
+    compute_encoder_budget,
+    make_encoder_cache_manager,
+    service_encoder_budget,
+)
+from mmcached.engine.encoder_bytes import EmbeddingRow, EncoderBytes, service_embedding_row
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_cache_manager import EncoderCacheManager
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
@@ -15,6 +22,9 @@ from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledSt
 from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
 
 __all__ = [
+    "EmbeddingRow",
+    "EncoderBudget",
+    "EncoderBytes",
     "EncoderCacheBook",
     "EncoderCacheManager",
     "FullAttentionSpec",
@@ -30,9 +40,12 @@ __all__ = [
     "ScheduledItem",
     "ScheduledStep",
     "Scheduler",
+    "ServiceModalities",
     "SharedEncoderCacheManager",
     "SlidingWindowSpec",
     "compute_encoder_budget",
     "engine_receiver_cache_from_config",
     "make_encoder_cache_manager",
+    "service_embedding_row",
+    "service_encoder_budget",
 ]

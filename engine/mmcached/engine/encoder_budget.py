@@ -67,8 +67,8 @@ class ServiceModalities:
 
 def compute_encoder_budget(
     model_config: MultiModalModelConfig,
-    scheduler_config: EncoderSchedulerConfig | None = None,
-    mm_registry: MultiModalRegistry | None = None,
+    scheduler_config: EncoderSchedulerConfig,
+    mm_registry: MultiModalRegistry,
 ) -> EncoderBudget:
     """Return the two budgets, each raised to the largest item, so that any item fits.
 
@@ -79,9 +79,6 @@ def compute_encoder_budget(
 
     Source: vLLM 0.9's function of that name; it raises ValueError.
     """
-    if scheduler_config is None or mm_registry is None:  # bridge: until the scheduler calls `service_encoder_budget`
-        assert isinstance(model_config, ServiceConfig)
-        return service_encoder_budget(model_config)
     if not model_config.is_multimodal_model:
         return EncoderBudget(0, 0)
     by_modality = mm_registry.get_max_tokens_per_item_by_nonzero_modality(model_config)

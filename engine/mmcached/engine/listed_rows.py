@@ -8,7 +8,8 @@ since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 
 from mmcached.engine.kv.block_hash import DIGEST_BYTES
 from mmcached.wire.errors import InvariantError, RemoteProtocolError
@@ -17,6 +18,7 @@ Report = Mapping[bytes, Mapping[str, int]]
 """By digest: how many rows a block has from its beginning on, by key; {}: it is gone."""
 
 _NONE: Mapping[str, int] = {}
+_NO_DIGESTS: frozenset[bytes] = frozenset()
 
 
 class ListedRows:
@@ -34,6 +36,7 @@ class ListedRows:
         self._block_size = block_size
         self._max_blocks = max_blocks
         self._rows: dict[bytes, Mapping[str, int]] = {}
+        self._full: dict[str, set[bytes]] = {}  # by key, the blocks that have all rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,6 +44,11 @@ class ListedRows:
     def num_rows(self, digest: bytes, key: str) -> int:
         """Return how many rows of a key a block has from its beginning on."""
         return self._rows.get(digest, _NONE).get(key, 0)
+
+    def num_full(self, digests: Sequence[bytes], key: str, num_blocks: int) -> int:
+        """Return how many of the first blocks of a sequence have all rows of a key, before one that has not."""
+        full = self._full.get(key, _NO_DIGESTS)
+        return sum(1 for _ in takewhile(full.__contains__, islice(digests, num_blocks)))
 
     def check(self, report: Report) -> None:
         """Return if a report can be.
@@ -72,6 +80,7 @@ class ListedRows:
 
     def clear(self) -> None:
         self._rows.clear()
+        self._full.clear()
 
     def check_integrity(self) -> None:
         if len(self._rows) > self._max_blocks:
@@ -80,11 +89,24 @@ class ListedRows:
             if not rows or not all(0 < num <= self._block_size for num in rows.values()):
                 raise InvariantError(f"block {digest.hex()} is listed with {dict(rows)} rows of {self._block_size}")
 
+        for key, full in self._full.items():
+            listed = {digest for digest, rows in self._rows.items() if rows.get(key, 0) == self._block_size}
+            if full != listed:
+                raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} here and not there")
+
     def _set(self, digest: bytes, rows: Mapping[str, int]) -> None:
-        self._rows.pop(digest, None)
+        self._forget(digest)
         present = {key: num for key, num in rows.items() if num}
-        if present:
-            self._rows[digest] = present
-            if len(self._rows) > self._max_blocks:
-                del self._rows[next(iter(self._rows))]
-                self.num_dropped += 1
+        if not present:
+            return
+        self._rows[digest] = present
+        for key, num in present.items():
+            if num == self._block_size:
+                self._full.setdefault(key, set()).add(digest)
+        if len(self._rows) > self._max_blocks:
+            self._forget(next(iter(self._rows)))
+            self.num_dropped += 1
+
+    def _forget(self, digest: bytes) -> None:
+        for key in self._rows.pop(digest, ()):
+            self._full.get(key, set()).discard(digest)

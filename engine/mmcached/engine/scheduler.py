@@ -25,7 +25,7 @@ from collections.abc import Mapping
 
 from mmcached.engine.admission import check_request
 from mmcached.engine.block_admission import BlockAdmission
-from mmcached.engine.encoder_budget import compute_encoder_budget, make_encoder_cache_manager
+from mmcached.engine.encoder_budget import make_encoder_cache_manager, service_encoder_budget
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request, RequestStatus
@@ -33,7 +33,7 @@ from mmcached.engine.request_queue import RequestQueue
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.engine.step_builder import Outcome, StepBuilder
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvariantError, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError, RemoteProtocolError
 
 __all__ = ["ScheduledChunk", "ScheduledItem", "ScheduledStep", "Scheduler"]
 
@@ -55,7 +55,7 @@ class Scheduler:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._encoder_compute_budget, cache_size = compute_encoder_budget(config)
+        self._encoder_compute_budget, cache_size = service_encoder_budget(config)
         self.kv_cache_manager = KVCacheManager(
             KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
             config.max_model_len,
@@ -67,6 +67,7 @@ class Scheduler:
         )
         self.encoder_cache_manager = make_encoder_cache_manager(config.encoder_cache_scope, cache_size)
         self.num_preemptions = 0
+        self._refused: list[tuple[Request, InvalidRequest]] = []
         self._requests: dict[int, Request] = {}
         self._waiting = RequestQueue()
         self._running = RequestQueue()
@@ -129,13 +130,15 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise LocalProtocolError(f"step {self._in_flight.step_id} is in flight: commit or withdraw it first")
-        if not self._requests:
-            return None
         # A try in which nobody could take part has set back at least one running request; so there is room next time.
         for _ in range(len(self._running) + 1):
+            if not self._requests:
+                return None
             self._in_flight = self._try_step()
             if self._in_flight is not None:
                 return self._in_flight
+        if not self._requests:
+            return None
         raise InvariantError(f"{len(self._requests)} unfinished request(s), and none of them can run")
 
     def commit(self, step: ScheduledStep, sampled: Mapping[int, int]) -> list[Request]:
@@ -198,6 +201,14 @@ class Scheduler:
         if not self.kv_cache_manager.reset_prefix_cache():
             raise InvariantError("blocks are held although nothing is running")
 
+    def take_refused(self) -> list[tuple[Request, InvalidRequest]]:
+        """Return and clear the requests that turned out not to be servable while a step was made, and why not.
+
+        The books know them no more. It is an item whose content key stands for an output of another size.
+        """
+        refused, self._refused = self._refused, []
+        return refused
+
     # ---- looking in
 
     def check_integrity(self) -> None:
@@ -247,8 +258,11 @@ class Scheduler:
     def _serve_running(self, builder: StepBuilder) -> None:
         requests = iter(list(self._running))
         while (request := builder.add_decodes(requests)) is not None:
-            while request.status is not RequestStatus.WAITING and builder.add_running(request) is Outcome.KV_REFUSED:
-                self._preempt_last()  # perhaps this very request; never one before it, which takes part already
+            try:
+                while request.status is _RUNNING and builder.add_running(request) is Outcome.KV_REFUSED:
+                    self._preempt_last()  # perhaps this very request; never one before it, which takes part already
+            except InvalidRequest as error:
+                self._refuse(request, error)
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
         admission = BlockAdmission(self._config, self.kv_cache_manager, self._running)
@@ -258,7 +272,12 @@ class Scheduler:
                 return
             if is_stalled and request.features:
                 continue
-            match builder.add_waiting(request, admission):
+            try:
+                outcome = builder.add_waiting(request, admission)
+            except InvalidRequest as error:
+                self._refuse(request, error)
+                continue
+            match outcome:
                 case Outcome.SCHEDULED:
                     self._waiting.remove(request)
                     request.status = RequestStatus.RUNNING
@@ -313,6 +332,12 @@ class Scheduler:
         self.kv_cache_manager.free_block_hashes(request)
         del self._requests[request.request_id]
         (self._running if request in self._running else self._waiting).remove(request)
+
+    def _refuse(self, request: Request, error: InvalidRequest) -> None:
+        """End one request that cannot be served; the others never notice."""
+        request.status = RequestStatus.ABORTED
+        self._refused.append((request, error))
+        self._remove(request)
 
     def _requeue(self, requests: list[Request]) -> None:
         """Send running requests back to their places in the queue; those that were aborted end here."""

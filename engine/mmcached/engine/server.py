@@ -149,6 +149,9 @@ class EngineServer:
             self._flush()
         if self._steps.can_start:
             self._steps.start()
+            for request, error in self._scheduler.take_refused():
+                self._contact.tell(to_frontend.RequestFailed(request.request_id, error_to_wire(error)))
+                self._forget(request.request_id)
         if self._kv_events is not None:  # last: the workers compute meanwhile
             self._kv_events.publish(self._scheduler.kv_cache_manager.take_events())
             self._is_replaying = self._kv_events.serve_replay()

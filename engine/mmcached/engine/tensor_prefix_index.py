@@ -305,7 +305,8 @@ class TensorPrefixIndex:
     def _num_rows(self, request: Request, num_tokens: int, key: str, counted_on: dict[Promise, None] | None) -> int:
         """Return how many of a request's first `num_tokens` rows of a key can be had; note the promises among them."""
         block_size, listed, digests = self.block_size, self._listed, request.block_hashes
-        for index in range(-(-num_tokens // block_size)):
+        num_blocks = -(-num_tokens // block_size)
+        for index in range(listed.num_full(digests, key, num_blocks), num_blocks):
             if index >= len(digests):
                 return index * block_size
             num = listed.num_rows(digests[index], key)

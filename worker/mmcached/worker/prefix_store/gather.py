@@ -47,7 +47,7 @@ def gather(
             arena.take_rows(indexes, buffer)
         flat = torch.from_numpy(buffer[: num_rows * arena.row_nbytes])
         keys[arena.name] = GatheredKey(flat.view(arena.dtype).view(num_rows, *arena.shape), missing)
-    return RowsRead(buffers, taken, keys, first_rows, runs.counts)
+    return RowsRead(buffers, taken, keys, first_rows, runs.counts, has_gaps=in_blocks)
 
 
 def _missing(written: np.ndarray, runs: Runs, firsts: Sequence[int]) -> dict[int, MissingRun]:

@@ -9,6 +9,8 @@ A slot of -1 gives negative indexes: such a row is nowhere. Knows nothing of req
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -21,18 +23,20 @@ class Runs:
 
     Attributes:
         counts: as given.
+        first_blocks: number of the block that each run begins in.
         offsets: of each run's first row in its first block.
         num_blocks: that each run touches.
         first_rows: where each run's rows begin if only its own rows are counted.
         num_rows: of all runs.
     """
 
-    __slots__ = ("block_size", "counts", "first_rows", "num_blocks", "num_rows", "offsets")
+    __slots__ = ("block_size", "counts", "first_blocks", "first_rows", "num_blocks", "num_rows", "offsets")
 
     def __init__(self, block_size: int, starts: np.ndarray, counts: np.ndarray) -> None:
         self.block_size = block_size
         self.counts = counts
-        self.offsets = starts % block_size
+        self.first_blocks = starts // block_size
+        self.offsets = starts - self.first_blocks * block_size
         self.num_blocks = (self.offsets + self.counts + (block_size - 1)) // block_size
         self.first_rows, self.num_rows = _starts_of(self.counts)
 
@@ -66,3 +70,8 @@ def _starts_of(counts: np.ndarray) -> tuple[np.ndarray, int]:
     """Return where each of some runs begins, and where the last one ends."""
     ends = np.cumsum(counts)
     return ends - counts, int(ends[-1]) if len(ends) else 0
+
+
+def as_array(numbers: Sequence[int]) -> np.ndarray:
+    """Return `(n,)` int64; in half the time of `np.array`."""
+    return np.fromiter(numbers, np.int64, len(numbers))

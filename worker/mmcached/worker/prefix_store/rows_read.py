@@ -33,9 +33,14 @@ class GatheredKey:
 
 
 class RowsRead:
-    """What one read has found; spans by their number in the call. Release it, or use it in `with`."""
+    """What one read has found; spans by their number in the call. Release it, or use it in `with`.
 
-    __slots__ = ("_buffers", "_counts", "_first_rows", "_is_released", "_keys", "_pool")
+    Args:
+        first_rows, counts: of each span, in the tensor of every key.
+        has_gaps: other rows may lie between those of two spans.
+    """
+
+    __slots__ = ("_buffers", "_counts", "_first_rows", "_has_gaps", "_is_released", "_keys", "_pool")
 
     def __init__(
         self,
@@ -44,12 +49,15 @@ class RowsRead:
         keys: Mapping[str, GatheredKey],
         first_rows: np.ndarray,
         counts: np.ndarray,
+        *,
+        has_gaps: bool,
     ) -> None:
         self._pool = pool
         self._buffers: Sequence[np.ndarray] = buffers
         self._keys = dict(keys)
         self._first_rows = first_rows
         self._counts = counts
+        self._has_gaps = has_gaps
         self._is_released = False
 
     def __enter__(self) -> RowsRead:
@@ -85,13 +93,13 @@ class RowsRead:
         gathered = self._gathered(key)
         if not len(gathered.rows):
             return [None] * len(self._counts)
-        # What lies before a span and what belongs to it, in turn.
-        sizes = np.empty((len(self._counts), 2), dtype=np.int64)
-        sizes[:, 1] = self._counts
-        sizes[:, 0] = self._first_rows
-        sizes[1:, 0] -= self._first_rows[:-1] + self._counts[:-1]
-        behind = len(gathered.rows) - int(self._first_rows[-1] + self._counts[-1])
-        if behind or sizes[:, 0].any():
+        if self._has_gaps:
+            # What lies before a span and what belongs to it, in turn.
+            sizes = np.empty((len(self._counts), 2), dtype=np.int64)
+            sizes[:, 1] = self._counts
+            sizes[:, 0] = self._first_rows
+            sizes[1:, 0] -= self._first_rows[:-1] + self._counts[:-1]
+            behind = len(gathered.rows) - int(self._first_rows[-1] + self._counts[-1])
             parts = torch.split(gathered.rows, [*sizes.reshape(-1).tolist(), behind])[1::2]
         else:
             parts = torch.split(gathered.rows, self._counts.tolist())

@@ -10,7 +10,7 @@ is in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import torch
 from mmcached.wire.errors import CacheFull, InvalidRequest
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
-from mmcached.worker.prefix_store.layout import Runs
+from mmcached.worker.prefix_store.layout import Runs, as_array
 from mmcached.worker.prefix_store.records import Refusal, RowChunk
 from mmcached.worker.prefix_store.schema import KeySpec
 from mmcached.worker.prefix_store.slots import SlotBook
@@ -55,18 +55,23 @@ class StepWriter:
         self, chunks: Sequence[RowChunk], outputs: Mapping[str, object], specs: Mapping[str, KeySpec]
     ) -> list[Refusal]:
         """Keep a step's outputs; return what does not fit."""
-        request_ids, starts, counts, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
-        runs = Runs(self._block_size, np.array(starts, np.int64), np.array(counts, np.int64).clip(0))
-        refused = _impossible(chunks) if chunks and (min(starts) < 0 or min(counts) < 1) else {}
+        request_ids, firsts, nums, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
+        starts, counts = as_array(firsts), as_array(nums)
+        refused: dict[int, InvalidRequest] = {}
+        if chunks and (starts.min() < 0 or counts.min() < 1):
+            refused = _impossible(chunks)
+            counts = counts.clip(0)
         open_blocks = []
-        for number, its_names in enumerate(names):
+        for number, its_names in enumerate(names) if any(names) else ():
             if its_names and number not in refused:
                 try:
                     open_blocks.append(self._attach(chunks[number]))
                 except InvalidRequest as error:
                     refused[number] = error
-        slots = self._place(request_ids, starts, runs, refused)
-        rows = _PlacedRows(runs, slots, self._slots)
+        runs = Runs(self._block_size, starts, counts)
+        found = self._place(request_ids, runs, refused)
+        slots = as_array(found)
+        rows = _PlacedRows(runs, found, slots, self._slots)
         refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
         written = set()
         for key, value in outputs.items():
@@ -112,33 +117,30 @@ class StepWriter:
         chain = self._chains.open(request_id)
         return chain, self._chains.add_names(chain, first_block, names), start + num_rows
 
-    def _place(
-        self, request_ids: Sequence[int], starts: Sequence[int], runs: Runs, refused: Container[int]
-    ) -> np.ndarray:
+    def _place(self, request_ids: Sequence[int], runs: Runs, refused: Mapping[int, object]) -> list[int]:
         """Return the slots of all blocks of all chunks, after making room for those that are new."""
-        of_request, block_size = self._chains.of_request, self._block_size
+        of_request, is_anything_refused = self._chains.of_request, bool(refused)
         found: list[int] = []
         new: list[int] = []
-        for number, (request_id, start, num_blocks) in enumerate(
-            zip(request_ids, starts, runs.num_blocks.tolist(), strict=True)
-        ):
-            if refused and number in refused:
+        blocks = zip(request_ids, runs.first_blocks.tolist(), runs.num_blocks.tolist(), strict=True)
+        for number, (request_id, first, num_blocks) in enumerate(blocks):
+            chain = of_request.get(request_id)
+            if num_blocks == 1 and chain is not None and not is_anything_refused:
+                slots = chain.slots
+                if first < len(slots) and slots[first] != ABSENT:
+                    found.append(slots[first])  # most of the time, of a request that decodes
+                    continue
+            if number in refused:
                 found += [ABSENT] * num_blocks
                 continue
-            chain = of_request.get(request_id) or self._chains.open(request_id)
-            first, slots = start // block_size, chain.slots
-            # Most of the time, of a request that decodes: one block, and it is there.
-            slot = slots[first] if num_blocks == 1 and first < len(slots) else ABSENT
-            if slot != ABSENT:
-                found.append(slot)
-            else:
-                if len(slots) < first + num_blocks or ABSENT in slots[first : first + num_blocks]:
-                    new += self._chains.place(chain, first, first + num_blocks)
-                found += slots[first : first + num_blocks]
+            chain = chain or self._chains.open(request_id)
+            if len(chain.slots) < first + num_blocks or ABSENT in chain.slots[first : first + num_blocks]:
+                new += self._chains.place(chain, first, first + num_blocks)
+            found += chain.slots[first : first + num_blocks]
         if new:
             for arena in self._arenas.values():
                 arena.forget_slots(new)
-        return np.array(found, dtype=np.int64)
+        return found
 
     def _put_all(self, arena: RowArena, values: torch.Tensor, rows: _PlacedRows) -> None:
         if rows.parts is None:
@@ -203,13 +205,12 @@ class _PlacedRows:
 
     __slots__ = ("_block_size", "_book", "indexes", "parts")
 
-    def __init__(self, runs: Runs, slots: np.ndarray, book: SlotBook) -> None:
+    def __init__(self, runs: Runs, found: list[int], slots: np.ndarray, book: SlotBook) -> None:
         self.indexes = runs.indexes(slots)
         self.parts: list[slice] | None = None
         self._book = book
         self._block_size = runs.block_size
-        placed = slots[slots != ABSENT]
-        if len(set(placed.tolist())) < len(placed):
+        if len(set(found)) < len(found) and len(set(found) - {ABSENT}) < len(found) - found.count(ABSENT):
             bounds = zip(runs.first_rows.tolist(), runs.counts.tolist(), strict=True)
             self.parts = [slice(first, first + count) for first, count in bounds]
 

@@ -26,7 +26,7 @@ from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.buffers import BufferPool
 from mmcached.worker.prefix_store.chains import ABSENT, ChainBook
 from mmcached.worker.prefix_store.gather import gather
-from mmcached.worker.prefix_store.layout import Runs
+from mmcached.worker.prefix_store.layout import Runs, as_array
 from mmcached.worker.prefix_store.records import Refusal, Report, RowChunk, RowSpan, StoreStats
 from mmcached.worker.prefix_store.rows_read import RowsRead
 from mmcached.worker.prefix_store.schema import KeySpec
@@ -217,7 +217,7 @@ class TensorPrefixStore:
             InvalidRequest: an empty span, or a key that has no rows.
         """
         request_ids, firsts, ends = zip(*spans, strict=True) if spans else ((), (), ())
-        starts, counts = np.array(firsts, dtype=np.int64), np.array(ends, dtype=np.int64)
+        starts, counts = as_array(firsts), as_array(ends)
         counts -= starts
         if spans and (starts.min() < 0 or counts.min() < 1):
             raise InvalidRequest("spans", str(list(zip(firsts, ends, strict=True))), "must be 0 <= first < end")
@@ -225,7 +225,7 @@ class TensorPrefixStore:
         if len(arenas) < len(keys):
             raise InvalidRequest("keys", sorted(set(keys) - self._arenas.keys()), "must be declared as per_token")
         runs = Runs(self.block_size, starts, counts)
-        rows = gather(arenas, runs, self._slots_of(request_ids, firsts, ends), firsts, self._buffers)
+        rows = gather(arenas, runs, self._slots_of(request_ids, runs), firsts, self._buffers)
         self._num_missing += rows.num_missing
         self._num_read += runs.num_rows * len(arenas) - rows.num_missing
         return rows
@@ -267,23 +267,22 @@ class TensorPrefixStore:
 
     # ---- inside
 
-    def _slots_of(self, request_ids: Sequence[int], firsts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """Return the slots of all blocks of all spans, `ABSENT` where a request holds none."""
-        of_request, block_size = self._chains.of_request, self.block_size
+    def _slots_of(self, request_ids: Sequence[int], runs: Runs) -> np.ndarray:
+        """Return the slots of all blocks of all runs, `ABSENT` where a request holds none."""
+        of_request = self._chains.of_request
         nothing: list[int] = []
         found: list[int] = []
-        for request_id, first, end in zip(request_ids, firsts, ends, strict=True):
+        blocks = zip(request_ids, runs.first_blocks.tolist(), runs.num_blocks.tolist(), strict=True)
+        for request_id, first, num_blocks in blocks:
             chain = of_request.get(request_id)
             slots = chain.slots if chain is not None else nothing
-            first_block = first // block_size
-            if end <= (first_block + 1) * block_size:
-                found.append(slots[first_block] if first_block < len(slots) else ABSENT)
+            if num_blocks == 1:
+                found.append(slots[first] if first < len(slots) else ABSENT)
             else:
-                num_blocks = -(-end // block_size) - first_block
-                part = slots[first_block : first_block + num_blocks]
+                part = slots[first : first + num_blocks]
                 found += part
                 found += [ABSENT] * (num_blocks - len(part))
-        return np.array(found, dtype=np.int64)
+        return as_array(found)
 
     def _shrink(self, capacity: int) -> None:
         """Have no more blocks than this, and no memory for those that are free."""
