@@ -5,30 +5,26 @@ Times are CPU time of this process, one thread. vllm-omni is measured where it i
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
-from benchmark import Row, print_rows, row
-from bounds import print_bounds
+from benchmark import Row, row
 from kv_peers.timing import compare
 from prefix_peers import shape
 from prefix_peers.promises import BOUNDS, DECODE, LIMIT, PREFIXES, READ_BACK, RESIDENT, RESIDENT_LIMIT_MIB
 from prefix_peers.sides import Omni, Side, Slots, Store, StoreReadBack
 from ring_peers.memory import anonymous_bytes
 from ring_peers.transport import Unavailable
+from section_runs import Section, run_sections
 
 ROUNDS = 11
 QUICK_ROUNDS = 3
 NUM_REQUESTS = (1, 64, 256)
 _MIB = 1 << 20
-
-Section = Callable[[int], list[Row]]
 
 
 def decode_steps(sides: Sequence[Side], num_rounds: int) -> list[Row]:
@@ -87,25 +83,18 @@ def all_sides() -> list[Side]:
     return sides
 
 
+SECTIONS = {"memory": memory, "decode": decode_steps, "prefixes": prefixes}
+
+
 def main() -> None:
-    title = "the tensor prefix store against caches by slot, CPU time"
-    sections = {"memory": memory, "decode": decode_steps, "prefixes": prefixes}
-    parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
-    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections), help="some sections")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sides = all_sides()
-    measured: dict[str, Section] = {name: partial(section, sides) for name, section in sections.items()}
-    rows: list[Row] = []
-    for name in arguments.only:
-        started = time.monotonic()
-        rows += measured[name](QUICK_ROUNDS if arguments.quick else ROUNDS)
-        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    print_rows(title, rows, as_json=arguments.json)
-    if not arguments.json:
-        print_bounds(rows, BOUNDS)
+
+    def sections() -> dict[str, Section]:
+        sides = all_sides()
+        return {name: partial(section, sides) for name, section in SECTIONS.items()}
+
+    title = "the tensor prefix store against caches by slot, CPU time"
+    run_sections(title, list(SECTIONS), sections, BOUNDS, rounds=(ROUNDS, QUICK_ROUNDS))
 
 
 if __name__ == "__main__":

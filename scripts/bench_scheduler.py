@@ -6,14 +6,10 @@ steps, the limits, the growth and the engine's overhead are left.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 
-from benchmark import Row, print_rows
-from bounds import print_bounds
+from benchmark import Row
 from ring_peers.transport import Unavailable
 from scheduler_peers import encoder, steps
 from scheduler_peers.growth import growth
@@ -21,11 +17,10 @@ from scheduler_peers.limits import limit_rows
 from scheduler_peers.overhead import overhead
 from scheduler_peers.promises import BOUNDS, STEP_BOUNDS
 from scheduler_peers.sides import Side, Vllm
+from section_runs import Section, run_sections
 
 ROUNDS = 21
 QUICK_ROUNDS = 5
-
-Section = Callable[[int], list[Row]]
 
 
 def sections(vllm: Side | None) -> dict[str, Section]:
@@ -54,22 +49,13 @@ def installed_vllm() -> Side | None:
 
 
 def main() -> None:
-    title = "scheduler and encoder books against their peers, CPU time"
-    names = [*encoder.PATHS, *steps.PATHS, "limits", "growth", "overhead"]
-    parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="some sections")
-    arguments = parser.parse_args()
-    measured = sections(installed_vllm())
-    rows: list[Row] = []
-    for name in arguments.only:
-        started = time.monotonic()
-        rows += measured[name](QUICK_ROUNDS if arguments.quick else ROUNDS)
-        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    print_rows(title, rows, as_json=arguments.json)
-    if not arguments.json:
-        print_bounds(rows, (*BOUNDS, *STEP_BOUNDS))
+    run_sections(
+        "scheduler and encoder books against their peers, CPU time",
+        [*encoder.PATHS, *steps.PATHS, "limits", "growth", "overhead"],
+        lambda: sections(installed_vllm()),
+        (*BOUNDS, *STEP_BOUNDS),
+        rounds=(ROUNDS, QUICK_ROUNDS),
+    )
 
 
 if __name__ == "__main__":
