@@ -20,6 +20,7 @@ from mmcached.engine.receiver_cache import MultiModalReceiverCache, engine_recei
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
 from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.tensor_prefix_index import TensorPrefixIndex
 
 __all__ = [
     "EmbeddingRow",
@@ -43,6 +44,7 @@ __all__ = [
     "ServiceModalities",
     "SharedEncoderCacheManager",
     "SlidingWindowSpec",
+    "TensorPrefixIndex",
     "compute_encoder_budget",
     "engine_receiver_cache_from_config",
     "make_encoder_cache_manager",

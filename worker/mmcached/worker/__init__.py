@@ -7,6 +7,7 @@
     read_ledger       which leases are still read
     encoder_cache     content key -> encoder output
     prefix_cache      per-token outputs by KV slot          row_store, deferred_rows, input_batch, passthrough
+    prefix_store      the same by content, for servers of one's own; the runner does not use it yet
     kv_pool           keys and values by KV slot
     model             the reference model                   encoder, decoder, batch, arithmetic, bounds
     receiver          the receiver cache for programs without the service
@@ -18,6 +19,7 @@ from mmcached.wire.errors import MissingRows
 from mmcached.worker.encoder_cache import EncoderCache
 from mmcached.worker.input_batch import InputBatch
 from mmcached.worker.prefix_cache import OmniTensorPrefixCache
+from mmcached.worker.prefix_store import TensorPrefixStore
 from mmcached.worker.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 
 __all__ = [
@@ -26,5 +28,6 @@ __all__ = [
     "MissingRows",
     "OmniTensorPrefixCache",
     "ShmObjectStoreReceiverCache",
+    "TensorPrefixStore",
     "worker_receiver_cache_from_config",
 ]
