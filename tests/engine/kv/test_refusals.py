@@ -161,3 +161,17 @@ def test_blocks_behind_reserved_ones_are_not_published_before_them() -> None:
     manager.commit(0)
     manager.cache_blocks(request, 12)
     assert manager.block_pool.num_published == 3
+
+
+def test_a_hit_of_another_request_is_refused() -> None:
+    """Also one that is longer than all that the request has."""
+    manager = manager_of(20, BLOCK)
+    admit(manager, generate(0, range(12)))
+    hit, num_tokens = manager.get_computed_blocks(generate(1, range(20)))
+    assert num_tokens == 12
+    for token_ids in (range(5), range(100, 120)):
+        other = generate(2, token_ids)
+        before = books(manager)
+        with pytest.raises(ValueError, match="look it up again"):
+            manager.allocate_slots(other, 1, num_tokens, hit)
+        assert books(manager) == before

@@ -97,9 +97,12 @@ class PrefixLookups:
     def _is_there(self, request: Request, hit: KVCacheBlocks) -> bool:
         digests = self._publisher.digests(request)
         for group, ids in zip(self._groups, hit.ids, strict=True):
+            keys, num_null = group.keys(digests, 0, len(ids)), ids.count(NULL_BLOCK_ID)
+            if len(keys) < len(ids):
+                return False  # of a longer request
+            if self._pool.holds(ids[num_null:], keys[num_null:]):
+                continue
             cached = CachedBlocks(self._pool, self._steps, group, digests)
-            if not all(
-                block_id == NULL_BLOCK_ID or cached.is_at(block_id, index) for index, block_id in enumerate(ids)
-            ):
+            if not all(cached.is_at(ids[index], index) for index in range(num_null, len(ids))):
                 return False
         return True
