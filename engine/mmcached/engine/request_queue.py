@@ -16,7 +16,7 @@ _PLACE = attrgetter("place")
 
 
 class RequestQueue:
-    """A sorted list; `queue[0]` is served first."""
+    """A sorted list; whoever comes first in it is served first."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -29,9 +29,6 @@ class RequestQueue:
 
     def __reversed__(self) -> Iterator[Request]:
         return reversed(self._requests)
-
-    def __getitem__(self, index: int) -> Request:
-        return self._requests[index]
 
     def __contains__(self, request: Request) -> bool:
         index = bisect_left(self._requests, request.place, key=_PLACE)
