@@ -71,7 +71,7 @@ class Ours:
         return KVCacheManager(config, MAX_MODEL_LEN, enable_kv_cache_events=kind.has_events)
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:
-        made = Request(next(self._ids), "generate", token_ids, [], max_tokens=1, want_hidden_states=False)
+        made = Request(next(self._ids), "generate", token_ids, [], max_tokens=1)
         made.block_hashes = list(block_hashes)
         return made
 

@@ -86,7 +86,7 @@ class Ours:
             Feature(mm_hash, "image", index * num_embeds, num_embeds, num_embeds, 0, Inline(0, 0))
             for index, mm_hash in enumerate(mm_hashes)
         ]
-        return Request(next(self._ids), "encode", (), features, max_tokens=0, want_hidden_states=False)
+        return Request(next(self._ids), "encode", (), features, max_tokens=0)
 
     def steps(self, max_num_seqs: int) -> OurSteps:
         return OurSteps(our_config(max_num_seqs))
@@ -155,9 +155,7 @@ class OurSteps:
     def add(self, token_ids: Sequence[int]) -> None:
         request_id = next(self._ids)
         self.added.append(request_id)
-        self.scheduler.add_request(
-            Request(request_id, "generate", token_ids, (), max_tokens=MAX_TOKENS, want_hidden_states=False)
-        )
+        self.scheduler.add_request(Request(request_id, "generate", token_ids, (), max_tokens=MAX_TOKENS))
 
     def results(self, step: ScheduledStep) -> dict[int, int]:
         return {chunk.request.request_id: SAMPLED_TOKEN_ID for chunk in step.chunks if chunk.sample}

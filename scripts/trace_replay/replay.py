@@ -29,8 +29,7 @@ class Replay:
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self.prompts = prompts
         self._requests = [
-            Request(number, "generate", prompt.block_ids, (), max_tokens=1, want_hidden_states=False)
-            for number, prompt in enumerate(prompts)
+            Request(number, "generate", prompt.block_ids, (), max_tokens=1) for number, prompt in enumerate(prompts)
         ]
 
     def run(self, num_blocks: int, eviction_policy: str, *, num_running: int) -> int:

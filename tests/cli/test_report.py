@@ -9,13 +9,18 @@ import torch
 
 from mmcached.cli.demo.report import differences, proof_line
 from mmcached.cli.demo.workload import Outcome
-from mmcached.client import Generation
+from mmcached.client import Generation, RowRange
+
+
+def generation(tokens: list[int], num_prompt_tokens: int, hidden: torch.Tensor) -> Generation:
+    rows = RowRange("hidden_states", 0, hidden)
+    return Generation(tokens, "length", num_prompt_tokens, 0, {rows.key: rows})
 
 
 def outcome() -> Outcome:
     hidden = torch.arange(12, dtype=torch.int32).reshape(6, 2)
     return Outcome(
-        generations=[Generation([1, 2, 3], "length", 4, 0, hidden), Generation([5], "stop", 6, 2, hidden + 1)],
+        generations=[generation([1, 2, 3], 4, hidden), generation([5], 6, hidden + 1)],
         embeddings=[torch.ones(2, 2, dtype=torch.int32)],
     )
 
@@ -43,7 +48,7 @@ def test_every_difference_is_found_and_never_called_identical(what: str) -> None
     elif what == "hidden bit":
         first.hidden_states[5, 1] ^= 1
     elif what == "hidden missing":
-        other.generations[0] = dataclasses.replace(first, hidden_states=None)
+        other.generations[0] = dataclasses.replace(first, rows={})
     elif what == "embedding":
         other.embeddings[0][0, 0] = 7
     else:

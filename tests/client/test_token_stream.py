@@ -14,7 +14,7 @@ CLIENT = "c" * 32
 
 
 def open_stream(window: int = 4) -> TokenStream:
-    return TokenStream(Generate(CLIENT, 7, "x", 99, False, 5.0, stream_window=window))
+    return TokenStream(Generate(CLIENT, 7, "x", 99, None, 5.0, stream_window=window))
 
 
 def answer(*token_ids: int) -> Generated:
@@ -104,7 +104,7 @@ def test_receipts_are_given_for_half_a_window_and_none_at_the_end() -> None:
 
 def test_news_are_told() -> None:
     news: list[str] = []
-    stream = TokenStream(Generate(CLIENT, 7, "x", 99, False, 5.0), lambda: news.append("news"))
+    stream = TokenStream(Generate(CLIENT, 7, "x", 99, None, 5.0), lambda: news.append("news"))
     put(stream, 0, 1)
     stream.answer(answer(1), [])
     assert len(news) == 2

@@ -34,7 +34,6 @@ def generate(
         token_ids,
         features,
         max_tokens=max_tokens,
-        want_hidden_states=False,
         tenant=tenant,
         skip_reading_prefix_cache=skip_reading_prefix_cache,
     )
@@ -43,7 +42,7 @@ def generate(
 def encode(request_id: int, *sizes: tuple[str, int]) -> Request:
     """Return an "encode" request for items given as (mm_hash, number of embeddings)."""
     features = [image(mm_hash, 0, num_embeds) for mm_hash, num_embeds in sizes]
-    return Request(request_id, "encode", [], features, max_tokens=0, want_hidden_states=False)
+    return Request(request_id, "encode", [], features, max_tokens=0)
 
 
 def small_config(*, max_patches: int = 600, **changes: Any) -> ServiceConfig:

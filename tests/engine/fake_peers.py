@@ -154,7 +154,7 @@ class Bench:
             features = [Feature("m" * 64, "image", 2, 2, 2, handle.nbytes, handle, lease)]
             tokens = [*b"ab", 258, 258, *b"cd"]
         options: dict[str, Any] = {"is_streamed": is_streamed, "priority": priority}
-        add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, False, **options)
+        add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, None, **options)
         self.frontend.send(self.peer, add)
 
     @property

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from mmcached.engine import Request, RequestStatus
 from mmcached.engine.kv.block_hash import extend_block_hashes
 from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.wire.messages.parts import RowsWanted
 
 NUMBERS = 1 << 30
 KEYS = ("hidden_states", "codes")
@@ -112,7 +113,7 @@ class World:
         shared = rng.choice(self.contents)
         tokens = shared[: rng.randint(1, len(shared))] + tuple(rng.choices((1, 2), k=rng.randint(0, 6)))
         self.contents = [*self.contents[-5:], tokens]
-        request = Request(self.next_id, "generate", tokens, [], max_tokens=1, want_hidden_states=True)
+        request = Request(self.next_id, "generate", tokens, [], max_tokens=1, rows=RowsWanted())
         extend_block_hashes(request, self.block_size)
         self.next_id += 1
         self.waiting.append(request)
@@ -177,7 +178,7 @@ class World:
                 if step is not None:
                     step.chunks = [chunk for chunk in step.chunks if chunk.request.request_id != request_id]
                 self._set_back(request_id)
-        request = Request(self.next_id, "generate", [1], [], max_tokens=1, want_hidden_states=True)
+        request = Request(self.next_id, "generate", [1], [], max_tokens=1, rows=RowsWanted())
         assert self.index.withdraw_request(request) == []
 
     # ---- steps

@@ -6,49 +6,80 @@ import struct
 
 import pytest
 
+from mmcached.engine import Request
 from mmcached.engine.answers import Answers
+from mmcached.wire.channels import Frame
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import HiddenRows, ItemEmbedding
-from mmcached.wire.messages.parts import Tensor
+from mmcached.wire.messages.engine import ItemEmbedding
+from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+
+ALL = RowsWanted()
 
 
-def rows(first: int, values: list[int]) -> tuple[HiddenRows, list[bytes]]:
-    return HiddenRows(7, first, Tensor(0, "int32", (len(values), 1))), [struct.pack(f"<{len(values)}i", *values)]
+def put(answers: Answers, first: int, values: list[int], key: str = "hidden_states") -> None:
+    tensor = Tensor(1, "int32", (len(values), 1))
+    answers.put_rows(7, Rows(key, first, tensor), [b"other", struct.pack(f"<{len(values)}i", *values)])
 
 
-def values_of(data: bytes | bytearray) -> list[int]:
+def request(num_tokens: int, wanted: RowsWanted | None = ALL) -> Request:
+    """A request with so many tokens in all; the last one has no row."""
+    return Request(7, "generate", list(range(num_tokens)), [], max_tokens=9, rows=wanted)
+
+
+def values_of(data: Frame) -> list[int]:
     return list(struct.unpack(f"<{len(data) // 4}i", data))
 
 
 def test_rows_of_several_steps_are_joined() -> None:
     answers = Answers()
     for first, values in ((0, [1, 2]), (2, [3]), (3, [4, 5])):
-        answers.put_hidden(*rows(first, values))
-    answer = answers.take_hidden(7, 5)
-    assert values_of(answer.data) == [1, 2, 3, 4, 5]
-    assert answer.tensor(0) == Tensor(0, "int32", (5, 1))
+        put(answers, first, values)
+    [rows], [data] = answers.take_rows(request(6))
+    assert rows == Rows("hidden_states", 0, Tensor(0, "int32", (5, 1)))
+    assert values_of(data) == [1, 2, 3, 4, 5]
 
 
-def test_resumed_request_replaces_what_it_computes_again() -> None:
+def test_each_key_has_its_own_rows_and_they_come_in_the_order_in_which_they_were_asked_for() -> None:
     answers = Answers()
-    answers.put_hidden(*rows(0, [1, 2, 3, 4]))
-    answers.put_hidden(*rows(0, [1, 2]))
-    answers.put_hidden(*rows(2, [3, 4, 5]))
-    assert values_of(answers.take_hidden(7, 5).data) == [1, 2, 3, 4, 5]
+    put(answers, 0, [1, 2], "b")
+    put(answers, 0, [3, 4], "a")
+    rows, frames = answers.take_rows(request(3, RowsWanted(["a", "b"])))
+    assert [(part.key, part.tensor.frame) for part in rows] == [("a", 0), ("b", 1)]
+    assert [values_of(frame) for frame in frames] == [[3, 4], [1, 2]]
+
+
+def test_rows_from_a_position_on() -> None:
+    answers = Answers()
+    put(answers, 3, [4, 5])
+    [rows], [data] = answers.take_rows(request(6, RowsWanted(first=3, delivery="delta")))
+    assert (rows.first, rows.tensor.shape, values_of(data)) == (3, (2, 1), [4, 5])
+
+
+def test_what_comes_again_is_left_out() -> None:
+    answers = Answers()
+    put(answers, 0, [1, 2, 3, 4])
+    put(answers, 0, [1, 2])
+    put(answers, 2, [3, 4, 5])
+    assert values_of(answers.take_rows(request(6))[1][0]) == [1, 2, 3, 4, 5]
 
 
 def test_gap_is_an_invariant_error() -> None:
     answers = Answers()
-    answers.put_hidden(*rows(0, [1]))
-    with pytest.raises(InvariantError, match="only 1"):
-        answers.put_hidden(*rows(2, [3]))
+    put(answers, 0, [1])
+    with pytest.raises(InvariantError, match="before 1"):
+        put(answers, 2, [3])
 
 
-def test_too_few_rows_are_not_filled_up() -> None:
+@pytest.mark.parametrize("wanted", [ALL, RowsWanted(["other"]), RowsWanted(first=1, delivery="delta")])
+def test_rows_that_did_not_come_are_not_filled_up(wanted: RowsWanted) -> None:
     answers = Answers()
-    answers.put_hidden(*rows(0, [1]))
-    with pytest.raises(InvariantError, match="expected 2"):
-        answers.take_hidden(7, 2)
+    put(answers, 0, [1])
+    with pytest.raises(InvariantError, match="expected"):
+        answers.take_rows(request(3, wanted))
+
+
+def test_who_wants_no_rows_gets_none() -> None:
+    assert Answers().take_rows(request(3, None)) == ([], [])
 
 
 def test_embeddings_come_in_item_order_and_complete() -> None:
@@ -65,7 +96,8 @@ def test_embeddings_come_in_item_order_and_complete() -> None:
 
 def test_forget_drops_what_was_gathered() -> None:
     answers = Answers()
-    answers.put_hidden(*rows(0, [1]))
+    put(answers, 0, [1])
     answers.forget(7)
     answers.forget(7)
-    assert answers.take_hidden(7, 0).num_rows == 0
+    put(answers, 0, [2])
+    assert values_of(answers.take_rows(request(2))[1][0]) == [2]

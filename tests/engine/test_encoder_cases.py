@@ -137,7 +137,7 @@ def test_ec10_ec11_what_is_decided_already_counts(compute: int, num_taken: int, 
 def test_ec12_embeddings_count_and_not_placeholders() -> None:
     manager = manager_of(100)
     item = Feature("a", "image", 0, 100, 8, 100, Inline(0, 0))
-    request = Request(1, "encode", [], [item], max_tokens=0, want_hidden_states=False)
+    request = Request(1, "encode", [], [item], max_tokens=0)
     allocate(manager, request)
     assert manager.num_free_slots == 92
 

@@ -174,10 +174,10 @@ def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(benc
     handle = bench.put_item("a")
     lease = bench.ring.grant(bench.row, handle)
     outside = Feature("m" * 64, "image", 50, 2, 2, handle.nbytes, handle, lease)
-    bench.frontend.send(bench.peer, to_engine.AddRequest(1, "generate", [65], [outside], 1, False))
+    bench.frontend.send(bench.peer, to_engine.AddRequest(1, "generate", [65], [outside], 1, None))
     assert bench.expect(from_engine.RequestFailed).error.code == "invalid_request"
     missing = Feature("m" * 64, "image", 0, 1, 1, 3, Inline(0, 3))
-    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258], [missing], 1, False), [b"one"])
+    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258], [missing], 1, None), [b"one"])
     assert bench.expect(from_engine.RequestFailed).error.code == "remote_protocol_error"
     assert bench.leases == 0
 
@@ -222,7 +222,7 @@ def test_an_item_whose_key_stands_for_another_size_fails_its_request_alone(bench
     plans = [bench.plan(rank) for rank in range(2)]
     lease = bench.ring.grant(bench.row, handle)
     larger = Feature("m" * 64, "image", 0, 3, 3, handle.nbytes, handle, lease)
-    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, False))
+    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, None))
     for worker, plan in zip(bench.workers, plans, strict=True):
         worker.channel.send(worker.output(plan))
     failed = bench.expect(from_engine.RequestFailed)

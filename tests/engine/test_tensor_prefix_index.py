@@ -15,6 +15,7 @@ from mmcached.engine.kv.block_hash import extend_block_hashes
 from mmcached.engine.listed_rows import Report
 from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.messages.parts import RowsWanted
 from tests.engine.prefix_world import ACTIONS, NUMBERS, Setting, World, lead
 
 SETTINGS = st.builds(Setting, st.integers(1, 4), st.sampled_from([1000, 1000, 3]))
@@ -222,7 +223,7 @@ def make_index(max_blocks: int = 100) -> TensorPrefixIndex:
 
 
 def a_request(request_id: int, prompt: list[int] | None = None) -> Request:
-    request = Request(request_id, "generate", prompt or PROMPT, [], max_tokens=9, want_hidden_states=True)
+    request = Request(request_id, "generate", prompt or PROMPT, [], max_tokens=9, rows=RowsWanted())
     extend_block_hashes(request, BLOCK)
     return request
 

@@ -284,7 +284,7 @@ class Bench:
 
     def generate(self, request_id: int, images: list[bytes], *, timeout_s: float = 60.0) -> None:
         prompt = "look: " + "<image>" * len(images)
-        self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, False, timeout_s), images)
+        self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, None, timeout_s), images)
 
     def stats(self, *, after: type[object] | None = None) -> ServiceStats:
         """Return the service's statistics; the engines answer with zeros. See `answer` for `after`."""

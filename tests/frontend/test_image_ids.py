@@ -52,7 +52,7 @@ def engine(bench: Bench) -> FakeEngine:
 
 def ask(bench: Bench, number: int, images: list[bytes], ids: Sequence[str | None], tenant: str = "") -> None:
     prompt = "look: " + "<image>" * len(images)
-    message = to_frontend.Generate(bench.client_id, number, prompt, 4, False, 60.0, tenant, list(ids))
+    message = to_frontend.Generate(bench.client_id, number, prompt, 4, None, 60.0, tenant, list(ids))
     bench.client.send(message, images)
 
 

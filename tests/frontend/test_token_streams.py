@@ -39,7 +39,7 @@ class Desk:
         return not self.is_full
 
     def open(self, number: int, *, peer: bytes = b"peer", window: int = 100) -> None:
-        message = Generate(CLIENT, number + 1000, "x", 99, False, 5.0, stream_window=window)
+        message = Generate(CLIENT, number + 1000, "x", 99, None, 5.0, stream_window=window)
         self.streams.open(OpenRequest(number, peer, message, [], 9.0))
 
     def commit(self, number: int, first: int, *token_ids: int) -> None:
@@ -147,7 +147,7 @@ def bench(run_dir: Path) -> Iterator[Bench]:
 
 def ask(bench: Bench, engine: FakeEngine, request_id: int, *, window: int = 8) -> int:
     """Ask for a streamed generation; return its number in the engine."""
-    message = Generate(bench.client_id, request_id, "look", 40, False, 60.0, stream_window=window, priority=-3)
+    message = Generate(bench.client_id, request_id, "look", 40, None, 60.0, stream_window=window, priority=-3)
     bench.client.send(message)
     add = bench.from_frontend(engine, to_engine.AddRequest)
     assert (add.is_streamed, add.priority) == (window > 0, -3)
@@ -162,7 +162,7 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None
     engine = bench.connect_engine()
     other = bench.connect_client(has_row=False)
     first = ask(bench, engine, 1)
-    other.channel.send(Generate(other.client_id, 1, "look", 40, False, 60.0, stream_window=8))
+    other.channel.send(Generate(other.client_id, 1, "look", 40, None, 60.0, stream_window=8))
     second = bench.from_frontend(engine, to_engine.AddRequest).request_id
     third = ask(bench, engine, 2, window=0)
     commit(engine, (first, 0, [5]), (second, 0, [6]), (third, 0, [7]))

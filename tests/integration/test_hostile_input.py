@@ -130,7 +130,7 @@ def raw_answer(run_dir: Path, frames: list[bytes]) -> MmcachedError:
     return error_from_wire(message.error)
 
 
-GOOD = [bytes(frame) for frame in encode_frames(Generate("0" * 32, 1, "hi", 2, False, 5.0))]
+GOOD = [bytes(frame) for frame in encode_frames(Generate("0" * 32, 1, "hi", 2, None, 5.0))]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Router:
     def foretell(self, prompt: str, tenant: str) -> int:
         """Return how many tokens of a prompt the engine will have cached."""
         token_ids = [BEGIN_TOKEN_ID, *prompt.encode()]
-        request = Request(0, "generate", token_ids, [], max_tokens=1, want_hidden_states=False, tenant=tenant)
+        request = Request(0, "generate", token_ids, [], max_tokens=1, tenant=tenant)
         extend_block_hashes(request, BLOCK)
         usable = request.block_hashes[: (len(token_ids) - 1) // BLOCK]
         is_known = [(0, digest) in self.reader.known for digest in usable]

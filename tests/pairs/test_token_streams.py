@@ -53,7 +53,7 @@ class Line:
         self.to_client: deque[Tokens] = deque()
         self.is_full = False
         for number in range(NUM_REQUESTS):
-            message = Generate(CLIENT, 50 + number, "x", MAX_TOKENS, False, 5.0, stream_window=WINDOW)
+            message = Generate(CLIENT, 50 + number, "x", MAX_TOKENS, None, 5.0, stream_window=WINDOW)
             self.requests.append(generate(number, 3, max_tokens=MAX_TOKENS))
             self.engine.open(number)
             self.frontend.open(OpenRequest(number, PEER, message, [], 9.0))

@@ -7,7 +7,7 @@ from typing import Any
 from mmcached.wire.errors import CacheMiss, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
-from mmcached.wire.messages.parts import Barrier, Feature, Inline, Tensor
+from mmcached.wire.messages.parts import Barrier, Feature, Inline, Rows, RowsWanted, Tensor
 from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
@@ -20,6 +20,7 @@ FEATURES = [
     Feature("b" * 64, "image", 9, 2, 2, 99, Inline(0, 3)),
     Feature("c" * 64, "image", 12, 2, 2, 99, None),
 ]
+ROWS = RowsWanted(["hidden_states", "hidden_states.layer_0"], 120, "delta")
 ERROR = error_to_wire(CacheMiss(["a", "b"]))
 
 UNIONS: dict[str, Any] = {
@@ -35,7 +36,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62)),
     ("ToClient", client.Tokens([client.StreamedTokens(1, 0, [2, 3]), client.StreamedTokens(4, 17, [5])])),
-    ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, TENSOR)),
+    ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
     ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
     ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
@@ -49,10 +50,10 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Stored(1, 2, False, "too large")),
     ("ToClient", Barrier(99, 3, 17, [0, 4095])),
     ("FromClient", frontend.ClientHello(CLIENT_ID)),
-    ("FromClient", frontend.Generate(CLIENT_ID, 1, "see <image>", 5, True, 1.5, "tenant")),
-    ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, False, 1.5)),
-    ("FromClient", frontend.Generate(CLIENT_ID, 1, "<image><image>", 5, True, 1.5, "tenant", ["cat", None])),
-    ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, False, 1.5, stream_window=32)),
+    ("FromClient", frontend.Generate(CLIENT_ID, 1, "see <image>", 5, ROWS, 1.5, "tenant")),
+    ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, None, 1.5)),
+    ("FromClient", frontend.Generate(CLIENT_ID, 1, "<image><image>", 5, RowsWanted(), 1.5, "tenant", ["cat", None])),
+    ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, None, 1.5, stream_window=32)),
     ("FromClient", frontend.TokensTaken(CLIENT_ID, 1, 16)),
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5)),
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5, "", ["cat"])),
@@ -76,7 +77,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.Reconcile(99, 3, {0: 2, 4095: 0})),
     ("FromEngine", frontend.EngineReady(2)),
     ("FromEngine", frontend.TokensCommitted([frontend.CommittedTokens(1, 16, [7, 8])])),
-    ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, TENSOR)),
+    ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, [Rows("hidden_states", 0, TENSOR)])),
     ("FromEngine", frontend.RequestEncoded(1, [TENSOR])),
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
     ("FromEngine", frontend.RequestMissed(1, ["a" * 64])),
@@ -87,13 +88,14 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.Ring(3, None)),
     ("FromFrontend", engine.RowAttached(2**62, 1, 99)),
     ("FromFrontend", Barrier(99, 3, 17, [0, 4095])),
-    ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, False, "tenant")),
-    ("FromFrontend", engine.AddRequest(1, "encode", [258], FEATURES, 0, False, "", 7)),
-    ("FromFrontend", engine.AddRequest(1, "generate", [256], [], 5, False, "", 7, is_streamed=True)),
+    ("FromFrontend", engine.AddRequest(1, "generate", [256, 258, 258], FEATURES, 5, ROWS, "tenant")),
+    ("FromFrontend", engine.AddRequest(1, "encode", [258], FEATURES, 0, None, "", 7)),
+    ("FromFrontend", engine.AddRequest(1, "generate", [256], [], 5, None, "", 7, is_streamed=True)),
     ("FromFrontend", engine.AbortRequest(1)),
     ("FromFrontend", engine.Refused(ERROR)),
     ("FromFrontend", engine.ProbeEngine(4, HANDLE, LEASE)),
     ("FromFrontend", engine.FlushEngine(4)),
+    ("FromFrontend", engine.FlushEngine(4, new_epoch=True)),
     ("FromFrontend", engine.GetEngineStats(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
     ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
@@ -106,14 +108,31 @@ EXAMPLES: list[tuple[str, Any]] = [
             b"digest",
             [engine.Sampled(1, 65)],
             [engine.ReadDone(7, 17)],
-            [engine.HiddenRows(1, 0, TENSOR)],
+            [engine.RowsMade(1, Rows("hidden_states", 0, TENSOR))],
             [engine.ItemEmbedding(1, 0, TENSOR)],
             WorkerStats(),
         ),
     ),
     ("FromWorker", engine.StepOutput(5, 6, 7, b"digest", [], [], [], [], WorkerStats(), ["key", "a" * 64])),
+    (
+        "FromWorker",
+        engine.StepOutput(
+            5,
+            6,
+            7,
+            b"digest",
+            [],
+            [],
+            [],
+            [],
+            WorkerStats(),
+            prefix_report={b"name": {"hidden_states": 16}, b"gone": {}},
+            missing=[engine.RowsMissing(1, "hidden_states", 3, 8)],
+        ),
+    ),
     ("FromWorker", engine.WorkerProbed(5, 6, 4, "checksum")),
     ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, [engine.ReadDone(7, 17)])),
+    ("FromWorker", engine.StepFailed(5, 6, 7, ERROR, [], {b"gone": {}})),
     ("FromEngineToWorker", worker.Attach(5, ANNOUNCEMENT, 1, 99)),
     (
         "FromEngineToWorker",
@@ -124,7 +143,21 @@ EXAMPLES: list[tuple[str, Any]] = [
             ["gone"],
             [worker.EncodeItem("key", "a" * 64, 6, HANDLE, LEASE), worker.EncodeItem("key", "b" * 64, 2, Inline(0, 3))],
             [worker.EmitEmbedding(1, 0, "key")],
-            [worker.RunChunk(1, [256, 258], 0, [1, 2], [worker.EmbedSpan("key", 1, 0, 1)], True, False, False)],
+            [worker.RunChunk(1, [256, 258], 0, [1, 2], [worker.EmbedSpan("key", 1, 0, 1)], True, [], 0, 0, [])],
+        ),
+    ),
+    (
+        "FromEngineToWorker",
+        worker.StepPlan(
+            5,
+            6,
+            8,
+            [],
+            [],
+            [],
+            [worker.RunChunk(1, [256], 16, [1, 2], [], True, ["hidden_states"], 3, 0, [b"0" * 32])],
+            [7],
+            2**40,
         ),
     ),
     ("FromEngineToWorker", worker.ProbeWorker(5, 6, 4, HANDLE)),

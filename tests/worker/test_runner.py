@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from mmcached.shm import ObjectStoreReader, RingReader
 from mmcached.wire.channels import Frame
 from mmcached.wire.config import ModelConfig, ServiceConfig
-from mmcached.wire.messages.engine import HiddenRows, ItemEmbedding, ReadDone, StepFailed, StepOutput
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMade, RowsMissing, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.runner import ModelRunner
 from tests.worker.oracle import Image, IntArray, Oracle, random_image
-from tests.worker.plans import EPOCH, NONCE, chunk, plan
+from tests.worker.plans import EPOCH, NONCE, chunk, names_of, plan
 from tests.worker.rings import engine_ring, inline_frames, record_of
 
 MODEL = ModelConfig(
@@ -60,9 +61,10 @@ def run_failing(
     return answer
 
 
-def tensor_of(part: HiddenRows | ItemEmbedding, payload: Sequence[Frame]) -> IntArray:
-    assert part.tensor.dtype == "int32"
-    return np.frombuffer(payload[part.tensor.frame], "<i4").reshape(part.tensor.shape).astype(np.int64)
+def tensor_of(part: RowsMade | ItemEmbedding, payload: Sequence[Frame]) -> IntArray:
+    tensor = part.tensor if isinstance(part, ItemEmbedding) else part.rows.tensor
+    assert tensor.dtype == "int32"
+    return np.frombuffer(payload[tensor.frame], "<i4").reshape(tensor.shape).astype(np.int64)
 
 
 def inline_item(key: str, image: Image, first_frame: int = 0) -> EncodeItem:
@@ -70,6 +72,7 @@ def inline_item(key: str, image: Image, first_frame: int = 0) -> EncodeItem:
 
 
 PROMPT = [256, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+NAMES = names_of(PROMPT, CONFIG.block_size)
 
 
 # ---- what a plan makes
@@ -78,7 +81,7 @@ PROMPT = [256, 10, 20, 30, 40, 50, 60, 70, 80, 90]
 def test_an_answer_names_the_plan_it_is_for() -> None:
     output, payload = run(make_runner(), plan(77, chunk(1, PROMPT, [1, 2, 3])))
     assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, EPOCH, 77)
-    assert (output.sampled, output.hidden_states, output.embeddings, output.read_done, payload) == ([], [], [], [], [])
+    assert (output.sampled, output.rows, output.embeddings, output.read_done, payload) == ([], [], [], [], [])
     assert output.stats.tokens_computed == len(PROMPT)
 
 
@@ -93,8 +96,8 @@ def test_sampled_tokens_and_hidden_rows_equal_the_oracle() -> None:
     assert [(sampled.request_id, sampled.token_id) for sampled in output.sampled] == [
         (1, ORACLE.next_token(expected[-1]))
     ]
-    [rows] = output.hidden_states
-    assert (rows.request_id, rows.first_position) == (1, 0)
+    [rows] = output.rows
+    assert (rows.request_id, rows.rows.first) == (1, 0)
     assert np.array_equal(tensor_of(rows, payload), expected)
 
 
@@ -114,7 +117,7 @@ def test_images_are_encoded_kept_emitted_and_placed() -> None:
     spans = [EmbedSpan("k", 1, 0, 6), EmbedSpan("k", 8, 3, 2)]
     output, payload = run(runner, plan(2, chunk(1, tokens, [1, 2, 3], spans=spans, hidden=True)))
     replaced = {1 + index: embeddings[index] for index in range(6)} | {8: embeddings[3], 9: embeddings[4]}
-    assert np.array_equal(tensor_of(output.hidden_states[0], payload), ORACLE.hidden_states(tokens, replaced))
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states(tokens, replaced))
 
 
 def test_an_item_encoded_among_others_has_the_same_bits() -> None:
@@ -164,9 +167,9 @@ def test_only_rank_0_returns_tensors_and_keeps_rows_and_digests_agree() -> None:
     (first, payload), (second, nothing) = (run(make_runner(rank), step, inline_frames(image)) for rank in (0, 1))
     assert first.digest == second.digest
     assert first.sampled == second.sampled
-    assert (len(first.hidden_states), len(first.embeddings), len(payload)) == (1, 1, 2)
-    assert (second.hidden_states, second.embeddings, nothing) == ([], [], [])
-    assert first.stats.prefix_bytes == len(PROMPT) * MODEL.hidden_size * 4
+    assert (len(first.rows), len(first.embeddings), len(payload)) == (1, 1, 2)
+    assert (second.rows, second.embeddings, nothing) == ([], [], [])
+    assert first.stats.prefix_bytes == 3 * CONFIG.block_size * MODEL.hidden_size * 4
     assert second.stats.prefix_bytes == 0
 
 
@@ -183,64 +186,117 @@ def test_a_digest_covers_rows_that_nobody_asked_for_and_each_image() -> None:
 # ---- prefix hits
 
 
-@pytest.mark.parametrize("hit", [4, 6, 9])
-def test_a_new_hit_returns_rows_from_position_0(hit: int) -> None:
+@pytest.mark.parametrize("first_row", [0, 3, 7])
+def test_rows_before_a_chunk_come_from_the_store(first_row: int) -> None:
     runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3])))
-    tokens = [*PROMPT[:hit], 7, 8]
-    # The second request shares the blocks of the hit; the rest of a block cut in half it computes in place.
-    step = plan(2, chunk(2, [7, 8], [1, 2, 3, 4], computed=hit, hidden=True, hit=True))
+    run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
+    # The second request shares the blocks of the hit.
+    step = plan(2, chunk(2, [7, 8], [1, 2, 4], computed=8, hidden=True, first_row=first_row, names=NAMES))
     output, payload = run(runner, step)
-    [rows] = output.hidden_states
-    assert rows.first_position == 0
-    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(tokens))
-    assert (output.stats.prefix_row_queries, output.stats.prefix_row_hits) == (hit, hit)
+    [rows] = output.rows
+    assert (rows.request_id, rows.rows.key, rows.rows.first) == (2, "hidden_states", first_row)
+    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states([*PROMPT[:8], 7, 8])[first_row:])
+    assert output.stats.prefix_row_queries == output.stats.prefix_row_hits == 8 - first_row
+
+
+def test_a_chunk_whose_rows_are_wanted_in_part_or_not_at_all() -> None:
+    runner = make_runner()
+    step = plan(
+        1,
+        chunk(1, PROMPT, [1, 2, 3], hidden=True, first_row=7),
+        chunk(2, PROMPT, [4, 5, 6], hidden=True, first_row=len(PROMPT)),
+        chunk(3, PROMPT, [7, 8, 9], hidden=True, first_row=99),
+    )
+    output, payload = run(runner, step)
+    [rows] = output.rows
+    assert (rows.request_id, rows.rows.first) == (1, 7)
+    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(PROMPT)[7:])
 
 
 def test_later_chunks_return_their_own_rows_only() -> None:
     runner = make_runner()
     run(runner, plan(1, chunk(1, PROMPT[:4], [1, 2, 3], hidden=True)))
     output, payload = run(runner, plan(2, chunk(1, PROMPT[4:], [1, 2, 3], computed=4, hidden=True)))
-    [rows] = output.hidden_states
-    assert rows.first_position == 4
+    [rows] = output.rows
+    assert rows.rows.first == 4
     assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(PROMPT)[4:])
+
+
+def test_each_layer_that_is_kept_has_rows_of_its_own() -> None:
+    runner = make_runner(
+        config=msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(MODEL, num_layer_outputs=2))
+    )
+    keys = ["hidden_states.layer_1", "hidden_states.layer_0", "hidden_states"]
+    first = chunk(1, PROMPT, [1, 2, 3], names=NAMES)
+    wanted = chunk(2, [7], [1, 2, 4], computed=8, names=NAMES, hidden=True, first_row=0)
+    run(runner, plan(1, first))
+    output, payload = run(runner, plan(2, msgspec.structs.replace(wanted, row_keys=keys)))
+    assert [made.rows.key for made in output.rows] == keys
+    last, inner, whole = (tensor_of(made, payload) for made in output.rows)
+    assert np.array_equal(last, whole), "two layers: the second one is the last"
+    assert np.array_equal(whole, ORACLE.hidden_states([*PROMPT[:8], 7]))
+    assert not np.array_equal(inner, whole)
+    alone, frames = run(
+        make_runner(config=runner._config),
+        plan(1, msgspec.structs.replace(chunk(3, [*PROMPT[:8], 7], [1, 2, 3], hidden=True), row_keys=keys[1:2])),
+    )
+    assert np.array_equal(inner, tensor_of(alone.rows[0], frames))
 
 
 def test_hits_and_misses_in_one_step_even_on_rows_of_the_same_step() -> None:
     runner = make_runner()
     step = plan(
         1,
-        chunk(1, PROMPT[:8], [1, 2], hidden=True),
-        chunk(2, [5, 6], [1, 2, 3], computed=8, hidden=True, hit=True),
+        chunk(1, PROMPT[:8], [1, 2], hidden=True, names=NAMES),
+        chunk(2, [5, 6], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES),
         chunk(3, [9], [4], hidden=True),
     )
     output, payload = run(runner, step)
-    found = {rows.request_id: (rows.first_position, tensor_of(rows, payload)) for rows in output.hidden_states}
+    found = {rows.request_id: (rows.rows.first, tensor_of(rows, payload)) for rows in output.rows}
     for request_id, tokens in ((1, PROMPT[:8]), (2, [*PROMPT[:8], 5, 6]), (3, [9])):
         assert found[request_id][0] == 0
         assert np.array_equal(found[request_id][1], ORACLE.hidden_states(tokens))
 
 
-def test_without_the_prefix_cache_a_hit_returns_its_own_rows() -> None:
+def test_a_report_tells_which_blocks_the_store_has() -> None:
+    runner = make_runner()
+    output, _ = run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
+    assert output.prefix_report == {name: {"hidden_states": 4} for name in NAMES}
+    assert run(runner, plan(2, released=[1]))[0].prefix_report == {}
+
+
+def test_without_a_store_rows_of_a_prefix_are_a_contradiction() -> None:
     config = msgspec.structs.replace(CONFIG, enable_tensor_prefix_cache=False)
     runner = make_runner(config=config)
     run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2])))
-    output, payload = run(runner, plan(2, chunk(2, [5], [1, 2, 3], computed=8, hidden=True, hit=True)))
-    assert output.hidden_states[0].first_position == 8
-    assert len(tensor_of(output.hidden_states[0], payload)) == 1
-    assert output.stats.prefix_bytes == 0
+    output, _ = run(runner, plan(2, chunk(2, [5], [1, 2, 3], computed=8, hidden=True)))
+    assert (output.rows[0].rows.first, output.stats.prefix_bytes, output.prefix_report) == (8, 0, {})
+    failed = run_failing(runner, plan(3, chunk(3, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
+    assert failed.error.code == InvariantError.code
 
 
-def test_rows_that_are_missing_fail_the_step() -> None:
+def test_rows_that_are_missing_are_named_and_the_others_are_delivered() -> None:
     runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2])))
-    assert runner.prefix_cache is not None
-    runner.prefix_cache.forget_slots(torch.tensor([4 + 6]))
-    failed = run_failing(runner, plan(2, chunk(2, [5], [1, 2, 3], computed=8, hidden=True, hit=True)))
-    assert failed.error.code == "missing_rows"
-    assert failed.error.details == {"key": "hidden_states", "first": 6, "end": 7}
-    assert runner._pool.stats().slots_computed == 8
-    assert runner.stats().prefix_bytes == 7 * MODEL.hidden_size * 4
+    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2], names=NAMES[:1])))
+    run(runner, plan(2, released=[1]))  # the second block has no name and goes with its request
+    step = plan(
+        3,
+        chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES[:1], sample=True),
+        chunk(3, [6], [1, 4], computed=4, hidden=True, first_row=0, names=NAMES[:1]),
+    )
+    output, payload = run(runner, step)
+    assert output.missing == [RowsMissing(2, "hidden_states", 4, 8)]
+    assert [rows.request_id for rows in output.rows] == [3]
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states([*PROMPT[:4], 6]))
+
+
+def test_a_new_row_epoch_forgets_all_rows() -> None:
+    runner = make_runner()
+    run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
+    output, _ = run(runner, plan(2, row_epoch=1))
+    assert output.stats.prefix_bytes == 0
+    step = chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES)
+    assert [missing.first for missing in run(runner, plan(3, step, row_epoch=1))[0].missing] == [0]
 
 
 # ---- leases
@@ -340,10 +396,11 @@ def test_a_step_that_fails_after_computing_is_withdrawn() -> None:
 
 def test_a_failed_step_does_not_take_what_others_computed() -> None:
     runner = make_runner()
-    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2])))
-    run_failing(runner, plan(2, chunk(1, [5], [1, 2, 3], computed=8), chunk(2, [1], [9, 8], computed=4)))
-    output, payload = run(runner, plan(3, chunk(1, [5], [1, 2, 3], computed=8, hidden=True, hit=True)))
-    assert np.array_equal(tensor_of(output.hidden_states[0], payload), ORACLE.hidden_states([*PROMPT[:8], 5]))
+    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2], names=NAMES)))
+    failed = run_failing(runner, plan(2, chunk(1, [5], [1, 2, 3], computed=8), chunk(2, [1], [9, 8], computed=4)))
+    assert failed.prefix_report == {}
+    output, payload = run(runner, plan(3, chunk(1, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states([*PROMPT[:8], 5]))
 
 
 @pytest.mark.parametrize(
@@ -474,8 +531,8 @@ def play(seed: int, device: torch.device = CPU) -> None:
         outputs = [run(runner, plan(step, *chunks, encode=items), frames) for runner in runners]
         (output, payload), (other, _) = outputs
         assert output.digest == other.digest
-        for (request, end), rows in zip(running, output.hidden_states, strict=True):
-            assert (rows.request_id, rows.first_position) == (request.request_id, request.computed)
+        for (request, end), rows in zip(running, output.rows, strict=True):
+            assert (rows.request_id, rows.rows.first) == (request.request_id, request.computed)
             request.rows.append(tensor_of(rows, payload))
             request.computed = end
         for sampled in output.sampled:

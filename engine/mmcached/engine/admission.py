@@ -48,3 +48,15 @@ def _check_tokens(request: Request, config: ServiceConfig) -> None:
             limit = f"in order, without overlap, inside the prompt of {request.num_prompt_tokens} tokens"
             raise InvalidRequest(f"features[{index}].offset", feature.offset, limit)
         end = feature.offset + feature.length
+    if request.rows is not None:
+        _check_rows(request, config)
+
+
+def _check_rows(request: Request, config: ServiceConfig) -> None:
+    known = config.model.row_keys
+    unknown = [key for key in request.row_keys if key not in known]
+    if unknown or not request.row_keys or len(set(request.row_keys)) < len(request.row_keys):
+        raise InvalidRequest("rows.keys", str(list(request.row_keys)), f"each once, some of {list(known)}")
+    if request.num_rows_delivered >= request.num_prompt_tokens:
+        limit = f"must be below the prompt's length, {request.num_prompt_tokens}"
+        raise InvalidRequest("rows.first", request.num_rows_delivered, limit)

@@ -38,6 +38,8 @@ def build_plan(
         encode=[_encode_item(request, index, key, items, payload) for request, index, key in step.encode],
         emit=[EmitEmbedding(request.request_id, index, key) for request, index, key in step.emit],
         chunks=[_run_chunk(chunk) for chunk in step.chunks],
+        released=list(step.released),
+        row_epoch=step.row_epoch,
     )
     return plan, payload
 
@@ -61,6 +63,8 @@ def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
         block_ids=chunk.block_ids,
         spans=chunk.spans,
         sample=chunk.sample,
-        want_hidden_states=request.want_hidden_states,
-        is_new_hit=chunk.is_new_hit,
+        row_keys=request.row_keys,
+        first_row=request.num_rows_delivered,
+        first_block=chunk.names.first_block,
+        block_hashes=chunk.names.digests,
     )

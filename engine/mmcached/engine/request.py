@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from mmcached.engine.kv.block_keys import LoraKey
-from mmcached.wire.messages.parts import Feature
+from mmcached.wire.messages.parts import Feature, RowsWanted
 from mmcached.wire.vocabulary import END_TOKEN_ID
 
 Kind = Literal["generate", "encode"]
@@ -49,6 +49,8 @@ class Request:
         block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up.
         skip_reading_prefix_cache: compute everything; what it computes is published all the same.
         priority: the lower, the earlier it is served, where the scheduler looks at it.
+        rows: the rows that its client wants, if any.
+        num_rows_delivered: rows before this position are not wanted any more: the client has them, or the engine has.
         place: sorts requests by the order in which they are served; the scheduler gives it.
         features_end: position behind the last placeholder of an item; 0 if there is none.
     """
@@ -61,7 +63,7 @@ class Request:
         features: Sequence[Feature],
         *,
         max_tokens: int,
-        want_hidden_states: bool,
+        rows: RowsWanted | None = None,
         tenant: str = "",
         skip_reading_prefix_cache: bool = False,
         lora: LoraKey | None = None,
@@ -72,7 +74,8 @@ class Request:
         self.kind = kind
         self.features = list(features)
         self.max_tokens = max_tokens
-        self.want_hidden_states = want_hidden_states
+        self.rows = rows
+        self.num_rows_delivered = rows.first_wanted if rows is not None else 0
         self.tenant = tenant
         self.lora = lora
         self.prompt_embeds = dict(prompt_embeds or {})
@@ -95,6 +98,11 @@ class Request:
     def __repr__(self) -> str:
         progress = f"{self.num_computed_tokens}/{self.num_tokens} tokens, {len(self.features)} item(s)"
         return f"Request({self.request_id}, {self.kind}, {self.status.value}, {progress})"
+
+    @property
+    def row_keys(self) -> Sequence[str]:
+        """Names of the tensors of which rows are wanted."""
+        return self.rows.keys if self.rows is not None else ()
 
     @property
     def num_tokens(self) -> int:

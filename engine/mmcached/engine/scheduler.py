@@ -4,7 +4,7 @@
        ^                  |
        +--- preempt (no KV blocks), withdraw (the step failed), reset (the workers forgot) --- all from token 0
 
-One step is in flight at a time; it ends by `commit` or `withdraw`. Both books follow: what a step would compute is
+One step is in flight at a time; it ends by `commit` or `withdraw`. All books follow: what a step would compute is
 reserved until then. Running requests are served first, then waiting ones, each in the order of `request_queue`:
 arrival, or urgency and then arrival. Sans I/O: knows nothing of sockets, leases or tensors.
 
@@ -21,19 +21,23 @@ by requests without items: these never take what it waits for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mmcached.engine.admission import check_request
 from mmcached.engine.block_admission import BlockAdmission
 from mmcached.engine.encoder_budget import make_encoder_cache_manager, service_encoder_budget
+from mmcached.engine.kept_rows import KeptRows
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.listed_rows import Report
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.request_queue import RequestQueue
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.engine.step_builder import Outcome, StepBuilder
+from mmcached.engine.tensor_prefix_index import TensorPrefixIndex
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.messages.engine import RowsMissing
 
 __all__ = ["ScheduledChunk", "ScheduledItem", "ScheduledStep", "Scheduler"]
 
@@ -46,7 +50,7 @@ class Scheduler:
     """All unfinished requests of one engine, and its books.
 
     Attributes:
-        kv_cache_manager, encoder_cache_manager: the books; only the scheduler changes them.
+        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: the books; only the scheduler changes them.
         num_preemptions: how often a request was set back for lack of KV blocks.
 
     Raises:
@@ -66,6 +70,9 @@ class Scheduler:
             hash_seed=config.prefix_caching_hash_seed,
         )
         self.encoder_cache_manager = make_encoder_cache_manager(config.encoder_cache_scope, cache_size)
+        num_row_blocks = config.tensor_prefix_blocks
+        self.tensor_prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
+        self._rows = KeptRows(self.tensor_prefix_index, config.model.row_keys if num_row_blocks else ())
         self.num_preemptions = 0
         self._refused: list[tuple[Request, InvalidRequest]] = []
         self._requests: dict[int, Request] = {}
@@ -141,28 +148,44 @@ class Scheduler:
             return None
         raise InvariantError(f"{len(self._requests)} unfinished request(s), and none of them can run")
 
-    def commit(self, step: ScheduledStep, sampled: Mapping[int, int]) -> list[Request]:
+    def commit(
+        self,
+        step: ScheduledStep,
+        sampled: Mapping[int, int],
+        prefix_report: Report | None = None,
+        missing: Collection[RowsMissing] = (),
+    ) -> list[Request]:
         """The workers have computed the step in flight: publish it, move its requests along.
 
         Args:
             sampled: the next token by request id, for each chunk that asks for one.
+            prefix_report: what rank 0 says of its prefix store.
+            missing: rows behind hits that rank 0 has not found; these requests wait again, from token 0, and what the
+                step has sampled for them is sampled again.
 
         Returns:
             The requests that are complete now; the books know them no more.
 
         Raises:
             LocalProtocolError: this step is not in flight.
-            RemoteProtocolError: not exactly the tokens that were asked for. Nothing has changed.
+            RemoteProtocolError: not exactly the tokens that were asked for, or a report that cannot be. Nothing has
+                changed.
         """
         self._check_in_flight(step)
         expected = {chunk.request.request_id for chunk in step.chunks if chunk.sample}
         if sampled.keys() != expected:
             wrong = sorted(sampled.keys() ^ expected)
             raise RemoteProtocolError(f"requests {wrong}: sampled without being asked, or not sampled", "sampled")
+        self.tensor_prefix_index.commit(step.step_id, prefix_report or {})
         self._in_flight = None
         self.kv_cache_manager.commit(step.step_id)
         self.encoder_cache_manager.commit(step.step_id)
-        ended = [chunk.request for chunk in step.chunks if self._move_along(chunk, sampled)]
+        set_back = self._note_missing(missing) if missing else ()
+        ended = [
+            chunk.request
+            for chunk in step.chunks
+            if chunk.request.request_id not in set_back and self._move_along(chunk, sampled)
+        ]
         for request, input_id, _ in step.emit:
             request.num_emitted = input_id + 1
             self.encoder_cache_manager.free_encoder_input(request, input_id)
@@ -173,15 +196,20 @@ class Scheduler:
             self._remove(request)
         return [request for request in ended if request.status is RequestStatus.FINISHED]
 
-    def withdraw(self, step: ScheduledStep) -> None:
+    def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
         """The step in flight has failed: publish nothing of it; its requests wait again, in their places, from token 0.
 
         What an "encode" request emitted in earlier steps stays emitted.
 
+        Args:
+            prefix_report: what rank 0 says of its prefix store all the same.
+
         Raises:
             LocalProtocolError: this step is not in flight.
+            RemoteProtocolError: a report that cannot be. Nothing has changed.
         """
         self._check_in_flight(step)
+        self.tensor_prefix_index.withdraw(step.step_id, prefix_report)  # whoever counted on it takes part in it
         self._in_flight = None
         self.kv_cache_manager.withdraw(step.step_id)
         self.encoder_cache_manager.withdraw(step.step_id)
@@ -198,8 +226,19 @@ class Scheduler:
             self._in_flight = None
         self.encoder_cache_manager.reset()
         self._requeue(list(self._running))
+        self.tensor_prefix_index.reset()
         if not self.kv_cache_manager.reset_prefix_cache():
             raise InvariantError("blocks are held although nothing is running")
+
+    def new_epoch(self) -> None:
+        """The weights have changed: nothing that is cached, or is being computed, is found any more. Requests go on.
+
+        A step in flight is committed as ever, and publishes nothing. The next step tells the workers to forget their
+        prefix rows; encoder outputs of different epochs have different keys, and old KV is found by nobody.
+        """
+        self.kv_cache_manager.new_epoch()
+        self.encoder_cache_manager.new_epoch()
+        self.tensor_prefix_index.new_epoch()
 
     def take_refused(self) -> list[tuple[Request, InvalidRequest]]:
         """Return and clear the requests that turned out not to be servable while a step was made, and why not.
@@ -215,6 +254,7 @@ class Scheduler:
         """Raise `InvariantError` if the books contradict each other."""
         self.kv_cache_manager.check_integrity()
         self.encoder_cache_manager.check_integrity()
+        self.tensor_prefix_index.check_integrity()
         queued = [*self._running, *self._waiting]
         if len(queued) != len(self._requests) or {request.request_id for request in queued} != self._requests.keys():
             raise InvariantError("a request is queued twice, or not at all")
@@ -226,8 +266,9 @@ class Scheduler:
             if len(table) * self._config.block_size < request.num_computed_tokens:
                 raise InvariantError(f"{request} has {len(table)} block(s) only")
         running_ids = {request.request_id for request in self._running}
-        if not self.kv_cache_manager.holders() | self.encoder_cache_manager.holders() <= running_ids:
-            raise InvariantError("somebody who does not run holds blocks or encoder outputs")
+        holders = self.kv_cache_manager.holders() | self.encoder_cache_manager.holders()
+        if not holders | self.tensor_prefix_index.holders() <= running_ids:
+            raise InvariantError("somebody who does not run holds blocks, encoder outputs or rows")
 
     # ---- the making of a step
 
@@ -236,10 +277,12 @@ class Scheduler:
         step_id = self._next_step_id
         self.kv_cache_manager.begin_step(step_id)
         self.encoder_cache_manager.begin_step(step_id)
+        self.tensor_prefix_index.begin_step(step_id)
         builder = StepBuilder(
             self._config,
             self.kv_cache_manager,
             self.encoder_cache_manager,
+            self._rows,
             encoder_compute_budget=self._encoder_compute_budget,
             is_shared=len(self._requests) > 1,
         )
@@ -250,10 +293,13 @@ class Scheduler:
         if builder.is_empty:
             self.kv_cache_manager.withdraw(step_id)
             self.encoder_cache_manager.withdraw(step_id)
+            self.tensor_prefix_index.withdraw(step_id)
             return None
-        self.kv_cache_manager.launch_step(step_id)
         self._next_step_id += 1
-        return builder.build(step_id, self._requests)
+        step = builder.build(step_id, self._requests)
+        self.kv_cache_manager.launch_step(step_id)
+        self.tensor_prefix_index.launch_step(step_id)
+        return step
 
     def _serve_running(self, builder: StepBuilder) -> None:
         requests = iter(list(self._running))
@@ -301,6 +347,17 @@ class Scheduler:
         if step is not self._in_flight:
             raise LocalProtocolError(f"step {step.step_id} is not in flight")
 
+    def _note_missing(self, missing: Collection[RowsMissing]) -> set[int]:
+        """Set back the requests that lack rows; return their ids."""
+        requests: dict[int, Request] = {}
+        for rows in missing:
+            request = self._requests.get(rows.request_id)
+            if request is not None:
+                requests[rows.request_id] = request
+                self.tensor_prefix_index.note_missing(request, rows.key, rows.first)
+        self._requeue([request for request in self._running if request.request_id in requests])
+        return set(requests)
+
     def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
         """Book a computed chunk: its tokens, the items that lie behind it now, the token it has given.
 
@@ -309,6 +366,8 @@ class Scheduler:
         """
         request, start = chunk.request, chunk.start
         end = request.num_computed_tokens = start + chunk.num_tokens
+        if request.rows is not None and end > request.num_rows_delivered:
+            request.num_rows_delivered = end
         if start < request.features_end:
             for input_id, feature in request.features_in(start, end):
                 if feature.offset + feature.length <= end:
@@ -325,6 +384,7 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self.kv_cache_manager.free(request)
         self.encoder_cache_manager.free(request)
+        self.tensor_prefix_index.release(request)
 
     def _remove(self, request: Request) -> None:
         """Forget a request that has ended."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -208,7 +208,10 @@ class EngineServer:
                     self._probes.start(message, payload)
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
-                self._flush_tokens.append(message.token)
+                if message.new_epoch:
+                    self._begin_epoch(message.token)
+                else:
+                    self._flush_tokens.append(message.token)
 
     def _start_over_with_frontend(self) -> None:
         """Another frontend has come: end the former one's requests, and bring the workers to the new ring."""
@@ -281,11 +284,9 @@ class EngineServer:
             prompt_token_ids=message.prompt_token_ids,
             features=message.features,
             max_tokens=message.max_tokens,
-            want_hidden_states=message.want_hidden_states,
+            rows=message.rows,
             tenant=message.tenant,
             priority=message.priority,
-            # Without kept rows, a prefix hit would leave the hidden states of the prefix missing.
-            skip_reading_prefix_cache=message.want_hidden_states and not self._config.enable_tensor_prefix_cache,
         )
 
     def _forget(self, request_id: int) -> None:
@@ -355,6 +356,11 @@ class EngineServer:
         if checksums is not None:
             self._contact.tell(to_frontend.EngineProbed(message.token, checksums))
 
+    def _begin_epoch(self, token: int) -> None:
+        """Make everything unreachable that is cached or being computed, while requests go on."""
+        self._scheduler.new_epoch()
+        self._contact.tell(to_frontend.EngineFlushed(token))
+
     def _flush(self) -> None:
         """Forget everything that the books have cached, between two steps."""
         self._start_over_with_workers()
@@ -366,28 +372,23 @@ class EngineServer:
 
     def _book(self, finished: FinishedStep) -> None:
         if finished.output is not None:
-            self._commit(finished.step, finished.output, finished.payload, finished.encoder_keys)
+            self._commit(finished, finished.output)
         elif finished.error is not None:
-            self._withdraw(finished.step, finished.error)
+            self._withdraw(finished, finished.error)
 
-    def _commit(
-        self,
-        step: ScheduledStep,
-        output: received.StepOutput,
-        payload: list[Frame],
-        encoder_keys: Mapping[int, list[str] | None],
-    ) -> None:
-        for rows in output.hidden_states:
-            if rows.request_id in self._requests:
-                self._answers.put_hidden(rows, payload)
+    def _commit(self, done: FinishedStep, output: received.StepOutput) -> None:
+        step, payload = done.step, done.payload
+        for made in output.rows:
+            if made.request_id in self._requests:
+                self._answers.put_rows(made.request_id, made.rows, payload)
         for embedding in output.embeddings:
             if embedding.request_id in self._requests:
                 self._answers.put_embedding(embedding, payload)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
-        finished = self._scheduler.commit(step, sampled)
+        finished = self._scheduler.commit(step, sampled, done.prefix_report, output.missing)
         if self._config.debug_check_workers:
             book = self._scheduler.encoder_cache_manager
-            check_encoder_caches(book.ready_keys(), book.lingering_keys(), encoder_keys, step=step.step_id)
+            check_encoder_caches(book.ready_keys(), book.lingering_keys(), done.encoder_keys, step=step.step_id)
         for request in finished:
             self._answer(request)
         if self._streams:  # those that were just answered are streamed no more
@@ -404,10 +405,11 @@ class EngineServer:
         else:
             self._streams.told(streams)
 
-    def _withdraw(self, step: ScheduledStep, error: ErrorInfo) -> None:
+    def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
         """A worker could not run the step: none of it counts, and the requests that were in it fail with the reason."""
+        step = done.step
         log.error("step failed", step=step.step_id, reason=error.message)
-        self._scheduler.withdraw(step)
+        self._scheduler.withdraw(step, done.prefix_report)
         for request_id in step.request_ids():
             if request_id in self._requests:
                 self._scheduler.abort(request_id)
@@ -429,17 +431,13 @@ class EngineServer:
         self._forget(request_id)
 
     def _answer_generation(self, request: Request) -> None:
-        tensor, frames = None, list[bytes]()
-        if request.want_hidden_states:
-            # The last sampled token was never computed, so it has no row.
-            answer = self._answers.take_hidden(request.request_id, request.num_tokens - 1)
-            tensor, frames = answer.tensor(0), [bytes(answer.data)]
+        rows, frames = self._answers.take_rows(request)
         message = to_frontend.RequestGenerated(
             request_id=request.request_id,
             token_ids=list(request.output_token_ids),
             finish_reason="stop" if request.finish_reason == "stop" else "length",
             num_cached_tokens=request.num_cached_tokens,
-            hidden_states=tensor,
+            rows=rows,
         )
         self._contact.tell(message, frames)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmcached.engine.request import Request
+from mmcached.engine.tensor_prefix_index import NOTHING_TO_TELL, BlockNames
 from mmcached.wire.messages.worker import EmbedSpan
 
 
@@ -31,6 +32,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         spans: where encoder outputs replace token embeddings; positions count from the chunk's start.
         sample: the chunk ends at the last known token, so the next one is wanted.
         is_new_hit: first chunk of an admission or resumption, after a prefix hit of `start` tokens.
+        names: digests of the request's blocks that the prefix store has not been told yet.
     """
 
     request: Request
@@ -40,6 +42,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     spans: Sequence[EmbedSpan]
     sample: bool
     is_new_hit: bool
+    names: BlockNames = NOTHING_TO_TELL
 
     @property
     def end(self) -> int:
@@ -54,6 +57,8 @@ class ScheduledStep:
         encode: the items whose output must be made, one per key.
         emit: items of "encode" requests whose output is returned.
         freed_keys: encoder outputs that workers drop first.
+        released: requests whose rows the prefix store need not hold any more.
+        row_epoch: of the weights; in a new one the prefix store forgets all it has.
     """
 
     step_id: int
@@ -61,6 +66,8 @@ class ScheduledStep:
     encode: list[ScheduledItem]
     emit: list[ScheduledItem]
     freed_keys: list[str]
+    released: Sequence[int] = ()
+    row_epoch: int = 0
 
     def requests(self) -> list[Request]:
         """Return each request that takes part, once."""

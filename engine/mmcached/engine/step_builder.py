@@ -1,6 +1,6 @@
 """Building one step: what is left of its budgets, and what each request that is asked gets of them.
 
-Knows the budgets of a step, and the two books it draws from; the order in which requests are asked, and what follows
+Knows the budgets of a step, and the books it draws from; the order in which requests are asked, and what follows
 from a refusal, is the scheduler's. For each request all or nothing: a refusal has changed nothing in the books.
 
 The encoder's window rule. Of the items that overlap the chunk, each must be held, cached, or reserved for encoding in
@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from mmcached.engine.block_admission import BlockAdmission
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_inputs import EncoderStepBudget
+from mmcached.engine.kept_rows import KeptRows
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
+from mmcached.engine.tensor_prefix_index import NOTHING_TO_TELL
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.worker import EmbedSpan
 
@@ -44,6 +46,7 @@ class StepBuilder:
     Args:
         kv: with this step open.
         encoder: with this step open.
+        rows: with this step open.
         encoder_compute_budget: embeddings that the step may compute.
         is_shared: there is more than one request, so that a long prompt may have to leave tokens to others.
     """
@@ -53,6 +56,7 @@ class StepBuilder:
         config: ServiceConfig,
         kv: KVCacheManager,
         encoder: EncoderCacheBook,
+        rows: KeptRows,
         *,
         encoder_compute_budget: int,
         is_shared: bool,
@@ -60,6 +64,8 @@ class StepBuilder:
         self._config = config
         self._kv = kv
         self._encoder = encoder
+        self._rows = rows
+        self._block_size = config.block_size
         self._encoder_budget = EncoderStepBudget(encoder, encoder_compute_budget)
         self._token_budget = config.max_num_batched_tokens
         self._most_tokens = (is_shared and config.long_prefill_token_threshold) or config.max_num_batched_tokens
@@ -77,6 +83,7 @@ class StepBuilder:
             The first that generates not, or has no slot, or comes when the budget is used up; None if all are served.
         """
         allocate_slots, block_table, add = self._kv.allocate_slots, self._kv.block_table, self._chunks.append
+        block_size, name_rows = self._block_size, self._rows.reserve
         num_left = self._token_budget
         first_other = None
         for request in requests:
@@ -86,7 +93,9 @@ class StepBuilder:
                 first_other = request
                 break
             num_left -= 1
-            add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, False))
+            # Only the token that fills a block gives it a name.
+            names = NOTHING_TO_TELL if (start + 1) % block_size else name_rows(request, start, 1)
+            add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, False, names))
         self._token_budget = num_left
         return first_other
 
@@ -103,6 +112,9 @@ class StepBuilder:
         if not self._token_budget:
             return Outcome.NO_TOKENS
         hit, num_hit_tokens = self._kv.get_computed_blocks(request)
+        num_usable = self._rows.usable_prefix(request, num_hit_tokens)
+        if num_usable < num_hit_tokens:
+            hit, num_hit_tokens = self._kv.get_computed_blocks(request, num_usable)
         if not admission.is_room_for(request, hit):
             return Outcome.KV_REFUSED
         outcome = self._add_chunk(request, num_hit_tokens, hit)
@@ -118,7 +130,8 @@ class StepBuilder:
             ScheduledItem(requests[reserved.request_id], reserved.input_id, reserved.key)
             for reserved in self._encoder.reserved_inputs()
         ]
-        return ScheduledStep(step_id, self._chunks, encode, self._emit, self._encoder.take_freed())
+        freed, released = self._encoder.take_freed(), self._rows.take_released()
+        return ScheduledStep(step_id, self._chunks, encode, self._emit, freed, released, self._rows.index.epoch)
 
     def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> Outcome:
         num_tokens = request.num_tokens
@@ -145,8 +158,9 @@ class StepBuilder:
         self._token_budget -= end - start
         table = self._kv.block_table(request.request_id)
         spans = self._spans(request, start, end) if plan is not None else ()
+        names = self._rows.reserve(request, start, end - start)
         self._chunks.append(
-            ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, num_hit_tokens > 0)
+            ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, num_hit_tokens > 0, names)
         )
         return Outcome.SCHEDULED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import StepFailed, StepOutput
+from mmcached.wire.messages.engine import PrefixReport, StepFailed, StepOutput
 
 Result = StepOutput | StepFailed
 
@@ -49,6 +49,10 @@ class StepResults:
     def encoder_keys(self) -> dict[int, list[str] | None]:
         """Return what the encoder cache of each rank that has run the step holds behind it, as far as it says so."""
         return {rank: output.encoder_keys for rank, output in self._outputs().items()}
+
+    def prefix_report(self) -> PrefixReport:
+        """Return what rank 0 says of its prefix store, whether it has run the step or not."""
+        return self._results[0][0].prefix_report
 
     def answer(self) -> tuple[StepOutput, list[Frame]]:
         """Return rank 0's output with its payload.

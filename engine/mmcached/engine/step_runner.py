@@ -22,7 +22,7 @@ from mmcached.engine.step_results import Result, StepResults
 from mmcached.engine.worker_group import WorkerGroup
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import ErrorInfo, PeerGone
-from mmcached.wire.messages.engine import StepOutput
+from mmcached.wire.messages.engine import PrefixReport, StepOutput
 from mmcached.wire.stats import WorkerStats
 
 log = structlog.get_logger("mmcached.engine")
@@ -33,6 +33,7 @@ class FinishedStep:
     """A step that every rank has answered: rank 0's output with its payload, or the error of the first that failed.
 
     Attributes:
+        prefix_report: what rank 0 says of its prefix store.
         encoder_keys: what the encoder cache of each rank holds now; None from ranks that do not say.
     """
 
@@ -40,6 +41,7 @@ class FinishedStep:
     output: StepOutput | None
     payload: list[Frame]
     error: ErrorInfo | None
+    prefix_report: PrefixReport
     encoder_keys: dict[int, list[str] | None]
 
 
@@ -128,9 +130,9 @@ class StepRunner:
         self._in_flight = None
         failure = results.failure()
         if failure is not None:
-            return FinishedStep(step, None, [], failure.error, {})
+            return FinishedStep(step, None, [], failure.error, results.prefix_report(), {})
         output, frames = results.answer()
-        return FinishedStep(step, output, frames, None, results.encoder_keys())
+        return FinishedStep(step, output, frames, None, results.prefix_report(), results.encoder_keys())
 
     def void(self) -> None:
         """Forget the step in flight: its caller has reset the books."""

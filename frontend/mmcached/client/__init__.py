@@ -7,7 +7,18 @@ from mmcached.client.asynchronous import AsyncClient
 from mmcached.client.fail_open import StoreCounters
 from mmcached.client.hits import Hit
 from mmcached.client.kv_events import KVEventSubscriber
-from mmcached.client.results import Generation, ImageLike
+from mmcached.client.results import Generation, ImageLike, RowRange
 from mmcached.client.synchronous import Client
+from mmcached.wire.messages.parts import RowsWanted
 
-__all__ = ["AsyncClient", "Client", "Generation", "Hit", "ImageLike", "KVEventSubscriber", "StoreCounters"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Generation",
+    "Hit",
+    "ImageLike",
+    "KVEventSubscriber",
+    "RowRange",
+    "RowsWanted",
+    "StoreCounters",
+]

@@ -25,6 +25,7 @@ from mmcached.wire.channels import Frame
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.messages.frontend import Generate
+from mmcached.wire.messages.parts import RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -96,7 +97,7 @@ class AsyncClient:
         max_tokens: int = 16,
         *,
         image_ids: Sequence[str | None] = (),
-        hidden_states: bool = False,
+        hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Generation:
@@ -120,7 +121,7 @@ class AsyncClient:
         max_tokens: int = 16,
         *,
         image_ids: Sequence[str | None] = (),
-        hidden_states: bool = False,
+        hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[int] | Generation]:

@@ -40,7 +40,7 @@ from mmcached.wire.messages.frontend import (
     PutRecord,
     TakeRow,
 )
-from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.messages.parts import MAX_ROW_KEYS, Barrier, RowsWanted
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_KEY_CHARACTERS = 256
@@ -87,7 +87,7 @@ class Conversation:
         *,
         image_ids: list[str | None],
         max_tokens: int,
-        hidden_states: bool,
+        hidden_states: bool | RowsWanted,
         priority: int,
         timeout_s: float | None,
         stream_window: int = 0,
@@ -99,8 +99,8 @@ class Conversation:
             request_id=next(self._ids),
             prompt=prompt if isinstance(prompt, str) else list(prompt),
             max_tokens=max_tokens,
-            want_hidden_states=hidden_states,
             timeout_s=self.timeout(timeout_s),
+            rows=_checked_rows(RowsWanted() if hidden_states is True else hidden_states or None),
             tenant=self.options.tenant,
             image_ids=image_ids,
             stream_window=stream_window,
@@ -190,6 +190,23 @@ def checked_image_ids(image_ids: Sequence[str | None], num_images: int) -> list[
             limit = f"an id is text of 1 to {MAX_IMAGE_ID_BYTES} bytes of UTF-8; hash what is longer"
             raise InvalidRequest(f"image_ids[{index}]", repr(image_id)[:80], limit)
     return list(image_ids)
+
+
+def _checked_rows(rows: RowsWanted | None) -> RowsWanted | None:
+    """Return what was asked for if it can be sent.
+
+    Raises:
+        InvalidRequest: no key or too many, a position below 0, or another delivery than "full" and "delta".
+    """
+    if rows is None:
+        return None
+    if not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
+        raise InvalidRequest("rows.keys", len(rows.keys), f"between 1 and {MAX_ROW_KEYS} keys")
+    if rows.first < 0 or (rows.first and rows.delivery == "full"):
+        raise InvalidRequest("rows.first", rows.first, 'at least 0, and 0 if all rows are wanted (delivery "full")')
+    if rows.delivery not in ("full", "delta"):
+        raise InvalidRequest("rows.delivery", str(rows.delivery), '"full" or "delta"')
+    return rows
 
 
 def _is_unicode(text: str) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,23 @@ ImageLike = bytes | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows of one key of a generation: those of positions `first … end - 1`, prompt first.
+
+    Attributes:
+        tensor: `(end - first, hidden_size)`, int32, cpu, owned.
+    """
+
+    key: str
+    first: int
+    tensor: torch.Tensor
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished generation.
 
@@ -29,14 +46,23 @@ class Generation:
         finish_reason: "stop" (the end token came) or "length".
         num_prompt_tokens: prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: how many of them came from the prefix cache.
-        hidden_states: `(num_prompt_tokens + len(tokens) - 1, hidden_size)`, int32, cpu, owned; None unless asked for.
+        rows: what was asked for, by key.
     """
 
     tokens: list[int]
     finish_reason: str
     num_prompt_tokens: int
     num_cached_tokens: int
-    hidden_states: torch.Tensor | None
+    rows: Mapping[str, RowRange] = field(default_factory=dict)
+
+    @property
+    def hidden_states(self) -> torch.Tensor | None:
+        """The rows of the last layer, `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if all were wanted; or None.
+
+        The last token has no row: it was never computed.
+        """
+        found = self.rows.get("hidden_states")
+        return None if found is None else found.tensor
 
     @property
     def text(self) -> str:
@@ -66,13 +92,12 @@ def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | No
 
 
 def generation_from(message: Generated, payload: Sequence[Frame]) -> Generation:
-    hidden = message.hidden_states
     return Generation(
         tokens=message.token_ids,
         finish_reason=message.finish_reason,
         num_prompt_tokens=message.num_prompt_tokens,
         num_cached_tokens=message.num_cached_tokens,
-        hidden_states=None if hidden is None else _owned_tensor(hidden, payload),
+        rows={rows.key: RowRange(rows.key, rows.first, _owned_tensor(rows.tensor, payload)) for rows in message.rows},
     )
 
 

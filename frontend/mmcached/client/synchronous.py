@@ -22,6 +22,7 @@ from mmcached.wire.channels import Frame
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
 from mmcached.wire.messages.frontend import Generate
+from mmcached.wire.messages.parts import RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
@@ -101,7 +102,7 @@ class Client:
         max_tokens: int = 16,
         *,
         image_ids: Sequence[str | None] = (),
-        hidden_states: bool = False,
+        hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Generation:
@@ -114,7 +115,8 @@ class Client:
                 found there without its file. A name stands for one content: a file that comes with a name which is
                 cached is not looked at. For other content take another name, or `flush` before.
             max_tokens: how many tokens to generate at most.
-            hidden_states: also return the last layer's hidden states, cached prefix and new rows merged.
+            hidden_states: also return hidden states, one row per computed token: True for all of the last layer, or say
+                which ones, and from which position on.
             priority: the lower, the earlier it is served, in a service with `--scheduling-policy priority`.
             timeout_s: deadline of this call.
         Raises:
@@ -141,7 +143,7 @@ class Client:
         max_tokens: int = 16,
         *,
         image_ids: Sequence[str | None] = (),
-        hidden_states: bool = False,
+        hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Generator[list[int] | Generation]:

@@ -1,4 +1,7 @@
-"""Flushing: the frontend forgets its items, every engine its books and its workers' caches; answered when all have."""
+"""Flushing: the frontend forgets its items, every engine its books and its workers' caches; answered when all have.
+
+With a new epoch the engines do so at once, and what they are computing is unreachable too.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ class Flushes:
         self._open: dict[int, _Flush] = {}
         self._last_token = 0
 
-    def start(self, peer: bytes, request_id: int, now: float) -> None:
+    def start(self, peer: bytes, request_id: int, now: float, *, new_epoch: bool) -> None:
         self._last_token += 1
         links = list(self._gate.links)
         missing = {link.incarnation for link in links}
         self._open[self._last_token] = _Flush(peer, request_id, now + FLUSH_TIMEOUT_S, missing)
         for link in links:
-            self._gate.tell(link, FlushEngine(self._last_token))
+            self._gate.tell(link, FlushEngine(self._last_token, new_epoch))
 
     def answered(self, link: EngineLink, token: int) -> None:
         flush = self._open.get(token)

@@ -76,7 +76,7 @@ def build_request(
         prompt_token_ids=expanded,
         features=features,
         max_tokens=message.max_tokens if isinstance(message, Generate) else 0,
-        want_hidden_states=isinstance(message, Generate) and message.want_hidden_states,
+        rows=message.rows if isinstance(message, Generate) else None,
         tenant=message.tenant,
         mirror_seq=mirror_seq,
         is_streamed=isinstance(message, Generate) and message.stream_window > 0,

@@ -221,7 +221,7 @@ class RequestDesk:
             finish_reason=message.finish_reason,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=message.num_cached_tokens,
-            hidden_states=message.hidden_states,
+            rows=message.rows,
         )
         self._answer(request.peer, answer, payload)
 

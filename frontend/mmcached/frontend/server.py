@@ -203,7 +203,7 @@ class Frontend:
                 self._route.clear()
                 self._preparing.flush()
                 self._desk.flush(is_new_epoch=message.new_epoch)
-                self._flushes.start(peer, message.request_id, self._clock())
+                self._flushes.start(peer, message.request_id, self._clock(), new_epoch=message.new_epoch)
             case _:
                 self._desk.handle(peer, message, payload)
 

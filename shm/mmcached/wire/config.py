@@ -31,6 +31,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     encoder_layers: int = 2
     patch_size: int = 32
     max_patches_per_image: int = 64
+    num_layer_outputs: int = 0
+    """So many of the first layers give their rows too, beside the last one."""
+
+    @property
+    def row_keys(self) -> tuple[str, ...]:
+        """Names of the tensors of which the model gives a row per token, `(hidden_size,)` int32 each."""
+        layers = (f"hidden_states.layer_{layer}" for layer in range(self.num_layer_outputs))
+        return ("hidden_states", *layers)
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +133,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     world_size: int = 2
     device: str = "auto"
     enable_tensor_prefix_cache: bool = True
+    # what rank 0 keeps of the rows that a prefix hit skips; a full one shortens hits of requests that want rows
+    tensor_prefix_cache_gb: float = 0.25
     model: ModelConfig = ModelConfig()
 
     # deadlines
@@ -168,6 +178,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
         _check_range("kv_watermark", self.kv_watermark, 0.0, 0.5)
         _check_range("model.max_patches_per_image", self.model.max_patches_per_image, 1, 4096)
+        _check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
         if self.model.hidden_size % self.model.num_heads:
             raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
@@ -199,6 +210,18 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def processor_workers(self) -> int:
         """Threads that process images."""
         return self.mm_processor_workers or min(4, len(os.sched_getaffinity(0)))
+
+    @property
+    def tensor_prefix_cache_bytes(self) -> int:
+        """What rank 0 keeps of prefix rows in bytes; 0 = off."""
+        is_of_use = self.enable_tensor_prefix_cache and self.enable_prefix_caching
+        return int(self.tensor_prefix_cache_gb * GIB) if is_of_use else 0
+
+    @property
+    def tensor_prefix_blocks(self) -> int:
+        """For how many blocks of `block_size` positions that is enough, all keys together."""
+        block_bytes = self.block_size * len(self.model.row_keys) * self.model.hidden_size * 4
+        return self.tensor_prefix_cache_bytes // block_bytes
 
     @property
     def ring_reader_quota_bytes(self) -> int | None:
@@ -250,6 +273,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 _CAPACITIES = (
     "mm_processor_cache_gb",
     "ring_reader_quota_gb",
+    "tensor_prefix_cache_gb",
     "store_gb",
     "store_client_quota_gb",
     "store_tenant_quota_gb",

@@ -331,7 +331,6 @@ def rich_request(name: str, *, has_items: bool) -> Request:
         range(100, 170),
         features,
         max_tokens=1,
-        want_hidden_states=False,
         **RICH[name],  # type: ignore[arg-type]
     )
 

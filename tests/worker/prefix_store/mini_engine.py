@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,9 @@ from mmcached.engine import KVCacheConfig, KVCacheManager, Request, RequestStatu
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.wire.errors import MissingRows
+from mmcached.wire.messages.parts import RowsWanted
 from mmcached.worker.prefix_store import RowChunk, RowSpan, TensorPrefixStore
+from tests.worker.prefix_store.journeys import DIRECT, Journey
 from tests.worker.prefix_store.pair import row_of, spec_of, truth, values_of
 
 
@@ -38,6 +40,7 @@ class Knobs(NamedTuple):
     depth: steps in flight.
     absent: how often a key has no rows in a step.
     failing: how often a step fails.
+    journey: of the rows into the store.
     """
 
     block_size: int
@@ -48,6 +51,7 @@ class Knobs(NamedTuple):
     num_keys: int
     absent: float
     failing: float
+    journey: Journey = DIRECT
 
 
 @dataclass
@@ -113,11 +117,11 @@ class MiniEngine:
     def __init__(self, knobs: Knobs, rng: random.Random) -> None:
         self.knobs, self.rng = knobs, rng
         self.keys = [f"k{number}" for number in range(knobs.num_keys)]
-        specs = [spec_of(key) for key in self.keys]
+        specs = [replace(spec_of(key), copy=knobs.journey.policy_of(key)) for key in self.keys]
         budget = knobs.capacity * knobs.block_size * sum(spec.nbytes for spec in specs)
         self.kv = KVCacheManager(KVCacheConfig.of_one_group(knobs.num_blocks, knobs.block_size), 200)
         self.index = TensorPrefixIndex(knobs.block_size, max_blocks=1000)
-        self.store = TensorPrefixStore(knobs.block_size, specs, byte_budget=budget)
+        self.store = knobs.journey.make(TensorPrefixStore, knobs.block_size, specs, budget)
         self.waiting: deque[Client] = deque()
         self.running: list[Client] = []
         self.in_flight: deque[Plan] = deque()
@@ -125,7 +129,7 @@ class MiniEngine:
         self.seen: Counter[str] = Counter()
 
     def add(self, request_id: int, prompt: list[int], num_outputs: int, wants: list[str]) -> None:
-        request = Request(request_id, "generate", prompt, [], max_tokens=99, want_hidden_states=bool(wants))
+        request = Request(request_id, "generate", prompt, [], max_tokens=99, rows=RowsWanted(wants) if wants else None)
         self.waiting.append(Client(request, wants, num_outputs))
 
     def run(self, max_steps: int) -> None:
@@ -350,4 +354,5 @@ def play(knobs: Knobs, seed: int, num_requests: int = 12) -> Counter[str]:
     engine.run(400)
     engine.seen["evicted"] = engine.store.stats().evictions
     engine.seen["dropped"] = engine.store.stats().dropped
+    engine.seen["waits of readers"] = engine.store.stats().read_waits
     return engine.seen

@@ -69,13 +69,21 @@ class CausalDecoder:
         """Return token embeddings `(n, hidden_size)` float64 for `(n,)` int64 ids; a fresh tensor."""
         return self._tokens.index_select(0, token_ids)
 
-    def forward(self, embeddings: torch.Tensor, batch: PackedBatch, pool: KVPool) -> torch.Tensor:
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        batch: PackedBatch,
+        pool: KVPool,
+        *,
+        layers_out: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Compute all rows of a batch and write their keys and values into the pool.
 
         Each layer writes all rows before any row attends, so a chunk may continue another chunk of the same batch.
 
         Args:
             embeddings: `(num_tokens, hidden_size)` float64, what stands at each packed row.
+            layers_out: to it the output of each layer is added, the hidden states last.
         Returns:
             hidden states `(num_tokens, hidden_size)` float64, whole numbers in [0, PRIME).
         """
@@ -89,6 +97,8 @@ class CausalDecoder:
                 mixed[group.rows] = self._attend(query[group.rows], keys, values, group)
             x = reduce_((mixed @ layer.output).add_(x))
             x = layer.feed_forward(x)
+            if layers_out is not None:
+                layers_out.append(x)
         return x
 
     def sample(self, hidden_states: torch.Tensor) -> list[int]:

@@ -5,12 +5,11 @@ Knows nothing of sockets, processes or scheduling. Keeps the caches of this work
     plan ── check everything ──> encode ──> emit ──> forward, sample ──> prefix rows ──> output + payload frames
               nothing changed      └───────────── a MmcachedError: withdraw all of it ─────────────┘
 
-Invariant: after a step that failed, nothing of it can be taken for computed: its items are not cached, its slots are
-neither computed nor written. In either case every lease that the plan named is reported as read, once its view is
-gone.
+Invariant: after a step that failed, nothing of it can be taken for computed: its items are not cached, its slots not
+computed, its rows not kept. In either case every lease that the plan named is reported as read, once its view is gone.
 
 Results are exact integers, so how chunks are batched never shows; `digest` covers all that the step computed, and is
-the same on every rank. Rank 0 alone keeps prefix rows and fills in hidden states and embeddings.
+the same on every rank. Rank 0 alone keeps prefix rows and fills in rows and embeddings.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ErrorInfo, InvalidRequest, InvariantError, MmcachedError, error_to_wire
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.engine import HiddenRows, ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.input_batch import InputBatch
 from mmcached.worker.kv_pool import KVPool
 from mmcached.worker.model import ReferenceModel
 from mmcached.worker.payloads import PayloadReader, image_of
-from mmcached.worker.prefix_cache import OmniTensorPrefixCache
+from mmcached.worker.prefix_rows import PrefixRows
+from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
 from mmcached.worker.read_ledger import Read, ReadLedger
 from mmcached.worker.step_result import StepResult
 
@@ -64,11 +63,9 @@ class ModelRunner:
             device=device,
         )
         self.encoder_cache = EncoderCache()
-        self.prefix_cache: OmniTensorPrefixCache | None = None
-        if rank == 0 and config.enable_tensor_prefix_cache:
-            self.prefix_cache = OmniTensorPrefixCache(
-                config.num_kv_blocks, config.block_size, model.hidden_size, torch.int32
-            )
+        self.prefix_store = make_prefix_store(config) if rank == 0 and config.tensor_prefix_blocks else None
+        self._rows = PrefixRows(self.prefix_store)
+        self._row_keys = model.row_keys
         self._ledger = ReadLedger()
         self._items_encoded = 0
         self._embeds_encoded = 0
@@ -91,7 +88,9 @@ class ModelRunner:
         error, digest = self._attempt(plan, frames, payloads, reads, made)
         read_done = self._close_reads(plan.step, reads, made.viewed)
         if error is not None:
-            return StepFailed(plan.engine_nonce, plan.worker_epoch, plan.step, error, read_done), []
+            report = self._rows.withdraw()
+            return StepFailed(plan.engine_nonce, plan.worker_epoch, plan.step, error, read_done, report), []
+        report = self._rows.commit()
         output = StepOutput(
             plan.engine_nonce,
             plan.worker_epoch,
@@ -99,10 +98,12 @@ class ModelRunner:
             digest,
             made.sampled,
             read_done,
-            made.hidden_states,
+            made.rows,
             made.embeddings,
             self.stats(),
             self.encoder_cache.keys() if self._config.debug_check_workers else None,
+            report,
+            made.missing,
         )
         return output, made.frames
 
@@ -110,12 +111,11 @@ class ModelRunner:
         """Forget KV, encoder outputs and prefix rows; counters go on."""
         self._pool.clear()
         self.encoder_cache.clear()
-        if self.prefix_cache is not None:
-            self.prefix_cache.clear()
+        self._rows.clear()
 
     def stats(self) -> WorkerStats:
         encoder = self.encoder_cache.stats()
-        prefix = self.prefix_cache.stats() if self.prefix_cache else None
+        rows = self.prefix_store.stats() if self.prefix_store is not None else None
         return WorkerStats(
             items_encoded=self._items_encoded,
             embeds_encoded=self._embeds_encoded,
@@ -126,17 +126,17 @@ class ModelRunner:
             bytes_copied=self._bytes_copied,
             encoder_entries=encoder.entries,
             encoder_bytes=encoder.nbytes,
-            prefix_row_queries=prefix.row_queries if prefix else 0,
-            prefix_row_hits=prefix.row_hits if prefix else 0,
-            prefix_bytes=prefix.written_bytes if prefix else 0,
+            prefix_row_queries=rows.read + rows.missing if rows else 0,
+            prefix_row_hits=rows.read if rows else 0,
+            prefix_bytes=rows.blocks * rows.block_nbytes if rows else 0,
         )
 
     def check_integrity(self) -> None:
         self._pool.check_integrity()
         self.encoder_cache.check_integrity()
         self._ledger.check_integrity()
-        if self.prefix_cache is not None:
-            self.prefix_cache.check_integrity()
+        if self.prefix_store is not None:
+            self.prefix_store.check_integrity()
 
     def _attempt(
         self,
@@ -149,6 +149,7 @@ class ModelRunner:
         """Execute a plan into `made`; on an error withdraw it and return the error. No view outlives the call."""
         # Whatever becomes of the step: the engine names a freed key once.
         self.encoder_cache.drop(plan.freed_keys)
+        self._rows.begin(plan)
         slots = torch.empty(0, dtype=torch.int64)
         try:
             batch = self._check_chunks(plan.chunks)
@@ -158,8 +159,8 @@ class ModelRunner:
                 made.used.append(self._encode(item, frames, payloads, read, made.viewed))
             for emit in plan.emit:
                 self._emit(emit, made)
-            rows = self._run(plan.chunks, batch, made) if batch is not None else torch.empty(0, dtype=torch.int32)
-            return None, made.digest(rows)
+            outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
+            return None, made.digest(outputs.values())
         except MmcachedError as error:
             self._withdraw(plan, slots)
             return error_to_wire(error), b""
@@ -178,8 +179,6 @@ class ModelRunner:
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
         self.encoder_cache.drop(item.key for item in plan.encode)
         self._pool.withdraw(slots)
-        if self.prefix_cache is not None:
-            self.prefix_cache.forget_slots(slots)
 
     def _check_chunks(self, chunks: Sequence[RunChunk]) -> PackedBatch | None:
         if not chunks:
@@ -232,27 +231,27 @@ class ModelRunner:
         if self._returns_tensors:
             made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, made.add_frame(embeddings)))
 
-    def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> torch.Tensor:
-        """Run all chunks as one batch and return their hidden states, `(num_tokens, hidden_size)` int32 on the CPU."""
+    def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
+        """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""
         embeddings = self._model.decoder.embed(batch.token_ids)
         for chunk, start in zip(chunks, batch.starts, strict=False):
             self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)])
         self._pool.mark_computed(batch.slots_cpu)
         for chunk in chunks:
             self._pool.check_computed(context_slots(chunk, self._config.block_size))
-        hidden = self._model.decoder.forward(embeddings, batch, self._pool)
+        layers: list[torch.Tensor] = []
+        hidden = self._model.decoder.forward(embeddings, batch, self._pool, layers_out=layers)
         sampling = [index for index, chunk in enumerate(chunks) if chunk.sample]
         if sampling:
             tokens = self._model.decoder.sample(hidden[[batch.starts[index + 1] - 1 for index in sampling]])
             for index, token in zip(sampling, tokens, strict=True):
                 made.sampled.append(Sampled(chunks[index].request_id, token))
         self._tokens_computed += len(hidden)
-        rows = hidden.to(torch.int32).cpu()
-        if self.prefix_cache is not None:
-            self.prefix_cache.update_omni_tensor_prefix_cache(rows, None, len(rows), batch.slots_cpu)
+        tensors = [hidden, *layers]
+        outputs = {key: rows.to(torch.int32).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
         if self._returns_tensors:
-            self._return_hidden(chunks, batch, rows, made)
-        return rows
+            self._rows.take(chunks, outputs, made)
+        return outputs
 
     def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor) -> None:
         """Overwrite a chunk's rows of token embeddings by what its spans name."""
@@ -267,41 +266,9 @@ class ModelRunner:
             rows = encoded[span.start : span.start + span.length]
             embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
 
-    def _return_hidden(
-        self, chunks: Sequence[RunChunk], batch: PackedBatch, rows: torch.Tensor, made: StepResult
-    ) -> None:
-        wanted = [index for index, chunk in enumerate(chunks) if chunk.want_hidden_states]
-        merged = _merge_prefixes(self.prefix_cache, chunks, batch, rows, wanted) if self.prefix_cache and wanted else {}
-        for index in wanted:
-            chunk = chunks[index]
-            own = rows[batch.starts[index] : batch.starts[index + 1]]
-            tensor = merged.get(str(index), own)
-            first_position = chunk.num_computed_tokens + len(own) - len(tensor)
-            made.hidden_states.append(HiddenRows(chunk.request_id, first_position, made.add_frame(tensor)))
 
-
-def _merge_prefixes(
-    cache: OmniTensorPrefixCache,
-    chunks: Sequence[RunChunk],
-    batch: PackedBatch,
-    rows: torch.Tensor,
-    wanted: Sequence[int],
-) -> Mapping[str, torch.Tensor]:
-    """Return the rows of each wanted chunk by its index in the plan; a request may occur twice in a step."""
-    cache.reset_prefix_cached_new_req_ids()
-    table = torch.zeros((len(wanted), max(len(chunks[index].block_ids) for index in wanted)), dtype=torch.int64)
-    for row, index in enumerate(wanted):
-        block_ids = chunks[index].block_ids
-        table[row, : len(block_ids)] = torch.tensor(block_ids)
-        if chunks[index].is_new_hit:
-            cache.add_prefix_cached_new_req_id(str(index))
-    req_ids = [str(index) for index in wanted]
-    input_batch = InputBatch(
-        req_ids,
-        {req_id: row for row, req_id in enumerate(req_ids)},
-        [chunks[index].num_computed_tokens for index in wanted],
-        table,
-    )
-    starts = [batch.starts[index] for index in wanted]
-    scheduled = {str(index): len(chunks[index].token_ids) for index in wanted}
-    return cache.get_merged_hidden_states(starts, input_batch, rows, scheduled)
+def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:
+    """Return the store of the rows that the reference model gives, as large as the configuration says."""
+    shape = (config.model.hidden_size,)
+    schema = [KeySpec(key, "per_token", shape, torch.int32) for key in config.model.row_keys]
+    return TensorPrefixStore(config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from mmcached.wire.channels import Frame
-from mmcached.wire.messages.engine import HiddenRows, ItemEmbedding, Sampled
+from mmcached.wire.messages.engine import ItemEmbedding, RowsMade, RowsMissing, Sampled
 from mmcached.wire.messages.parts import Tensor
 from mmcached.worker.read_ledger import Read
 
@@ -26,13 +27,14 @@ class StepResult:
     Attributes:
         used: embeddings that the step encoded or emitted, in the plan's order.
         viewed: reads of which a view was taken.
-        frames: payload of the output, by the numbers in `embeddings` and `hidden_states`.
+        frames: payload of the output, by the numbers in `embeddings` and `rows`.
     """
 
     used: list[torch.Tensor] = field(default_factory=list)
     embeddings: list[ItemEmbedding] = field(default_factory=list)
     sampled: list[Sampled] = field(default_factory=list)
-    hidden_states: list[HiddenRows] = field(default_factory=list)
+    rows: list[RowsMade] = field(default_factory=list)
+    missing: list[RowsMissing] = field(default_factory=list)
     viewed: set[Read] = field(default_factory=set)
     frames: list[Frame] = field(default_factory=list)
 
@@ -41,16 +43,16 @@ class StepResult:
         self.frames.append(_int32_bytes(tensor))
         return Tensor(len(self.frames) - 1, "int32", tuple(tensor.shape))
 
-    def digest(self, rows: torch.Tensor) -> bytes:
+    def digest(self, outputs: Iterable[torch.Tensor]) -> bytes:
         """Return 16 bytes that cover all that the step computed; the same on every rank.
 
         Args:
-            rows: `(num_tokens, hidden_size)` int32, hidden states of all chunks, whether returned or not.
+            outputs: `(num_tokens, hidden_size)` int32, of each key the rows of all chunks, whether returned or not.
         """
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for sampled in self.sampled:
             digest.update(struct.pack("<QQ", sampled.request_id, sampled.token_id))
-        for tensor in (rows, *self.used):
+        for tensor in (*outputs, *self.used):
             digest.update(struct.pack("<Q", tensor.numel()))
             digest.update(_int32_bytes(tensor))
         return digest.digest()

@@ -51,6 +51,12 @@ class PrefixLookups:
             return self._nothing, 0
         return KVCacheBlocks(self._pool, ids, self._memos.origin(request)), num_tokens
 
+    def find_up_to(self, request: Request, max_num_tokens: int) -> tuple[KVCacheBlocks, int]:
+        """As `find`, of at most so many tokens; looked up anew each time, and checked where it is taken."""
+        digests = self._publisher.digests(request)
+        ids, num_tokens = self._coordinator.find_longest_cache_hit(digests, min(request.num_tokens - 1, max_num_tokens))
+        return (KVCacheBlocks(self._pool, ids), num_tokens) if num_tokens else (self._nothing, 0)
+
     def check(self, request: Request, hit: KVCacheBlocks, num_hit_tokens: int) -> None:
         """Return if a hit is what it is said to be, and is there still.
 

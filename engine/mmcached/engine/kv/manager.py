@@ -150,14 +150,19 @@ class KVCacheManager:
 
     # ---- the seed's face: lookups and slots
 
-    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
+    def get_computed_blocks(self, request: Request, max_num_tokens: int | None = None) -> tuple[KVCacheBlocks, int]:
         """Return the longest cached prefix of a request and its length in tokens. Changes nothing.
 
         The last token is never taken from the cache: computing it is what gives the next one. Hits are whole blocks, so
         a prompt that is cached to the end computes its last block again.
+
+        Args:
+            max_num_tokens: that the caller can use of a hit; None: all.
         """
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self._empty, 0
+        if max_num_tokens is not None:
+            return self._lookups.find_up_to(request, max_num_tokens)
         return self._lookups.find(request)
 
     def allocate_slots(  # noqa: PLR0917 (the seed's signature)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Barrier, Inline, Message, Part, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Barrier, Inline, Message, Part, Rows, Tensor, Text, TokenId
 from mmcached.wire.stats import ServiceStats
 
 
@@ -50,7 +52,8 @@ class Generated(Message, frozen=True):
     Attributes:
         num_prompt_tokens: after each image marker was replaced by its placeholders.
         num_cached_tokens: prompt tokens that came from the prefix cache.
-        hidden_states: `(num_prompt_tokens + len(token_ids) - 1, hidden_size)`, only if asked for.
+        rows: what was asked for, of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, less what a
+            stream has brought.
     """
 
     request_id: Count
@@ -58,7 +61,7 @@ class Generated(Message, frozen=True):
     finish_reason: Literal["stop", "length"]
     num_prompt_tokens: Count
     num_cached_tokens: Count
-    hidden_states: Tensor | None = None
+    rows: list[Rows] = msgspec.field(default_factory=list)
 
 
 class Encoded(Message, frozen=True):

@@ -8,7 +8,19 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Barrier, Feature, Inline, Message, Part, Priority, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import (
+    Barrier,
+    Feature,
+    Inline,
+    Message,
+    Part,
+    Priority,
+    Rows,
+    RowsWanted,
+    Tensor,
+    Text,
+    TokenId,
+)
 from mmcached.wire.stats import WorkerStats
 
 # ---- from the frontend
@@ -51,7 +63,7 @@ class AddRequest(Message, frozen=True):
     prompt_token_ids: list[TokenId]
     features: list[Feature]
     max_tokens: Count
-    want_hidden_states: bool
+    rows: RowsWanted | None
     tenant: Text = ""
     mirror_seq: Count = 0
     is_streamed: bool = False
@@ -77,9 +89,14 @@ class ProbeEngine(Message, frozen=True):
 
 
 class FlushEngine(Message, frozen=True):
-    """Forget everything cached; requests that run start over."""
+    """Forget everything cached.
+
+    Attributes:
+        new_epoch: what is being computed is unreachable too, and requests that run go on; else they start over.
+    """
 
     token: Count
+    new_epoch: bool = False
 
 
 FromFrontend = (
@@ -118,12 +135,24 @@ class ReadDone(Part, frozen=True):
     seq: Count
 
 
-class HiddenRows(Part, frozen=True):
-    """Hidden states of a request from `first_position` on, `(rows, hidden_size)`; from 0 on after a prefix hit."""
+class RowsMade(Part, frozen=True):
+    """Rows of a request that its chunk of the step has given, and those before it that were wanted."""
 
     request_id: Count
-    first_position: Count
-    tensor: Tensor
+    rows: Rows
+
+
+class RowsMissing(Part, frozen=True):
+    """Rows `[first, end)` of a key are wanted of a request, and the prefix store has them not: it must start over."""
+
+    request_id: Count
+    key: Text
+    first: Count
+    end: Count
+
+
+PrefixReport = dict[bytes, dict[Text, Count]]
+"""By digest of a block: how many of its first rows the prefix store has, by key; {}: none."""
 
 
 class ItemEmbedding(Part, frozen=True):
@@ -133,7 +162,8 @@ class ItemEmbedding(Part, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    """What a step has made. Rank 0 alone fills `hidden_states` and `embeddings`; `digest` is equal on all ranks.
+    """What a step has made. Rank 0 alone fills `rows`, `embeddings` and what comes of the prefix store; `digest` is
+    equal on all ranks.
 
     `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
     """
@@ -144,20 +174,23 @@ class StepOutput(Message, frozen=True):
     digest: bytes
     sampled: list[Sampled]
     read_done: list[ReadDone]
-    hidden_states: list[HiddenRows]
+    rows: list[RowsMade]
     embeddings: list[ItemEmbedding]
     stats: WorkerStats
     encoder_keys: list[Text] | None = None
+    prefix_report: PrefixReport = msgspec.field(default_factory=dict)
+    missing: list[RowsMissing] = msgspec.field(default_factory=list)
 
 
 class StepFailed(Message, frozen=True):
-    """The worker could not run the step and has kept nothing of it."""
+    """The worker could not run the step and has kept nothing of it; `prefix_report` tells what it gave up for it."""
 
     engine_nonce: Count
     worker_epoch: Count
     step: Count
     error: ErrorInfo
     read_done: list[ReadDone]
+    prefix_report: PrefixReport = msgspec.field(default_factory=dict)
 
 
 class WorkerProbed(Message, frozen=True):

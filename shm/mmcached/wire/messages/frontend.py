@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count
-from mmcached.wire.messages.parts import Message, Part, Priority, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import Message, Part, Priority, Rows, RowsWanted, Tensor, Text, TokenId
 from mmcached.wire.stats import EngineStats
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -34,6 +34,7 @@ class Generate(Message, frozen=True):
     Attributes:
         prompt: text (markers spelled `<image>`), or token ids (markers are the image token).
         timeout_s: after it the frontend abandons the request.
+        rows: hidden states that are wanted beside the tokens.
         image_ids: one per image, or none at all. Under its id an image is cached and looked for; an empty frame asks
             for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
         stream_window: so many tokens may be on the way to the client before it says that it has taken them, see
@@ -45,7 +46,7 @@ class Generate(Message, frozen=True):
     request_id: Count
     prompt: str | list[TokenId]
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    want_hidden_states: bool
+    rows: RowsWanted | None
     timeout_s: Timeout
     tenant: Text = ""
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
@@ -93,10 +94,11 @@ class Probe(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Forget everything cached, in all roles; requests that run start over.
+    """Forget everything cached, in all roles; requests that run start over at token 0, and keep what they have said.
 
     Attributes:
-        new_epoch: also make what is being computed now unreachable: it came from weights that are no more.
+        new_epoch: also make what is being computed now unreachable: it came from weights that are no more. Requests
+            that run go on then.
     """
 
     request_id: Count
@@ -271,7 +273,7 @@ class RequestGenerated(Message, frozen=True):
     token_ids: list[TokenId]
     finish_reason: Literal["stop", "length"]
     num_cached_tokens: Count
-    hidden_states: Tensor | None = None
+    rows: list[Rows] = msgspec.field(default_factory=list)
 
 
 class RequestEncoded(Message, frozen=True):

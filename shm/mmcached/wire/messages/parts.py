@@ -8,6 +8,7 @@ import msgspec
 
 from mmcached.wire.handle import Count, Handle, LeaseId
 
+MAX_ROW_KEYS = 64
 Text = Annotated[str, msgspec.Meta(max_length=256)]
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -54,6 +55,36 @@ class Inline(Part, frozen=True, tag="inline"):
 
     first_frame: Count
     num_frames: Count
+
+
+class RowsWanted(Part, frozen=True):
+    """Which rows of a generation its client wants: one row per computed token and key.
+
+    Attributes:
+        keys: names of tensors, as `hidden_states`; see `ModelConfig.row_keys`.
+        first: the client has the rows before this position, from an earlier turn of the same conversation, say.
+        delivery: "full": all rows from position 0 on, with the answer. "delta": those from `first` on, each once; if
+            the generation is streamed, as they are computed.
+    """
+
+    keys: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=MAX_ROW_KEYS)] = msgspec.field(
+        default_factory=lambda: ["hidden_states"]
+    )
+    first: Count = 0
+    delivery: Literal["full", "delta"] = "full"
+
+    @property
+    def first_wanted(self) -> int:
+        """The position of the first row that is wanted."""
+        return self.first if self.delivery == "delta" else 0
+
+
+class Rows(Part, frozen=True):
+    """Rows of one key: those of positions `first …`, `(num_rows, width)`."""
+
+    key: Text
+    first: Count
+    tensor: Tensor
 
 
 class Feature(Part, frozen=True):

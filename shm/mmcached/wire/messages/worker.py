@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Inline, Message, Part, Text, TokenId
@@ -44,8 +46,9 @@ class RunChunk(Part, frozen=True):
         block_ids: the request's KV blocks from position 0 on, at least as many as the chunk needs.
         spans: where encoder outputs replace token embeddings.
         sample: the chunk ends at the last known token: return the next one.
-        want_hidden_states: return this chunk's hidden states, merged with the cached prefix if `is_new_hit`.
-        is_new_hit: first chunk of this request (or of its resumption) after a prefix hit of `num_computed_tokens`.
+        row_keys: of which the rows of positions `[first_row, end of the chunk)` are wanted; those before the chunk are
+            in the tensor prefix store.
+        first_block, block_hashes: digests of the request's blocks from number `first_block` on, as far as they are new.
     """
 
     request_id: Count
@@ -54,8 +57,10 @@ class RunChunk(Part, frozen=True):
     block_ids: Sequence[Count]
     spans: Sequence[EmbedSpan]
     sample: bool
-    want_hidden_states: bool
-    is_new_hit: bool
+    row_keys: Sequence[Text]
+    first_row: Count
+    first_block: Count
+    block_hashes: Sequence[bytes]
 
 
 class EmitEmbedding(Part, frozen=True):
@@ -67,7 +72,10 @@ class EmitEmbedding(Part, frozen=True):
 
 
 class StepPlan(Message, frozen=True):
-    """One step. Order: drop `freed_keys`, encode, emit, run the chunks in order."""
+    """One step. Order: drop `freed_keys`, let go of the rows of `released`, encode, emit, run the chunks in order.
+
+    Another `row_epoch` than that of the plan before: all prefix rows come from weights that are no more; forget them.
+    """
 
     engine_nonce: Count
     worker_epoch: Count
@@ -76,6 +84,8 @@ class StepPlan(Message, frozen=True):
     encode: list[EncodeItem]
     emit: list[EmitEmbedding]
     chunks: list[RunChunk]
+    released: list[Count] = msgspec.field(default_factory=list)
+    row_epoch: Count = 0
 
 
 class ClearCaches(Message, frozen=True):
