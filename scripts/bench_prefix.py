@@ -15,7 +15,17 @@ import torch
 from benchmark import Row, row
 from kv_peers.timing import compare
 from prefix_peers import shape
-from prefix_peers.promises import BOUNDS, DECODE, LIMIT, PREFIXES, READ_BACK, RESIDENT, RESIDENT_LIMIT_MIB
+from prefix_peers.promises import (
+    BOUNDS,
+    DECODE,
+    DECODE_BY_SLOTS,
+    LIMIT,
+    PREFIXES,
+    PREFIXES_BY_SLOTS,
+    READ_BACK,
+    RESIDENT,
+    RESIDENT_LIMIT_MIB,
+)
 from prefix_peers.sides import Omni, Side, Slots, Store, StoreReadBack
 from ring_peers.memory import anonymous_bytes
 from ring_peers.transport import Unavailable
@@ -37,13 +47,15 @@ def decode_steps(sides: Sequence[Side], num_rounds: int) -> list[Row]:
         params = f"{num_requests} request{'s' if num_requests > 1 else ''}"
         rows += _rows(DECODE, params, in_us, "us")
         rows += _rows(READ_BACK, params, in_us | {Store.name: read_back}, "us")
+        rows += _rows_by_slots(DECODE_BY_SLOTS, params, in_us, "us")
     return rows
 
 
 def prefixes(sides: Sequence[Side], num_rounds: int) -> list[Row]:
     figures = compare({side.name: side.prefixes() for side in sides}, num_rounds)
     params = f"{shape.PREFIX_REQUESTS} x {shape.PREFIX_TOKENS} rows"
-    return _rows(PREFIXES, params, {name: ns / 1e6 for name, ns in figures.items()}, "ms")
+    in_ms = {name: ns / 1e6 for name, ns in figures.items()}
+    return _rows(PREFIXES, params, in_ms, "ms") + _rows_by_slots(PREFIXES_BY_SLOTS, params, in_ms, "ms")
 
 
 def memory(sides: Sequence[Side], _: int) -> list[Row]:
@@ -71,6 +83,13 @@ def _rows(name: str, params: str, figures: dict[str, float], unit: str) -> list[
         for peer, value in figures.items()
         if peer != Store.name
     ]
+
+
+def _rows_by_slots(name: str, params: str, figures: dict[str, float], unit: str) -> list[Row]:
+    """Compare the two caches that take the same calls."""
+    if Omni.name not in figures:
+        return []
+    return [row(name, params, figures[Slots.name], unit, peer=Omni.name, peer_value=figures[Omni.name])]
 
 
 def all_sides() -> list[Side]:

@@ -12,11 +12,12 @@ import urllib.request
 from functools import partial
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mmcached.cli.child_service import ChildService
 from mmcached.cli.probe import tiny_png
-from mmcached.client import Client
+from mmcached.client import Client, Generation
 from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -123,16 +124,36 @@ def test_status_without_a_service_exits_2(run_dir: Path) -> None:
     assert subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False).returncode == 2
 
 
-def test_flush_verb_empties_every_cache(lasting_service: ChildService) -> None:
+@pytest.mark.parametrize("options", [[], ["--epoch"]])
+def test_flush_verb_empties_every_cache(options: list[str], lasting_service: ChildService) -> None:
     service = lasting_service
+    prompt = f"flush me {options}: <image>" + "x" * 40
     with Client(service.run_dir) as client:
-        first = client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2)
-        assert client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2).num_cached_tokens > 0
+        first = client.generate(prompt, [tiny_png()], max_tokens=2, hidden_states=True)
+        assert client.generate(prompt, [tiny_png()], max_tokens=2, hidden_states=True).num_cached_tokens > 0
         before = client.stats()
-        assert mmcached(service, "flush").returncode == 0
-        again = client.generate("flush me: <image>" + "x" * 40, [tiny_png()], max_tokens=2)
+        assert mmcached(service, "flush", *options).returncode == 0
+        again = client.generate(prompt, [tiny_png()], max_tokens=2, hidden_states=True)
         after = client.stats()
     assert again.tokens == first.tokens
     assert again.num_cached_tokens == 0
     assert after.processor.items_processed == before.processor.items_processed + 1
-    assert after.engines[0].workers[0].items_encoded == before.engines[0].workers[0].items_encoded + 1
+    worker, worker_before = after.engines[0].workers[0], before.engines[0].workers[0]
+    assert worker.items_encoded == worker_before.items_encoded + 1
+    assert worker.prefix_row_queries == worker_before.prefix_row_queries
+
+
+def test_a_new_epoch_does_not_disturb_who_is_being_served(lasting_service: ChildService) -> None:
+    with Client(lasting_service.run_dir) as client:
+        prompt = "go on and on, " * 4
+        wanted = client.generate(prompt, max_tokens=60)
+        stream = client.generate_stream(prompt, max_tokens=60)
+        pieces = [next(stream)]
+        client.invalidate()
+        pieces += stream
+        behind, at_last = (client.generate(prompt, max_tokens=1) for _ in range(2))
+    last = pieces.pop()
+    assert isinstance(last, Generation)
+    assert [token for piece in pieces if isinstance(piece, list) for token in piece] == last.tokens == wanted.tokens
+    assert behind.num_cached_tokens == 0, "what was computed in the old epoch is not found"
+    assert at_last.num_cached_tokens > 0

@@ -101,7 +101,7 @@ def test_hello_is_repeated_until_attached_and_then_plans_are_answered(engine: Fa
     hello, _ = engine.receive(WorkerHello)
     again, _ = engine.receive(WorkerHello)
     assert hello == again == WorkerHello(0, 99, CONFIG.digest(), "cpu")
-    assert engine.attach() == WorkerAttached(99, NONCE, 0)
+    assert engine.attach() == WorkerAttached(99, NONCE, 0, MODEL.hidden_size, 4)
     engine.send(step(5, engine))
     output, _ = engine.receive(StepOutput)
     assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, 99, 5)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
 from mmcached.wire.errors import LocalProtocolError
@@ -26,17 +25,19 @@ PromisedRows = tuple[bytes, int, int]
 """Rows `[first, end)` of the block with this digest."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Promise:
-    """What one chunk is going to write.
+    """What one chunk is going to write. Nobody changes it.
 
     Attributes:
         keys: tensors of which the model gives rows.
     """
 
-    request_id: int
-    rows: Sequence[PromisedRows]
-    keys: frozenset[str]
+    __slots__ = ("keys", "request_id", "rows")
+
+    def __init__(self, request_id: int, rows: Sequence[PromisedRows], keys: Collection[str]) -> None:
+        self.request_id = request_id
+        self.rows = rows
+        self.keys = keys
 
 
 class PrefixStep:

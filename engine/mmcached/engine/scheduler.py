@@ -50,6 +50,7 @@ class Scheduler:
     """All unfinished requests of one engine, and its books.
 
     Attributes:
+        encoder_budget: of a step, and of all that is kept.
         kv_cache_manager, encoder_cache_manager, tensor_prefix_index: the books; only the scheduler changes them.
         num_preemptions: how often a request was set back for lack of KV blocks.
 
@@ -59,7 +60,7 @@ class Scheduler:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._encoder_compute_budget, cache_size = service_encoder_budget(config)
+        self.encoder_budget = service_encoder_budget(config)
         self.kv_cache_manager = KVCacheManager(
             KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
             config.max_model_len,
@@ -69,7 +70,9 @@ class Scheduler:
             eviction_policy=config.kv_eviction_policy,
             hash_seed=config.prefix_caching_hash_seed,
         )
-        self.encoder_cache_manager = make_encoder_cache_manager(config.encoder_cache_scope, cache_size)
+        self.encoder_cache_manager = make_encoder_cache_manager(
+            config.encoder_cache_scope, self.encoder_budget.cache_size
+        )
         num_row_blocks = config.tensor_prefix_blocks
         self.tensor_prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
         self._rows = KeptRows(self.tensor_prefix_index, config.model.row_keys if num_row_blocks else ())
@@ -105,7 +108,7 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise LocalProtocolError(f"request {request.request_id} is here already")
-        max_embeds_per_item = min(self._encoder_compute_budget, self.encoder_cache_manager.cache_size)
+        max_embeds_per_item = min(self.encoder_budget.compute_budget, self.encoder_cache_manager.cache_size)
         if self._config.disable_chunked_mm_input and request.kind == "generate":
             max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
         check_request(request, self._config, max_embeds_per_item)
@@ -283,7 +286,7 @@ class Scheduler:
             self.kv_cache_manager,
             self.encoder_cache_manager,
             self._rows,
-            encoder_compute_budget=self._encoder_compute_budget,
+            encoder_compute_budget=self.encoder_budget.compute_budget,
             is_shared=len(self._requests) > 1,
         )
         num_preemptions = self.num_preemptions

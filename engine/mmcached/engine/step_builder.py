@@ -139,7 +139,7 @@ class StepBuilder:
         plan = None
         if start < request.features_end:
             if self._config.disable_chunked_mm_input:
-                end = _end_without_split(request, start, end)
+                end = _end_without_split(request, start, end, start + self._token_budget)
             if end > start:
                 plan = self._encoder_budget.plan(request, [index for index, _ in request.features_in(start, end)])
                 if plan.refused is not None:
@@ -182,9 +182,13 @@ class StepBuilder:
         return spans
 
 
-def _end_without_split(request: Request, start: int, end: int) -> int:
-    """Return where the chunk must end so that no item goes on behind it. An item that began before `start` may."""
+def _end_without_split(request: Request, start: int, end: int, last: int) -> int:
+    """Return where the chunk must end so that no item goes on behind it. An item that began before `start` may.
+
+    An item that the chunk begins with may take it up to `last`: a long prompt's share of a step can be shorter than it.
+    """
     for _, feature in request.features_in(start, end):
-        if feature.offset >= start and feature.offset + feature.length > end:
-            return feature.offset
+        item_end = feature.offset + feature.length
+        if feature.offset >= start and item_end > end:
+            return item_end if feature.offset == start and item_end <= last else feature.offset
     return end

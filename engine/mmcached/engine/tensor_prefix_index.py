@@ -146,7 +146,7 @@ class TensorPrefixIndex:
             origin = index * self.block_size
             rows.append((digests[index], max(start - origin, 0), min(end - origin, self.block_size)))
         if rows and written:
-            self._steps.promise(step, Promise(request.request_id, rows, frozenset(written)))
+            self._steps.promise(step, Promise(request.request_id, rows, written))
         names = BlockNames(resident.num_named, digests[resident.num_named : -(-end // self.block_size)])
         resident.set_named(resident.num_named + len(names.digests), self.block_size)
         return names

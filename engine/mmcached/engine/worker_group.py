@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from mmcached.engine.encoder_bytes import EmbeddingRow
 from mmcached.shm import ReaderRow
 from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.errors import ChannelFull, ConfigError, PeerGone, error_to_wire
@@ -26,6 +27,7 @@ class WorkerLink:
 
     Attributes:
         is_attached: it holds its byte and its share of the row: plans may go there.
+        embedding_row: what its encoder cache keeps of one embedding; None until it has said so.
         former_epoch: the process that had the rank before, until it is certified dead.
     """
 
@@ -34,6 +36,7 @@ class WorkerLink:
     worker_epoch: int
     device: str
     is_attached: bool = False
+    embedding_row: EmbeddingRow | None = None
     former_epoch: int | None = None
 
 
@@ -87,6 +90,8 @@ class WorkerGroup:
         if link is None or message.engine_nonce != self._nonce or message.ring_epoch != ring_epoch:
             return None
         link.is_attached = True
+        if message.embedding_width:
+            link.embedding_row = EmbeddingRow(message.embedding_width, message.embedding_itemsize)
         return link
 
     def by_epoch(self, worker_epoch: int) -> WorkerLink | None:
@@ -95,6 +100,12 @@ class WorkerGroup:
     @property
     def are_all_attached(self) -> bool:
         return len(self._links) == self._world_size and all(link.is_attached for link in self._links.values())
+
+    @property
+    def embedding_row(self) -> EmbeddingRow | None:
+        """What the workers keep of one embedding: the largest, if they differ; None if none has said so."""
+        rows = [link.embedding_row for link in self._links.values() if link.embedding_row is not None]
+        return max(rows, key=lambda row: row.nbytes, default=None)
 
     @property
     def epochs(self) -> list[int]:

@@ -27,6 +27,7 @@ mmcached_cache_entries                  cache                items held
 mmcached_cache_pinned_bytes             cache                bytes in use that may not be evicted now
 mmcached_kv_blocks                      state                KV blocks used, cached, total
 mmcached_encoder_embeds                 state                encoder cache embeddings used, total
+mmcached_encoder_budget_bytes           state                the same in bytes: used, total, and step: of one step
 mmcached_desync_total                   side                 items lost from a mirrored cache: must stay 0
 mmcached_ring_capacity_bytes                                 bytes of the ring; 0 = there is none
 mmcached_ring_used_bytes                                     bytes taken by chunks
@@ -211,6 +212,9 @@ FIGURES: dict[str, list[Figure]] = {
         Figure("encoder.hits", "saved_work", {"work": "encoding"}),
         Figure("encoder.embeds_used", "encoder_embeds", {"state": "used"}),
         Figure("encoder.embeds_total", "encoder_embeds", {"state": "total"}),
+        Figure("encoder.bytes_used", "encoder_budget_bytes", {"state": "used"}),
+        Figure("encoder.bytes_total", "encoder_budget_bytes", {"state": "total"}),
+        Figure("encoder.step_bytes", "encoder_budget_bytes", {"state": "step"}),
     ],
     "worker": [
         Figure("items_encoded", "worker_items_encoded"),
@@ -223,7 +227,7 @@ FIGURES: dict[str, list[Figure]] = {
         Figure("bytes_viewed", "saved_ipc_bytes"),
         *_cache("encoder", ("encoder_entries", "entries"), ("encoder_bytes", "bytes")),
         *_cache("tensor_prefix", ("prefix_row_queries", "queries"), ("prefix_row_hits", "hits")),
-        *_cache("tensor_prefix", ("prefix_bytes", "bytes")),
+        *_cache("tensor_prefix", ("prefix_bytes", "bytes"), ("prefix_evictions", "evictions")),
         Figure("prefix_row_hits", "saved_work", {"work": "hidden_states"}),
     ],
 }

@@ -111,17 +111,26 @@ class KVCacheStats(Stats, frozen=True):
 
 
 class EncoderCacheStats(Stats, frozen=True):
-    """Encoder cache books: one query per item that a request needs, a hit is an item that is not encoded again."""
+    """Encoder cache books: one query per item that a request needs, a hit is an item that is not encoded again.
+
+    `bytes_*` are `embeds_*` with the width that the workers have measured, 0 until one has; `step_bytes` is what one
+    step may compute.
+    """
 
     queries: int = 0
     hits: int = 0
     embeds_used: Gauge = 0
     embeds_total: Gauge = 0
+    bytes_used: Gauge = 0
+    bytes_total: Gauge = 0
+    step_bytes: Gauge = 0
     evictions: int = 0
 
 
 class WorkerStats(Stats, frozen=True):
-    """One worker. `prefix_*` count rows of the tensor prefix cache (rank 0 only)."""
+    """One worker. `prefix_*` count rows of the tensor prefix cache (rank 0 only), of each key; its evictions are
+    blocks.
+    """
 
     items_encoded: int = 0
     embeds_encoded: int = 0
@@ -135,6 +144,7 @@ class WorkerStats(Stats, frozen=True):
     prefix_row_queries: int = 0
     prefix_row_hits: int = 0
     prefix_bytes: Gauge = 0
+    prefix_evictions: int = 0
 
 
 class EngineStats(Stats, frozen=True):

@@ -102,6 +102,18 @@ def test_reused_block_loses_its_content() -> None:
     assert num_hit_tokens(manager, generate(2, [*first.token_ids, 1])) == 0
 
 
+@pytest.mark.parametrize(("at_most", "num_hit"), [(0, 0), (15, 0), (16, 16), (47, 32), (48, 48), (999, 48)])
+def test_a_hit_is_as_long_as_its_caller_can_use(at_most: int, num_hit: int) -> None:
+    manager = manager_of(11)
+    admit(manager, with_tail(0, 7))
+    request = with_tail(1, 5)
+    hit, num_tokens = manager.get_computed_blocks(request, at_most)
+    assert (num_tokens, list(hit.ids[0])) == (num_hit, [1, 2, 3][: num_hit // BLOCK])
+    assert manager.allocate_slots(request, request.num_tokens - num_hit, num_hit, hit) is not None
+    assert manager.get_block_ids(1)[0][: num_hit // BLOCK] == list(hit.ids[0])
+    manager.check_integrity()
+
+
 def test_a_hit_is_not_evicted_for_its_own_request() -> None:
     manager = manager_of(3)
     a, b = generate(0, 16), generate(1, 16)

@@ -190,9 +190,7 @@ class MiniEngine:
         num_usable = self.index.usable_prefix(request, num_hit, client.wants) // block_size * block_size
         self.seen["clamped"] += num_usable < num_hit
         if num_usable < num_hit:
-            hit = KVCacheBlocks(
-                self.kv.block_pool, tuple(ids[: num_usable // block_size] for ids in hit.ids), hit.origin
-            )
+            hit, num_usable = self.kv.get_computed_blocks(request, num_usable)
         self.seen["hit of a wish"] += bool(num_usable and client.wants)
         return self._chunk(client, num_usable, budget, hit)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from mmcached.worker.prefix_store.buffers import BufferPool
 from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
 from mmcached.worker.prefix_store.slots import SlotBook
 from mmcached.worker.prefix_store.step_writer import StepWriter
-from tests.worker.prefix_store.pair import MakeStore
+from tests.worker.prefix_store.journeys import MakeStore
 
 Break = Callable[[TensorPrefixStore], None]
 
@@ -71,9 +72,9 @@ class ReadsWholeBlocks(TensorPrefixStore):
 class CountsPositions(TensorPrefixStore):
     """Takes a request's next rows for those behind the ones that came before, whatever the chunk says."""
 
-    def __init__(self, block_size: int, schema: Sequence[KeySpec], *, byte_budget: int) -> None:
+    def __init__(self, block_size: int, schema: Sequence[KeySpec], **options: Any) -> None:
         self.counted: dict[int, int] = {}
-        super().__init__(block_size, schema, byte_budget=byte_budget)
+        super().__init__(block_size, schema, **options)
 
     def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
         moved = []
@@ -145,10 +146,10 @@ def _overwrites_what_is_sealed(store: TensorPrefixStore) -> None:
     never = np.zeros(book.num_slots, dtype=np.bool_)
     writer, put = store._writer, store._writer._put
 
-    def put_over(arena: RowArena, rows: torch.Tensor, indexes: np.ndarray) -> None:
+    def put_over(spec: KeySpec, rows: torch.Tensor, first: int, indexes: np.ndarray) -> None:
         named, book.is_named = book.is_named, never
         try:
-            put(arena, rows, indexes)
+            put(spec, rows, first, indexes)
         finally:
             book.is_named = named
 
@@ -185,9 +186,9 @@ def _keeps_guesses_of_absent_keys(store: TensorPrefixStore) -> None:
         finally:
             writing.clear()
 
-    def seal_and_forget(chain: Chain, blocks: list[int], end: int) -> None:
+    def seal_and_forget(chain: Chain, blocks: list[int], end: int) -> list[int]:
         writing.clear()
-        seal(chain, blocks, end)
+        return seal(chain, blocks, end)
 
     _replace(writer, "write", write)
     _replace(writer, "_seal", seal_and_forget)
@@ -263,18 +264,16 @@ def _takes_one_too_many(store: TensorPrefixStore) -> None:
 
 
 def _replace(
-    part: SlotBook | ChainBook | RowArena | BufferPool | StepWriter, method: str, by: Callable[..., object]
+    part: SlotBook | ChainBook | RowArena | BufferPool[np.ndarray] | StepWriter,
+    method: str,
+    by: Callable[..., object],
 ) -> None:
     setattr(part, method, by)
 
 
-def _made(store_class: type[TensorPrefixStore]) -> MakeStore:
-    return lambda block_size, schema, byte_budget: store_class(block_size, schema, byte_budget=byte_budget)
-
-
 def _broken(how: Break) -> MakeStore:
-    def make(block_size: int, schema: Sequence[KeySpec], byte_budget: int) -> TensorPrefixStore:
-        store = TensorPrefixStore(block_size, schema, byte_budget=byte_budget)
+    def make(block_size: int, schema: Sequence[KeySpec], **options: Any) -> TensorPrefixStore:
+        store = TensorPrefixStore(block_size, schema, **options)
         how(store)
         return store
 
@@ -282,14 +281,14 @@ def _broken(how: Break) -> MakeStore:
 
 
 MUTANTS: dict[str, MakeStore] = {
-    "writes one step late": _made(WritesLate),
-    "writes aliases": _made(WritesAliases),
+    "writes one step late": WritesLate,
+    "writes aliases": WritesAliases,
     "lends a buffer twice": _broken(_lends_buffers_twice),
-    "rounds a hit down": _made(RoundsDown),
-    "reads whole blocks only": _made(ReadsWholeBlocks),
-    "derives positions from a counter": _made(CountsPositions),
+    "rounds a hit down": RoundsDown,
+    "reads whole blocks only": ReadsWholeBlocks,
+    "derives positions from a counter": CountsPositions,
     "fills with zeros": _broken(_fills_with_zeros),
-    "publishes what is withdrawn": _made(ReportsBeforeCommit),
+    "publishes what is withdrawn": ReportsBeforeCommit,
     "reports no losses": _broken(_reports_no_losses),
     "keeps marks of former tenants": _broken(_keeps_marks_of_former_tenants),
     "gives up heads first": _broken(_gives_up_heads_first),

@@ -14,7 +14,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +22,7 @@ import torch
 
 from mmcached.wire.errors import MissingRows
 from mmcached.worker.prefix_store import KeySpec, Refusal, RowChunk, RowSpan, RowsRead, TensorPrefixStore
+from tests.worker.prefix_store.journeys import DIRECT, Journey, MakeStore
 from tests.worker.prefix_store.plain_store import PlainStore
 
 NUMBERS = 1 << 30
@@ -33,7 +34,6 @@ KINDS: list[tuple[tuple[int, ...], torch.dtype]] = [
     ((2, 2), torch.float64),
 ]
 Tokens = tuple[int, ...]
-MakeStore = Callable[[int, Sequence[KeySpec], int], TensorPrefixStore]
 
 
 class Setting(NamedTuple):
@@ -44,6 +44,7 @@ class Setting(NamedTuple):
     block_size: int
     capacity: int
     num_keys: int
+    journey: Journey = DIRECT
 
 
 @dataclass
@@ -88,16 +89,16 @@ def values_of(rows: torch.Tensor, spec: KeySpec) -> list[int]:
     return values
 
 
-def make_store(block_size: int, schema: Sequence[KeySpec], byte_budget: int) -> TensorPrefixStore:
-    return TensorPrefixStore(block_size, schema, byte_budget=byte_budget)
-
-
 class Pair:
-    def __init__(self, setting: Setting, make: MakeStore = make_store) -> None:
+    def __init__(self, setting: Setting, make: MakeStore = TensorPrefixStore) -> None:
         self.block_size = setting.block_size
+        self.device = setting.journey.device
+        self.is_direct = setting.journey == DIRECT
+        self.policies = {f"k{index}": setting.journey.policy_of(f"k{index}") for index in range(4)}
         self.keys = [f"k{index}" for index in range(setting.num_keys)]
         self.byte_budget = setting.capacity * self.block_size * sum(spec_of(key).nbytes for key in self.keys)
-        self.store = make(self.block_size, [spec_of(key) for key in self.keys], self.byte_budget)
+        schema = [self._spec(key) for key in self.keys]
+        self.store = setting.journey.make(make, self.block_size, schema, self.byte_budget)
         self.plain = PlainStore(self.block_size, self.keys, setting.capacity)
         self.running: dict[int, Running] = {}
         self.contents: list[Tokens] = [()]
@@ -121,9 +122,22 @@ class Pair:
         assert stats.dropped == plain.num_dropped
         assert stats.blocks <= stats.capacity_blocks == plain.capacity
         assert stats.blocks * stats.block_nbytes <= self.byte_budget
+        self.seen["calls with copies under way"] += stats.in_flight_nbytes > 0
+        self.seen["calls with rows kept on the device"] += stats.deferred_nbytes > 0
         for rows, expected in self.held:
             for (key, span), values in expected.items():
                 assert values_of(rows.get(key, span), spec_of(key)) == values, "a row changed after it was read"
+
+    def come_to_rest(self) -> None:
+        """When nothing happens any more, nothing stays under way."""
+        self.store.reset()
+        for _ in range(10_000):
+            assert self.store.commit() == {}
+            if not self.store.stats().in_flight_nbytes:
+                break
+        stats = self.store.stats()
+        assert (stats.in_flight_nbytes, stats.deferred_nbytes) == (0, 0)
+        self.store.check_integrity()
 
     # ---- requests
 
@@ -171,7 +185,8 @@ class Pair:
             some = rng.sample(list(self.running), min(len(self.running), rng.randint(1, 3)))
             taking_part.update(some)
             self._write([self._chunk(self.running[request_id], rng) for request_id in some], rng)
-            self._read_all(rng)
+            if self.is_direct or rng.random() < 0.3:
+                self._read_all(rng)
         if rng.random() < 0.12:
             self.store.withdraw()
             self.plain.withdraw()
@@ -179,7 +194,8 @@ class Pair:
             for request_id in taking_part:
                 self._release(request_id)
         self._commit()
-        self._check_truth()
+        if self.is_direct or rng.random() < 0.3:  # who reads everything, leaves nothing under way
+            self._check_truth()
 
     def read(self, rng: random.Random) -> None:
         """Read anything, keep it for a while."""
@@ -194,13 +210,17 @@ class Pair:
 
     def declare(self, rng: random.Random) -> None:
         """A key comes late, or turns out to be of another shape or dtype."""
+        if rng.random() < 0.3:  # to be copied at another time, which changes nothing
+            key = rng.choice(self.keys)
+            self.policies[key] = "at_once" if self.policies[key] == "deferred" else "deferred"
+            self.store.declare(self._spec(key))
         if rng.random() < 0.7:
             return
         again = rng.choice(self.keys)
         key = f"k{int(again[1]) + 1}" if rng.random() < 0.5 else again
         if key not in self.keys and len(self.keys) >= 4:
             return
-        spec, former = spec_of(key), KeySpec(key, "per_token", (5,), torch.int8)
+        spec, former = self._spec(key), KeySpec(key, "per_token", (5,), torch.int8)
         if key in self.keys:  # to something else, and back again
             self._declare(former, key)
         self._declare(spec, key)
@@ -214,6 +234,9 @@ class Pair:
             self.listed.clear()
 
     # ---- inside
+
+    def _spec(self, key: str) -> KeySpec:
+        return replace(spec_of(key), copy=self.policies[key])
 
     def _names(self, tokens: Sequence[int], first: int = 0) -> list[bytes]:
         full = range(first, len(tokens) // self.block_size)
@@ -258,7 +281,7 @@ class Pair:
         wrong: set[str] = set()
         for key in self.keys:
             spec = spec_of(key)
-            rows = torch.stack([row_of(value, spec) for value in numbers[key]])
+            rows = torch.stack([row_of(value, spec) for value in numbers[key]]).to(self.device)
             if rng.random() < 0.12:
                 del numbers[key]
                 self.seen["absent"] += 1
@@ -347,12 +370,18 @@ ACTIONS: dict[str, Callable[[Pair, random.Random], None]] = {
 WEIGHTS = {"admit": 5, "release": 3, "attach": 1, "step": 10, "read": 3, "declare": 1, "reset": 1}
 
 
-def lead(seed: int, num_actions: int, make: MakeStore = make_store) -> Counter[str]:
+def lead(seed: int, num_actions: int, make: MakeStore = TensorPrefixStore, journey: Journey = DIRECT) -> Counter[str]:
     """Lead a random pair through so many actions; return how often what happened."""
     rng = random.Random(seed)
-    pair = Pair(Setting(rng.choice([1, 2, 3, 4]), rng.choice([0, 1, 3, 6, 12, 50]), rng.randint(1, 3)), make)
+    setting = Setting(rng.choice([1, 2, 3, 4]), rng.choice([0, 1, 3, 6, 12, 50]), rng.randint(1, 3), journey)
+    pair = Pair(setting, make)
     for action in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=num_actions):
         pair.do(action, rng.randrange(NUMBERS))
-    pair.seen["evicted"] = pair.store.stats().evictions
-    pair.seen["dropped"] = pair.store.stats().dropped
+    stats = pair.store.stats()
+    pair.seen["evicted"] = stats.evictions
+    pair.seen["dropped"] = stats.dropped
+    pair.seen["copies"] = stats.copies
+    pair.seen["waits of readers"] = stats.read_waits
+    pair.seen["waits for the limit"] = stats.limit_waits
+    pair.come_to_rest()
     return pair.seen

@@ -9,13 +9,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from tests.worker.prefix_store.journeys import LARGE, Journey, drawn
 from tests.worker.prefix_store.pair import ACTIONS, NUMBERS, Pair, Setting, lead
 
-SETTINGS = st.builds(Setting, st.integers(1, 4), st.integers(0, 12), st.integers(1, 3))
+SETTINGS = st.builds(
+    Setting, st.integers(1, 4), st.integers(0, 12), st.integers(1, 3), st.integers(0, NUMBERS - 1).map(drawn)
+)
 EVERYWHERE = [
     *ACTIONS,
     *("hit", "hit within a block", "replay", "guesses", "absent", "withdrawn", "declared late", "evicted", "dropped"),
     "true rows",
+]
+ON_THE_WAY = [
+    *("copies", "waits of readers", "waits for the limit"),
+    *("calls with copies under way", "calls with rows kept on the device"),
 ]
 
 
@@ -40,7 +47,25 @@ def test_long_histories_reach_everything() -> None:
     assert {what: seen[what] for what in EVERYWHERE if seen[what] < 5} == {}
 
 
+@pytest.mark.parametrize("deferred", [0, 2, 3])
+@pytest.mark.parametrize("polls", [None, 0, 1, 2, 3, 12])
+def test_no_journey_shows(deferred: int, polls: int | None) -> None:
+    """Whichever keys are deferred, however long copies take, however little may be under way or kept."""
+    seen: Counter[str] = Counter()
+    budgets = [(0, 0), (200, 200), (LARGE, 200), (200, LARGE), (LARGE, LARGE)]
+    for seed, (staged, device) in enumerate(budgets, 100 * (polls or 0)):
+        seen += lead(seed, 60, journey=Journey(deferred, polls, staged, device, seed))
+    assert seen["copies"] or (deferred == 0 and polls is None)
+
+
+def test_journeys_reach_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(120):
+        seen += lead(seed, 60, journey=drawn(seed))
+    assert {what: seen[what] for what in (*EVERYWHERE, *ON_THE_WAY) if seen[what] < 5} == {}
+
+
 @pytest.mark.soak
 def test_equal_for_minutes() -> None:
     for seed in range(3000):
-        lead(seed + 1000, 200)
+        lead(seed + 1000, 200, journey=drawn(seed))

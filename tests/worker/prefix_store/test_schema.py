@@ -28,6 +28,21 @@ def test_what_cannot_be_declared(kind: KeyKind, shape: tuple[int, ...] | None, d
         KeySpec("", "per_token", (1,), torch.int8)
 
 
+def test_only_rows_can_be_deferred() -> None:
+    KeySpec("k", "per_token", (1,), torch.int8, "deferred")
+    with pytest.raises(ConfigError, match=r"k\.copy"):
+        KeySpec("k", "global", (1,), torch.int8, "deferred")
+    with pytest.raises(ConfigError, match=r"k\.copy"):
+        KeySpec("k", "per_token", (1,), torch.int8, "later")  # type: ignore[arg-type]
+
+
+def test_what_was_kept_for_another_declaration_is_right_only_if_the_rest_is_equal() -> None:
+    spec = KeySpec("k", "per_token", (1,), torch.int8)
+    assert spec.has_rows_of(KeySpec("k", "per_token", (1,), torch.int8, "deferred"))
+    for other in (None, KeySpec("k", "per_token", (1,), torch.uint8), KeySpec("k", "per_token", (2,), torch.int8)):
+        assert not spec.has_rows_of(other)
+
+
 def test_bytes_of_a_row() -> None:
     assert KeySpec("k", "per_token", (2, 3), torch.float64).nbytes == 48
     assert KeySpec("k", "per_token", (), torch.bfloat16).nbytes == 2

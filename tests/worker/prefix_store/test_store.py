@@ -681,6 +681,13 @@ def test_sizes_that_cannot_be(block_size: int, byte_budget: int, value_byte_budg
         TensorPrefixStore(block_size, [HIDDEN], byte_budget=byte_budget, value_byte_budget=value_byte_budget)
 
 
+def test_limits_of_copies_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="staged_byte_limit"):
+        TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=1, staged_byte_limit=-1)
+    with pytest.raises(ConfigError, match="device_byte_budget"):
+        TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=1, device_byte_budget=-1)
+
+
 def test_a_key_that_cannot_be_mapped_changes_nothing() -> None:
     store = make_store()
     write(store, chunk_of(0, "abcd"))

@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
+from tests.worker.prefix_store.journeys import drawn
 from tests.worker.prefix_store.mini_engine import Knobs, play
 
 EVERYWHERE = [
     *("done", "hit of a wish", "clamped", "rows from the store", "evicted", "dropped"),
-    *("preempted", "withdrawn", "missing"),
+    *("preempted", "withdrawn", "missing", "waits of readers"),
 ]
 
 
@@ -26,6 +27,7 @@ def knobs_of(rng: random.Random) -> Knobs:
         num_keys=rng.choice([1, 2]),
         absent=rng.choice([0.0, 0.0, 0.2]),
         failing=rng.choice([0.0, 0.1]),
+        journey=drawn(rng.randrange(1 << 30)),
     )
 
 

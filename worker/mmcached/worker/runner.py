@@ -107,6 +107,18 @@ class ModelRunner:
         )
         return output, made.frames
 
+    def measure_embedding(self) -> tuple[int, int]:
+        """Encode a smallest image; return how many numbers are kept of one embedding, and the bytes of one.
+
+        Changes nothing: what is measured is kept by nobody.
+        """
+        model = self._config.model
+        pixels = torch.zeros((1, 3 * model.patch_size**2), dtype=torch.uint8)
+        outputs = EncoderCache()
+        outputs.put("measured", {EMBEDDINGS: self._model.encoder.encode(pixels, (1, 1))})
+        itemsize = outputs.get("measured")[EMBEDDINGS].itemsize
+        return outputs.stats().nbytes // itemsize, itemsize
+
     def clear(self) -> None:
         """Forget KV, encoder outputs and prefix rows; counters go on."""
         self._pool.clear()
@@ -129,6 +141,7 @@ class ModelRunner:
             prefix_row_queries=rows.read + rows.missing if rows else 0,
             prefix_row_hits=rows.read if rows else 0,
             prefix_bytes=rows.blocks * rows.block_nbytes if rows else 0,
+            prefix_evictions=rows.evictions if rows else 0,
         )
 
     def check_integrity(self) -> None:

@@ -136,6 +136,7 @@ class WorkerServer:
         self._clock = clock
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
         self._attachment: Attachment | None = None
+        self._embedding_row = runner.measure_embedding()
         self._next_hello_s = clock()
         self._status: int | None = None
         self.num_dropped = 0
@@ -227,7 +228,8 @@ class WorkerServer:
                 return
             self._channel.take_disconnects()  # those of former engines say nothing about this one
         epoch = self._attachment.ring_epoch
-        self._send(WorkerAttached(self._hello.worker_epoch, attach.engine_nonce, epoch), [])
+        attached_to = attach.engine_nonce
+        self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, *self._embedding_row), [])
 
     def _say_hello_if_due(self) -> None:
         if self._attachment is None and self._clock() >= self._next_hello_s:

@@ -116,11 +116,18 @@ class WorkerHello(Message, frozen=True):
 
 
 class WorkerAttached(Message, frozen=True):
-    """The worker holds its byte and its share of the row: the former worker of this rank is dead. Plans may come."""
+    """The worker holds its byte and its share of the row: the former worker of this rank is dead. Plans may come.
+
+    Attributes:
+        embedding_width: numbers that its encoder cache keeps of one embedding, as it has measured; 0: unknown.
+        embedding_itemsize: bytes of one of them.
+    """
 
     worker_epoch: Count
     engine_nonce: Count
     ring_epoch: Count
+    embedding_width: Count = 0
+    embedding_itemsize: Count = 1
 
 
 class Sampled(Part, frozen=True):

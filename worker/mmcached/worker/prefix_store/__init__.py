@@ -5,6 +5,9 @@
       schema     what the value of a key must look like
       chains     request -> its blocks and their names
         slots    which block is open, sealed, evictable or free, and which is given up first
+      staging    rows on their way: copied at once or deferred, never waited for but by readers
+        shipments  copies under way                   transfer: device -> host memory
+        parcels  which rows an arena lacks yet, and where these are
       layout     positions of a step -> rows of an arena
       arena      the rows of one key, and which of them were written
       values     what is kept whole: per request, global, lists          ownership
@@ -25,7 +28,7 @@ same tokens (`Request.block_hashes` in the engine): the same name, the same whol
 The one question is answered exactly: which rows are there, for any length, also within a block. A row that was not
 written is `MissingRows` with the range, never zeros. Want of room shortens prefixes, for all keys alike.
 
-Beside it stands `mmcached.worker.prefix_cache.OmniTensorPrefixCache`, addressed by KV slot, for engines that know
+Beside it stands `mmcached.worker.OmniTensorPrefixCache`, addressed by KV slot, for engines that know
 nothing but slots: its rows live and die with KV blocks, whoever is given a slot overwrites it, and it must be told
 about each hit. Where digests are known, this package takes its place; they share no state and nothing is in both. What
 they have in common are the promises: no made-up rows, no rounding, nothing broadcast or truncated, copies only.
@@ -36,10 +39,11 @@ Only rank 0 keeps a store: rows are equal on all ranks. Which prefixes it has, t
 
 from mmcached.worker.prefix_store.records import Refusal, Report, RowChunk, RowSpan, StoreStats
 from mmcached.worker.prefix_store.rows_read import RowsRead
-from mmcached.worker.prefix_store.schema import KeyKind, KeySpec
+from mmcached.worker.prefix_store.schema import CopyPolicy, KeyKind, KeySpec
 from mmcached.worker.prefix_store.store import TensorPrefixStore
 
 __all__ = [
+    "CopyPolicy",
     "KeyKind",
     "KeySpec",
     "Refusal",

@@ -3,6 +3,9 @@
     rows      slot 0: row 0 … block_size - 1 | slot 1: … | …        index of a row = slot * block_size + offset
     written   (num_slots, block_size) bool
 
+`written` tells which rows have been written, although the bytes of some may still be on their way: `staging` knows of
+which, and lands them.
+
 One anonymous mapping as large as the budget allows; the kernel gives it pages as rows are written, so memory grows with
 use, and every gather and scatter is one call over one array. Rows move as the widest machine words that they consist
 of, through numpy: it copies a row at a time, where torch's `index_copy_` walks over its elements (64 rows of 4 KiB: 4
@@ -33,6 +36,7 @@ class RowArena:
 
     Attributes:
         name, shape, dtype, row_nbytes: of the key and of one row.
+        num_rows: that there is room for.
         written: `(num_slots, block_size)` bool; only this class changes it.
 
     Raises:
@@ -44,6 +48,7 @@ class RowArena:
             raise InvariantError(f"{spec.name!r} is {spec.kind}: it has no rows")
         self.name, self.shape, self.dtype, self.row_nbytes = spec.name, spec.shape, spec.dtype, spec.nbytes
         self.block_nbytes = block_size * spec.nbytes
+        self.num_rows = num_slots * block_size
         self._block_size = block_size
         self._word = next(word for word in _WORDS if spec.nbytes % np.dtype(word).itemsize == 0)
         nbytes = num_slots * self.block_nbytes
@@ -65,6 +70,19 @@ class RowArena:
         self._rows[indexes] = self._as_words(rows)
         self._is_written[indexes] = True
 
+    def mark(self, indexes: np.ndarray) -> None:
+        """Say that rows have been written whose bytes will come by `land`."""
+        self._is_written[indexes] = True
+
+    def land(self, indexes: np.ndarray, rows: torch.Tensor, places: np.ndarray) -> None:
+        """Fill in `rows[places[i]]`, on the CPU, at `indexes[i]`; an index that occurs twice has the same place."""
+        words = self._as_words(rows)
+        first = int(places[0])
+        if np.array_equal(places, np.arange(first, first + len(places))):
+            self._rows[indexes] = words[first : first + len(places)]
+        else:
+            self._rows[indexes] = words[places]
+
     def are_written(self, indexes: np.ndarray) -> np.ndarray:
         """Return for each index whether the row was written; a negative one never was."""
         if not len(self._is_written):
@@ -80,13 +98,13 @@ class RowArena:
         """Copy whole blocks to the beginning of `out`, bytes; for negative slots anything."""
         np.take(self._blocks, slots, axis=0, out=self._words_of(out, len(slots), self._blocks), mode="clip")
 
-    def add_lacking(self, source: int, target: int) -> np.ndarray:
-        """Copy to slot `target` the rows that only slot `source` has; return their indexes."""
+    def add_lacking(self, source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
+        """Copy to slot `target` the rows that only slot `source` has; return the indexes of both."""
         offsets = np.flatnonzero(self.written[source] & ~self.written[target])
-        indexes = target * self._block_size + offsets
-        self._rows[indexes] = self._rows[source * self._block_size + offsets]
-        self._is_written[indexes] = True
-        return indexes
+        sources, targets = source * self._block_size + offsets, target * self._block_size + offsets
+        self._rows[targets] = self._rows[sources]
+        self._is_written[targets] = True
+        return sources, targets
 
     def num_leading(self, slots: np.ndarray) -> np.ndarray:
         """Return how many rows each slot has from its beginning on without a gap."""

@@ -1,4 +1,4 @@
-"""Memory for rows that are read, used again: fresh pages cost several times the copy itself.
+"""Memory that is used again: fresh pages cost several times what is done with them, and pinned ones still more.
 
 Knows nothing of what is in it. Invariant: at most `keep_nbytes` wait here; what was lent and is not given back belongs
 to whoever holds it.
@@ -6,29 +6,39 @@ to whoever holds it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sized
+from typing import Generic, TypeVar
+
 import numpy as np
 
 _SMALLEST = 4096
 
+Buffer = TypeVar("Buffer", bound=Sized)
 
-class BufferPool:
-    """Byte arrays of sizes that are powers of two."""
 
-    def __init__(self, keep_nbytes: int) -> None:
+class BufferPool(Generic[Buffer]):
+    """Bytes, in sizes that are powers of two.
+
+    Args:
+        make: returns a new buffer of so many bytes; its length is that number.
+    """
+
+    def __init__(self, keep_nbytes: int, make: Callable[[int], Buffer]) -> None:
         self.keep_nbytes = keep_nbytes
         self.kept_nbytes = 0
-        self._kept: dict[int, list[np.ndarray]] = {}
+        self._make = make
+        self._kept: dict[int, list[Buffer]] = {}
 
-    def take(self, nbytes: int) -> np.ndarray:
+    def take(self, nbytes: int) -> Buffer:
         """Return at least so many bytes, with anything in them."""
         size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         waiting = self._kept.get(size)
         if waiting:
             self.kept_nbytes -= size
             return waiting.pop()
-        return np.empty(size, dtype=np.uint8)
+        return self._make(size)
 
-    def give_back(self, buffer: np.ndarray) -> None:
+    def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back that nobody reads any more; drop it if enough of them wait."""
         if self.kept_nbytes + len(buffer) <= self.keep_nbytes:
             self.kept_nbytes += len(buffer)
@@ -37,3 +47,8 @@ class BufferPool:
     def clear(self) -> None:
         self._kept.clear()
         self.kept_nbytes = 0
+
+
+def host_bytes(nbytes: int) -> np.ndarray:
+    """Return fresh memory for a pool."""
+    return np.empty(nbytes, dtype=np.uint8)

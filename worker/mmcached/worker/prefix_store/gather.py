@@ -18,16 +18,22 @@ from mmcached.worker.prefix_store.rows_read import GatheredKey, MissingRun, Rows
 
 
 def gather(
-    arenas: Iterable[RowArena], runs: Runs, slots: np.ndarray, firsts: Sequence[int], buffers: BufferPool
+    arenas: Iterable[RowArena],
+    runs: Runs,
+    *,
+    slots: np.ndarray,
+    indexes: np.ndarray,
+    firsts: Sequence[int],
+    buffers: BufferPool[np.ndarray],
 ) -> RowsRead:
     """Copy the rows of each run out of each arena, into buffers of the pool.
 
     Args:
         runs: one for each span.
         slots: of the blocks of all runs.
+        indexes: of their rows; the bytes of those that were written are in the arenas.
         firsts: the first position of each run, to tell what is missing.
     """
-    indexes = runs.indexes(slots)
     in_blocks = 2 * runs.num_rows > len(slots) * runs.block_size
     first_rows, num_rows = runs.first_rows, runs.num_rows
     if in_blocks:

@@ -60,11 +60,16 @@ class StoreStats:
         read, missing: rows of one key that were asked for: handed out, in spans that lack rows.
         evictions: blocks.
         refusals: see `Refusal`.
+        copies: begun, of rows that were on a device or deferred.
+        read_waits, limit_waits: copies that were waited for: by readers, for want of room.
         requests: that hold blocks, or that are known at all.
         blocks: in use, of `capacity_blocks`; of these `sealed_blocks`, of these `evictable_blocks` held by nobody.
         block_nbytes: one block, all keys together.
         value_nbytes: what is kept whole.
         pooled_nbytes: buffers that wait for the next read, on top of the budgets.
+        deferred_nbytes: rows that are kept on their device.
+        in_flight_nbytes: copies under way; as much is taken on the device.
+        pinned_nbytes: host memory of copies that are under way, or that waits for the next one.
     """
 
     written: int
@@ -74,6 +79,9 @@ class StoreStats:
     missing: int
     evictions: int
     refusals: int
+    copies: int
+    read_waits: int
+    limit_waits: int
     requests: int
     blocks: int
     capacity_blocks: int
@@ -82,3 +90,6 @@ class StoreStats:
     block_nbytes: int
     value_nbytes: int
     pooled_nbytes: int
+    deferred_nbytes: int
+    in_flight_nbytes: int
+    pinned_nbytes: int

@@ -44,7 +44,7 @@ class RowsRead:
 
     def __init__(
         self,
-        pool: BufferPool,
+        pool: BufferPool[np.ndarray],
         buffers: Sequence[np.ndarray],
         keys: Mapping[str, GatheredKey],
         first_rows: np.ndarray,

@@ -12,7 +12,7 @@ Values that are kept whole belong to the request that made them: none is ever fo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from mmcached.wire.errors import ConfigError, InvalidRequest
 
 KeyKind = Literal["per_token", "per_request", "global", "list"]
+CopyPolicy = Literal["at_once", "deferred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class KeySpec:
         shape: of one token's row, one request's value, the global tensor or one tensor of a list; () is one number.
             None: any; only for "global" and "list", whose values need not be tensors then.
         dtype: of the same; None just where `shape` is None.
+        copy: when the rows of a "per_token" key go to host memory: in the step that makes them; or, once for many
+            steps, when their block is sealed and full, their request is released, somebody reads them or too many are
+            on the device. It never changes what is found.
 
     Raises:
         ConfigError: no name, or a shape or dtype that cannot be.
@@ -39,6 +43,7 @@ class KeySpec:
     kind: KeyKind
     shape: tuple[int, ...] | None
     dtype: torch.dtype | None
+    copy: CopyPolicy = "at_once"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -47,8 +52,14 @@ class KeySpec:
         if is_open != (self.dtype is None) or (is_open and self.kind in ("per_token", "per_request")):
             limit = f"shape and dtype must be declared for a {self.kind} key, or both left open if global or list"
             raise ConfigError(self.name, f"{self.shape} {self.dtype}", limit)
+        if self.copy not in ("at_once", "deferred") or (self.copy == "deferred" and self.kind != "per_token"):
+            raise ConfigError(f"{self.name}.copy", self.copy, "at_once; or deferred, of a per_token key")
         if self.shape is not None and any(size < 1 for size in self.shape):
             raise ConfigError(f"{self.name}.shape", str(self.shape), "each size at least 1")
+
+    def has_rows_of(self, other: KeySpec | None) -> bool:
+        """Return whether rows and values kept for another declaration are right for this one."""
+        return other is not None and replace(other, copy=self.copy) == self
 
     @property
     def nbytes(self) -> int:

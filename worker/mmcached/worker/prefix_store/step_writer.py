@@ -1,8 +1,9 @@
 """What a step writes, and how that is undone if the step fails.
 
     chunks ── names: hold what is sealed ──> blocks: find, or make room ──> rows, key by key ──> seal what got its name
-              of all of them, before           nothing is evicted that       one scatter          while rows of other
-              room is made for any             a chunk stands behind         for each key         tokens could be there
+              of all of them, before           nothing is evicted that       noted where          while rows of other
+              room is made for any             a chunk stands behind         they belong          tokens could be there
+                                                                               └── staging: launched, all together ──┘
 
 Knows nothing of who reads. Invariant: a row of a sealed block is written once; every row written since the last commit
 is in the journal.
@@ -10,7 +11,7 @@ is in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from mmcached.worker.prefix_store.layout import Runs, as_array
 from mmcached.worker.prefix_store.records import Refusal, RowChunk
 from mmcached.worker.prefix_store.schema import KeySpec
 from mmcached.worker.prefix_store.slots import SlotBook
+from mmcached.worker.prefix_store.staging import Staging
 from mmcached.worker.prefix_store.values import ValueBook
 
 
@@ -36,13 +38,21 @@ class StepWriter:
     """
 
     def __init__(
-        self, block_size: int, slots: SlotBook, chains: ChainBook, arenas: Mapping[str, RowArena], values: ValueBook
+        self,
+        block_size: int,
+        slots: SlotBook,
+        chains: ChainBook,
+        *,
+        arenas: Mapping[str, RowArena],
+        staging: Staging,
+        values: ValueBook,
     ) -> None:
         self.num_written = self.num_replayed = self.num_dropped = 0
         self._block_size = block_size
         self._slots = slots
         self._chains = chains
         self._arenas = arenas
+        self._staging = staging
         self._values = values
         self._journal: list[tuple[RowArena, np.ndarray]] = []
 
@@ -55,46 +65,14 @@ class StepWriter:
         self, chunks: Sequence[RowChunk], outputs: Mapping[str, object], specs: Mapping[str, KeySpec]
     ) -> list[Refusal]:
         """Keep a step's outputs; return what does not fit."""
-        request_ids, firsts, nums, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
-        starts, counts = as_array(firsts), as_array(nums)
-        refused: dict[int, InvalidRequest] = {}
-        if chunks and (starts.min() < 0 or counts.min() < 1):
-            refused = _impossible(chunks)
-            counts = counts.clip(0)
-        open_blocks = []
-        for number, its_names in enumerate(names) if any(names) else ():
-            if its_names and number not in refused:
-                try:
-                    open_blocks.append(self._attach(chunks[number]))
-                except InvalidRequest as error:
-                    refused[number] = error
-        runs = Runs(self._block_size, starts, counts)
-        found = self._place(request_ids, runs, refused)
-        slots = as_array(found)
-        rows = _PlacedRows(runs, found, slots, self._slots)
-        refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
-        written = set()
-        for key, value in outputs.items():
-            try:
-                spec = specs.get(key)
-                if spec is None:
-                    raise InvalidRequest("key", key, "has not been declared")
-                if spec.kind == "per_token":
-                    self._put_all(self._arenas[key], spec.check_stacked(value, runs.num_rows), rows)
-                    written.add(key)
-                elif spec.kind == "global":
-                    refusals += self._keep(spec, [None], [value])
-                elif spec.kind == "per_request":
-                    refusals += self._keep(spec, request_ids, list(spec.check_stacked(value, len(chunks))))
-                else:
-                    refusals += self._keep(spec, request_ids, spec.check_list(value, len(chunks)))
-            except InvalidRequest as error:
-                refusals.append(Refusal(key, None, error))
-        for key in self._arenas.keys() - written:
-            self._arenas[key].forget_rows(rows.in_open_blocks)
-        self._slots.note_changed(slots)
-        for chain, blocks, end in open_blocks:
-            self._seal(chain, blocks, end)
+        try:
+            refusals, slots = self._write(chunks, outputs, specs)
+        except BaseException:
+            self._staging.abandon()
+            raise
+        if self._staging.has_to_launch:
+            slots = slots[slots >= 0]
+            self._staging.launch(slots[self._slots.is_named[slots]])
         return refusals
 
     def commit(self) -> None:
@@ -104,11 +82,63 @@ class StepWriter:
     def withdraw(self) -> None:
         """Forget what was written since the last commit."""
         for arena, indexes in self._journal:
-            arena.forget_rows(indexes)
+            self._staging.forget_rows(arena, indexes)
         self._journal.clear()
         self._values.withdraw()
 
     # ---- inside
+
+    def _write(
+        self, chunks: Sequence[RowChunk], outputs: Mapping[str, object], specs: Mapping[str, KeySpec]
+    ) -> tuple[list[Refusal], np.ndarray]:
+        """Do all but launch the rows; return what does not fit, and the slots that may have become sealed or full."""
+        request_ids, firsts, nums, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
+        starts, counts = as_array(firsts), as_array(nums)
+        refused: dict[int, InvalidRequest] = {}
+        if chunks and (starts.min() < 0 or counts.min() < 1):
+            refused = _impossible(chunks)
+            counts = counts.clip(0)
+        open_blocks = []
+        for number, its_names in enumerate(names) if any(names) else ():
+            if number in refused:
+                continue
+            if not its_names:
+                self._chains.open(request_ids[number])  # in the order of the chunks
+                continue
+            try:
+                open_blocks.append(self._attach(chunks[number]))
+            except InvalidRequest as error:
+                refused[number] = error
+        runs = Runs(self._block_size, starts, counts)
+        sealed: list[int] = []
+        try:
+            found = self._place(request_ids, runs, refused)
+            slots = as_array(found)
+            rows = _PlacedRows(runs, found, slots, self._slots)
+            refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
+            written = set()
+            for key, value in outputs.items():
+                try:
+                    spec = specs.get(key)
+                    if spec is None:
+                        raise InvalidRequest("key", key, "has not been declared")
+                    if spec.kind == "per_token":
+                        self._put_all(spec, spec.check_stacked(value, runs.num_rows), rows)
+                        written.add(key)
+                    elif spec.kind == "global":
+                        refusals += self._keep(spec, [None], [value])
+                    elif spec.kind == "per_request":
+                        refusals += self._keep(spec, request_ids, list(spec.check_stacked(value, len(chunks))))
+                    else:
+                        refusals += self._keep(spec, request_ids, spec.check_list(value, len(chunks)))
+                except InvalidRequest as error:
+                    refusals.append(Refusal(key, None, error))
+            for key in self._arenas.keys() - written:
+                self._staging.forget_rows(self._arenas[key], rows.in_open_blocks)
+            self._slots.note_changed(slots)
+        finally:  # also of a write that ends here: what has got its name is found under it
+            sealed += [slot for chain, blocks, end in open_blocks for slot in self._seal(chain, blocks, end)]
+        return refusals, np.concatenate((slots, as_array(sealed))) if sealed else slots
 
     def _attach(self, chunk: RowChunk) -> tuple[Chain, list[int], int]:
         """Hold what is sealed under a chunk's names; return the blocks that have got their name open, and its end."""
@@ -138,19 +168,16 @@ class StepWriter:
                 new += self._chains.place(chain, first, first + num_blocks)
             found += chain.slots[first : first + num_blocks]
         if new:
-            for arena in self._arenas.values():
-                arena.forget_slots(new)
+            self._staging.forget_slots(new, self._arenas.values())
         return found
 
-    def _put_all(self, arena: RowArena, values: torch.Tensor, rows: _PlacedRows) -> None:
-        if rows.parts is None:
-            self._put(arena, values, rows.indexes)
-        else:
-            for part in rows.parts:
-                self._put(arena, values[part], rows.indexes[part])
+    def _put_all(self, spec: KeySpec, values: torch.Tensor, rows: _PlacedRows) -> None:
+        for first, end in rows.parts or [(0, len(rows.indexes))]:
+            self._put(spec, values, first, rows.indexes[first:end])
 
-    def _put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray) -> None:
-        """Write rows, but for those that have no place, and those that a sealed block has already."""
+    def _put(self, spec: KeySpec, rows: torch.Tensor, first: int, indexes: np.ndarray) -> None:
+        """Write the rows from `first` on, but for those without a place, and those that a sealed block has already."""
+        arena = self._arenas[spec.name]
         keep = indexes >= 0
         num_placed = int(np.count_nonzero(keep))
         written = arena.are_written(indexes)
@@ -160,11 +187,13 @@ class StepWriter:
         self.num_dropped += len(indexes) - num_placed
         self.num_replayed += num_placed - num_kept
         self.num_written += num_kept
-        if num_kept < len(indexes):
-            indexes, rows = indexes[keep], rows[torch.from_numpy(keep).to(rows.device)]
+        places = None
+        if num_kept < rows.shape[0]:
+            places = np.flatnonzero(keep) + first
+            indexes = indexes[keep]
         if num_kept:
-            arena.put(indexes, rows)
             self._journal.append((arena, indexes))
+            self._staging.put(arena, rows, places, indexes, is_deferred=spec.copy == "deferred")
 
     def _keep(self, spec: KeySpec, owners: Sequence[int | None], values: Sequence[object]) -> list[Refusal]:
         refusals = []
@@ -175,21 +204,25 @@ class StepWriter:
                 refusals.append(Refusal(spec.name, owner, error))
         return refusals
 
-    def _seal(self, chain: Chain, blocks: Iterable[int], end: int) -> None:
-        """Seal open blocks under their names. Rows behind `end` are of tokens that were guessed and came otherwise."""
+    def _seal(self, chain: Chain, blocks: Sequence[int], end: int) -> list[int]:
+        """Seal open blocks under their names; return the slots that have these names then.
+
+        Rows behind `end` are of tokens that were guessed and came otherwise.
+        """
         block_size = self._block_size
         for index in blocks:
             num_guessed = (index + 1) * block_size - end
             if num_guessed > 0:
                 behind = (chain.slots[index] + 1) * block_size
                 for arena in self._arenas.values():
-                    arena.forget_rows(np.arange(behind - min(num_guessed, block_size), behind))
+                    self._staging.forget_rows(arena, np.arange(behind - min(num_guessed, block_size), behind))
             self._chains.seal(chain, index, self._merge)
+        return [chain.slots[index] for index in blocks]
 
     def _merge(self, source: int, target: int) -> None:
         """Give to a sealed block the rows that it lacks and its open copy has."""
         for arena in self._arenas.values():
-            added = arena.add_lacking(source, target)
+            added = self._staging.merge(arena, source, target)
             if len(added):
                 self._journal.append((arena, added))
 
@@ -207,12 +240,12 @@ class _PlacedRows:
 
     def __init__(self, runs: Runs, found: list[int], slots: np.ndarray, book: SlotBook) -> None:
         self.indexes = runs.indexes(slots)
-        self.parts: list[slice] | None = None
+        self.parts: list[tuple[int, int]] | None = None
         self._book = book
         self._block_size = runs.block_size
         if len(set(found)) < len(found) and len(set(found) - {ABSENT}) < len(found) - found.count(ABSENT):
             bounds = zip(runs.first_rows.tolist(), runs.counts.tolist(), strict=True)
-            self.parts = [slice(first, first + count) for first, count in bounds]
+            self.parts = [(first, first + count) for first, count in bounds]
 
     @property
     def in_open_blocks(self) -> np.ndarray:

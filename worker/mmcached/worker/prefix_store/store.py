@@ -4,7 +4,8 @@
                   └──── withdraw ────┘               the step failed: nothing of it was written
 
 Every write names request, absolute positions and the blocks that lie there; nothing is derived from counters. Blocks,
-names and who holds them: package docstring.
+names and who holds them: package docstring. Rows of a device are copied behind the step's back (`staging`): nothing
+here waits for a device but a read, for the rows that it asks for, and what is under way is found like all the rest.
 
 A model's outputs are not trusted to be right: a value that does not fit its key, or a key that nobody has declared, is
 refused by itself, and its rows are missing. So are rows for which there is no room. No request is disturbed by what
@@ -23,7 +24,7 @@ import numpy as np
 
 from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError
 from mmcached.worker.prefix_store.arena import RowArena
-from mmcached.worker.prefix_store.buffers import BufferPool
+from mmcached.worker.prefix_store.buffers import BufferPool, host_bytes
 from mmcached.worker.prefix_store.chains import ABSENT, ChainBook
 from mmcached.worker.prefix_store.gather import gather
 from mmcached.worker.prefix_store.layout import Runs, as_array
@@ -31,10 +32,14 @@ from mmcached.worker.prefix_store.records import Refusal, Report, RowChunk, RowS
 from mmcached.worker.prefix_store.rows_read import RowsRead
 from mmcached.worker.prefix_store.schema import KeySpec
 from mmcached.worker.prefix_store.slots import SlotBook
+from mmcached.worker.prefix_store.staging import Staging
 from mmcached.worker.prefix_store.step_writer import StepWriter
+from mmcached.worker.prefix_store.transfer import TransferFor, transfer_for
 from mmcached.worker.prefix_store.values import ValueBook
 
 DEFAULT_VALUE_BUDGET = 16 << 20
+DEFAULT_STAGED_LIMIT = 256 << 20
+DEFAULT_DEVICE_BUDGET = 64 << 20
 
 
 class TensorPrefixStore:
@@ -46,6 +51,10 @@ class TensorPrefixStore:
         byte_budget: of all blocks. Each is charged for every "per_token" key, whether it has rows of it or not.
         value_byte_budget: of values that are kept whole.
         buffer_nbytes: of buffers that wait for the next read; default: a quarter of `byte_budget`.
+        staged_byte_limit: of copies under way, and of pinned memory that waits for the next one; only beyond it a write
+            waits, for the oldest copy. One step may be larger.
+        device_byte_budget: of rows of "deferred" keys that are kept on their device.
+        transfer_for: makes what copies the rows of a device.
 
     Raises:
         ConfigError: a number or a key that cannot be.
@@ -59,10 +68,19 @@ class TensorPrefixStore:
         byte_budget: int,
         value_byte_budget: int = DEFAULT_VALUE_BUDGET,
         buffer_nbytes: int | None = None,
+        staged_byte_limit: int = DEFAULT_STAGED_LIMIT,
+        device_byte_budget: int = DEFAULT_DEVICE_BUDGET,
+        transfer_for: TransferFor = transfer_for,
     ) -> None:
         if block_size < 1:
             raise ConfigError("block_size", block_size, "at least 1 position")
-        for field, nbytes in (("byte_budget", byte_budget), ("value_byte_budget", value_byte_budget)):
+        sizes = {
+            "byte_budget": byte_budget,
+            "value_byte_budget": value_byte_budget,
+            "staged_byte_limit": staged_byte_limit,
+            "device_byte_budget": device_byte_budget,
+        }
+        for field, nbytes in sizes.items():
             if nbytes < 0:
                 raise ConfigError(field, nbytes, "at least 0 bytes")
         self.block_size = block_size
@@ -70,10 +88,18 @@ class TensorPrefixStore:
         self._specs: dict[str, KeySpec] = {}
         self._arenas: dict[str, RowArena] = {}
         self._values = ValueBook(value_byte_budget)
-        self._buffers = BufferPool(byte_budget // 4 if buffer_nbytes is None else buffer_nbytes)
+        self._buffers = BufferPool(byte_budget // 4 if buffer_nbytes is None else buffer_nbytes, host_bytes)
         self._slots = SlotBook(0)
         self._chains = ChainBook(self._slots)
-        self._writer = StepWriter(block_size, self._slots, self._chains, self._arenas, self._values)
+        self._staging = Staging(
+            block_size,
+            byte_limit=staged_byte_limit,
+            device_byte_budget=device_byte_budget,
+            transfer_for=transfer_for,
+        )
+        self._writer = StepWriter(
+            block_size, self._slots, self._chains, arenas=self._arenas, staging=self._staging, values=self._values
+        )
         self._num_read = self._num_missing = self._num_refusals = 0
         self.declare(*schema)
 
@@ -86,7 +112,8 @@ class TensorPrefixStore:
     def declare(self, *specs: KeySpec) -> None:
         """Make keys known, between two steps. If they are known just so, nothing changes.
 
-        Of a new key, blocks that are here have no rows. A key that is declared otherwise than before loses all it had.
+        Of a new key, blocks that are here have no rows. A key that is declared otherwise than before loses all it had,
+        unless only the time of its copies is another.
         Blocks grow by a new key, so fewer fit: what is too much is given up, the evictable first, then the ends of
         running requests, of those that came last.
 
@@ -94,7 +121,8 @@ class TensorPrefixStore:
             LocalProtocolError: a step has neither been committed nor withdrawn.
             ConfigError: so much memory cannot even be mapped; nothing has changed.
         """
-        changed = [spec for spec in specs if self._specs.get(spec.name) != spec]
+        changed = [spec for spec in specs if not spec.has_rows_of(self._specs.get(spec.name))]
+        self._specs.update((spec.name, spec) for spec in specs if spec not in changed)
         if not changed:
             return
         if self._writer.is_open:
@@ -115,6 +143,9 @@ class TensorPrefixStore:
         for spec in changed:
             self._specs[spec.name] = spec
             self._values.forget_key(spec.name)
+        for key, arena in self._arenas.items():
+            if arenas.get(key) is not arena:
+                self._staging.drop_arena(arena)
         self._arenas.clear()
         self._arenas.update(arenas)
         if is_empty:
@@ -126,9 +157,15 @@ class TensorPrefixStore:
 
     def release(self, request_ids: Iterable[int]) -> None:
         """Requests have ended or were set back: what they hold may be given up. Unknown ones change nothing."""
+        self._staging.shipments.poll()
+        slots: list[int] = []
         for request_id in request_ids:
+            if self._staging.has_to_launch and request_id in self._chains.of_request:
+                slots += self._chains.of_request[request_id].slots
             self._chains.release(request_id)
             self._values.release(request_id)
+        if slots:
+            self._flush(as_array(slots))
 
     def attach(self, request_id: int, names: Sequence[bytes]) -> None:
         """Hold the blocks that are sealed under a request's names, from block 0 on, until it is released.
@@ -156,6 +193,7 @@ class TensorPrefixStore:
         Returns:
             What was not kept because it does not fit. What was not kept for want of room is `dropped` in `stats()`.
         """
+        self._staging.shipments.poll()
         refusals = self._writer.write(chunks, outputs, self._specs)
         self._num_refusals += len(refusals)
         return refusals
@@ -165,6 +203,7 @@ class TensorPrefixStore:
 
         A report tells the state and not the way there: to hear it twice does no harm, and the last one is right.
         """
+        self._staging.shipments.poll()
         self._writer.commit()
         names = list(self._slots.changed)
         self._slots.changed.clear()
@@ -185,6 +224,7 @@ class TensorPrefixStore:
     def reset(self) -> None:
         """Forget all rows, values and requests, and give the memory back. Keys stay known, counters go on."""
         self._writer.withdraw()
+        self._staging.clear()
         self._chains.clear()
         self._slots.clear()
         self._values.clear()
@@ -225,7 +265,11 @@ class TensorPrefixStore:
         if len(arenas) < len(keys):
             raise InvalidRequest("keys", sorted(set(keys) - self._arenas.keys()), "must be declared as per_token")
         runs = Runs(self.block_size, starts, counts)
-        rows = gather(arenas, runs, self._slots_of(request_ids, runs), firsts, self._buffers)
+        slots = self._slots_of(request_ids, runs)
+        indexes = runs.indexes(slots)
+        self._staging.shipments.poll()
+        self._staging.settle(arenas, indexes)
+        rows = gather(arenas, runs, slots=slots, indexes=indexes, firsts=firsts, buffers=self._buffers)
         self._num_missing += rows.num_missing
         self._num_read += runs.num_rows * len(arenas) - rows.num_missing
         return rows
@@ -250,6 +294,9 @@ class TensorPrefixStore:
             missing=self._num_missing,
             evictions=self._slots.num_evictions,
             refusals=self._num_refusals,
+            copies=self._staging.shipments.num_copies,
+            read_waits=self._staging.num_read_waits,
+            limit_waits=self._staging.shipments.num_limit_waits,
             requests=len(self._chains.of_request),
             blocks=self._slots.num_used,
             capacity_blocks=self._slots.capacity,
@@ -258,11 +305,15 @@ class TensorPrefixStore:
             block_nbytes=sum(arena.block_nbytes for arena in self._arenas.values()),
             value_nbytes=self._values.nbytes,
             pooled_nbytes=self._buffers.kept_nbytes,
+            deferred_nbytes=self._staging.kept_nbytes,
+            in_flight_nbytes=self._staging.shipments.in_flight_nbytes,
+            pinned_nbytes=self._staging.shipments.pinned_nbytes,
         )
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if blocks, names and holders contradict each other, or a budget is exceeded."""
         self._chains.check_integrity()
+        self._staging.check_integrity()
         self._values.check_integrity()
 
     # ---- inside
@@ -284,11 +335,19 @@ class TensorPrefixStore:
                 found += [ABSENT] * (num_blocks - len(part))
         return as_array(found)
 
+    def _flush(self, slots: np.ndarray) -> None:
+        """Slots have been let go: have the rows of those that are sealed copied, and drop those of the others."""
+        slots = slots[slots >= 0]
+        is_named = self._slots.is_named[slots]
+        self._staging.flush(slots[is_named])
+        self._staging.drop_slots(slots[~is_named])
+
     def _shrink(self, capacity: int) -> None:
         """Have no more blocks than this, and no memory for those that are free."""
         slots = self._slots
         while slots.num_used > capacity and (slots.evict() or self._chains.cut()):
             pass
         slots.capacity = min(capacity, slots.num_slots)
+        self._staging.drop_slots(slots.free)  # what comes late would take memory again
         for arena in self._arenas.values():
             arena.give_back(slots.free)

@@ -3,7 +3,8 @@
     (key, request id)    "per_request" and "list": until the request is released
     (key, None)          "global": until it is replaced
 
-Everything is a copy, when it comes and when it goes. Knows nothing of rows. Invariant: at most `byte_budget` bytes.
+Everything is a copy, when it comes and when it goes. A tensor stays on its device until somebody asks for it: whoever
+puts it does not wait. Knows nothing of rows. Invariant: at most `byte_budget` bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ValueBook:
             InvalidRequest: it cannot be copied.
             CacheFull: no room; the last one is gone all the same, because it is no longer right.
         """
-        kept = owned(value, key)
+        kept = owned(value, key, on_cpu=False)
         before = self._values.get(owner, {}).get(key)
         self._before.append((key, owner, before))
         self._set(key, owner, None)
@@ -40,7 +41,7 @@ class ValueBook:
         self._set(key, owner, kept)
 
     def get(self, key: str, owner: Owner) -> object:
-        """Return a copy.
+        """Return a copy, on the CPU.
 
         Raises:
             MissingRows: there is none.
@@ -48,7 +49,7 @@ class ValueBook:
         kept = self._values.get(owner, {}).get(key)
         if kept is None:
             raise MissingRows(key, 0, 1)
-        return owned(kept[0], key)[0]
+        return owned(kept[0], key, on_cpu=True)[0]
 
     def commit(self) -> None:
         """What was put stays."""

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from mmcached.worker import InputBatch
-from mmcached.worker.passthrough import split_per_request
+from mmcached.worker.omni.input_batch import Step
+from mmcached.worker.omni.passthrough import split_per_request
 
 BATCH = InputBatch(["a", "b"], {"a": 0, "b": 1}, [0, 0], torch.zeros((2, 1), dtype=torch.int64))
 SCHEDULED = {"a": 3, "b": 2}
 
 
 def split(value: object) -> dict[str, Any]:
-    return split_per_request(value, [0, 3], BATCH, SCHEDULED)
+    return split_per_request(value, Step([0, 3], BATCH, SCHEDULED))
 
 
 def test_a_tensor_with_the_steps_length_is_cut() -> None:
@@ -50,6 +51,17 @@ def test_a_dict_is_split_by_the_same_rules() -> None:
     assert parts["b"]["rows"].tolist() == [3, 4]
     assert set(parts["a"]) == {"rows", "inner"}
     assert parts["a"]["inner"] == {"word": "w"}
+
+
+def test_a_list_within_a_dict_goes_whole_too() -> None:
+    parts = split({"refs": [torch.arange(5), torch.tensor(1)]})
+    assert parts["b"]["refs"][0].tolist() == [0, 1, 2, 3, 4]
+    assert parts["a"]["refs"][0].data_ptr() != parts["b"]["refs"][0].data_ptr()
+
+
+def test_dtypes_stay() -> None:
+    assert split(torch.tensor([1, 2, 3, 4, 5], dtype=torch.int32))["a"].dtype == torch.int32
+    assert split([torch.tensor([1], dtype=torch.int64)])["a"][0].dtype == torch.int64
 
 
 def test_none_and_empty_dicts_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a step's output that is no cached key: each request gets its part, or a copy of the whole.
+"""What becomes of a step's output that is no known key: each request gets its part, or a copy of the whole.
 
     value                                   what a request gets
     tensor, as many rows as the step        its rows (1-D or more)
@@ -12,34 +12,39 @@ Knows nothing of caching. Source: vllm-omni 0.22, sections of `get_merged_multim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from mmcached.worker.input_batch import InputBatch
+from mmcached.worker.omni.input_batch import Step
 
 
-def split_per_request(
-    value: object,
-    query_start_loc: Sequence[int] | torch.Tensor,
-    input_batch: InputBatch,
-    num_scheduled_tokens: Mapping[str, int],
-) -> dict[str, object]:
+def split_per_request(value: object, step: Step) -> dict[str, object]:
     """Return request id -> its part of `value`, by the table above; empty for None and empty dicts."""
-    total = sum(num_scheduled_tokens[req_id] for req_id in input_batch.req_ids)
+    total = sum(step.counts)
+    on_host = _on_host(value)
     parts = {}
-    for req_id in input_batch.req_ids:
-        start = int(query_start_loc[input_batch.req_id_to_index[req_id]])
-        part = _part(value, start, start + num_scheduled_tokens[req_id], total)
+    for req_id, start, count in zip(step.req_ids, step.starts, step.counts, strict=True):
+        part = _part(on_host, start, start + count, total)
         if part is not None:
             parts[req_id] = part
     return parts
 
 
+def _on_host(value: object) -> object:
+    """Return the value with its tensors on the CPU: one transfer, however many requests there are."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, list):
+        return [_on_host(element) for element in value]
+    if isinstance(value, Mapping):
+        return {name: _on_host(inner) for name, inner in value.items()}
+    return value
+
+
 def _part(value: object, start: int, end: int, total: int) -> object | None:
     if isinstance(value, torch.Tensor):
-        rows = value[start:end] if value.ndim and len(value) == total else value
-        return rows.detach().cpu().clone()
+        return (value[start:end] if value.ndim and len(value) == total else value).clone()
     if isinstance(value, list):
         return [_copied(element) for element in value]
     if isinstance(value, Mapping):
@@ -50,7 +55,7 @@ def _part(value: object, start: int, end: int, total: int) -> object | None:
 
 def _copied(value: object) -> object:
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
+        return value.clone()
     if isinstance(value, list):
         return [_copied(element) for element in value]
     if isinstance(value, Mapping):

@@ -1,0 +1,301 @@
+"""Rows on their way into the store, case by case: what is copied when, who waits for what, what must not come late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from mmcached.worker.prefix_store import KeySpec, RowChunk, RowSpan, TensorPrefixStore
+from mmcached.worker.prefix_store.transfer import Part
+from tests.worker.prefix_store.delayed_transfer import DelayedCopy, DelayedTransfer
+from tests.worker.prefix_store.test_store import BLOCK, CODES, HIDDEN, WIDTH, chunk_of, hidden, hidden_of, missing
+from tests.worker.prefix_store.test_store import names_of as names
+
+NEVER = 1 << 30
+DEFERRED = KeySpec("hidden_states", "per_token", (WIDTH,), torch.float32, "deferred")
+ROW = HIDDEN.nbytes
+LARGE = 1 << 20
+
+
+class Bench:
+    """A store whose copies are done when the test says so, or when somebody waits."""
+
+    def __init__(
+        self, *specs: KeySpec, num_blocks: int = 100, staged_byte_limit: int = LARGE, device_byte_budget: int = LARGE
+    ) -> None:
+        self.transfer = DelayedTransfer(lambda: NEVER)
+        self.store = TensorPrefixStore(
+            BLOCK,
+            specs,
+            byte_budget=num_blocks * BLOCK * sum(spec.nbytes for spec in specs),
+            staged_byte_limit=staged_byte_limit,
+            device_byte_budget=device_byte_budget,
+            transfer_for=lambda device, keep_nbytes: self.transfer,
+        )
+
+    def write(self, *chunks: RowChunk, base: float = 0, **outputs: torch.Tensor) -> dict[bytes, dict[str, int]]:
+        """Write rows that hold their position, and overwrite what was handed in."""
+        rows = torch.cat([hidden_of(chunk, base) for chunk in chunks])
+        assert self.store.write(chunks, {"hidden_states": rows, **outputs}) == []
+        rows.fill_(-1)
+        report = self.store.commit()
+        self.store.check_integrity()
+        return report
+
+    def let_arrive(self, *copies: DelayedCopy) -> None:
+        for copy in copies or self.transfer.open_copies:
+            copy.num_polls = 0
+
+    @property
+    def waits(self) -> tuple[int, int]:
+        stats = self.store.stats()
+        return stats.read_waits, stats.limit_waits
+
+
+# ---- copies
+
+
+def test_a_step_is_one_copy_of_all_keys_and_nobody_waits_for_it() -> None:
+    bench = Bench(HIDDEN, CODES)
+    codes = torch.arange(32).reshape(8, 2, 2)
+    report = bench.write(chunk_of(0, "abcdefgh"), codes=codes)
+    assert report == {name: {"hidden_states": 4, "codes": 4} for name in names("abcdefgh")}
+    bench.store.release([0])
+    assert (bench.transfer.num_started, bench.waits) == (1, (0, 0))
+    assert bench.store.stats().in_flight_nbytes == 8 * (HIDDEN.nbytes + CODES.nbytes)
+    bench.store.attach(1, names("abcdefgh"))
+    with bench.store.read([RowSpan(1, 0, 8)], ["hidden_states", "codes"]) as rows:
+        assert rows.get("hidden_states", 0)[:, 0].tolist() == list(range(8))
+        assert torch.equal(rows.get("codes", 0), codes)
+    assert bench.waits == (1, 0)
+    assert bench.store.stats().in_flight_nbytes == 0
+
+
+def test_a_hit_in_the_same_step_finds_what_is_under_way() -> None:
+    bench = Bench(HIDDEN)
+    chunks = [chunk_of(0, "abcdefgh"), chunk_of(1, "abcdefghij", 8)]
+    assert bench.store.write(chunks, {"hidden_states": torch.cat([hidden_of(chunk) for chunk in chunks])}) == []
+    assert bench.store.usable_prefix(names("abcdefgh"), 8, ["hidden_states"]) == 8
+    assert hidden(bench.store, 1, 0, 10) == list(range(10))
+
+
+def test_a_reader_waits_for_the_copies_that_it_needs_and_for_no_others() -> None:
+    bench = Bench(HIDDEN)
+    for number, tokens in enumerate(("abcd", "efgh", "ijkl")):
+        bench.write(chunk_of(number, tokens), base=10 * number)
+    assert hidden(bench.store, 1, 0, 4) == [10, 11, 12, 13]
+    assert (len(bench.transfer.open_copies), bench.waits) == (2, (1, 0))
+    assert missing(bench.store, 1, 4, 9) == (4, 9)
+    assert bench.waits == (1, 0)
+    with bench.store.read([RowSpan(0, 0, 4), RowSpan(2, 1, 3), RowSpan(0, 0, 1)], ["hidden_states"]) as rows:
+        assert [part[:, 0].tolist() for part in rows.all("hidden_states") if part is not None] == [
+            [0, 1, 2, 3],
+            [21, 22],
+            [0],
+        ]
+    assert (len(bench.transfer.open_copies), bench.waits) == (0, (3, 0))
+
+
+def test_what_is_done_is_landed_by_the_next_call() -> None:
+    bench = Bench(HIDDEN)
+    bench.write(chunk_of(0, "abcd"))
+    bench.write(chunk_of(1, "efgh"), base=10)
+    bench.let_arrive(bench.transfer.open_copies[0])
+    bench.store.release([])
+    assert bench.store.stats().in_flight_nbytes == 4 * ROW
+    bench.let_arrive()
+    assert hidden(bench.store, 0, 0, 4) == [0, 1, 2, 3]
+    assert hidden(bench.store, 1, 0, 4) == [10, 11, 12, 13]
+    assert (bench.store.stats().in_flight_nbytes, bench.waits) == (0, (0, 0))
+
+
+def test_beyond_the_limit_a_write_waits_for_the_oldest() -> None:
+    step = 4 * ROW + 16
+    bench = Bench(HIDDEN, staged_byte_limit=2 * step)
+    for number, tokens in enumerate(("abcd", "efgh", "ijkl", "mnop")):
+        bench.write(chunk_of(number, tokens), base=10 * number)
+    assert (len(bench.transfer.open_copies), bench.waits) == (2, (0, 2))
+    bench.write(chunk_of(4, "qrstuvwxyz123456"), base=40)  # more than the limit by itself
+    assert (len(bench.transfer.open_copies), bench.waits) == (1, (0, 4))
+    for number in range(5):
+        assert hidden(bench.store, number, 0, 4) == [10 * number + at for at in range(4)]
+
+
+def test_a_withdrawn_step_does_not_come_late() -> None:
+    bench = Bench(HIDDEN)
+    bench.write(chunk_of(0, "abcdefgh", 0, 3))
+    chunk = chunk_of(0, "abcdefgh", 3, 8)
+    bench.store.write([chunk], {"hidden_states": hidden_of(chunk, 90)})
+    bench.store.withdraw()
+    bench.store.commit()
+    bench.let_arrive()
+    assert missing(bench.store, 0, 0, 8) == (3, 8)
+    bench.write(chunk)
+    assert hidden(bench.store, 0, 0, 8) == list(range(8))
+
+
+def test_a_slot_that_is_used_again_is_safe_from_what_comes_late() -> None:
+    bench = Bench(HIDDEN, num_blocks=1)
+    bench.write(chunk_of(0, "abcd"))
+    bench.store.release([0])
+    bench.write(chunk_of(1, "efgh", 0, 2), base=50)
+    (late, other) = bench.transfer.open_copies
+    bench.let_arrive(other)
+    assert hidden(bench.store, 1, 0, 2) == [50, 51]
+    bench.let_arrive(late)
+    bench.store.commit()
+    assert not bench.transfer.open_copies
+    assert hidden(bench.store, 1, 0, 2) == [50, 51]
+    assert missing(bench.store, 1, 0, 4) == (2, 4)
+
+
+def test_a_row_that_is_written_again_is_not_undone_by_the_former_one() -> None:
+    bench = Bench(HIDDEN)
+    bench.write(RowChunk(0, 0, 3), base=900)
+    bench.write(RowChunk(0, 1, 1), base=100)
+    bench.let_arrive(bench.transfer.open_copies[1])
+    assert hidden(bench.store, 0, 1, 2) == [101]
+    bench.let_arrive()
+    assert hidden(bench.store, 0, 0, 3) == [900, 101, 902]
+
+
+def test_what_two_have_generated_is_merged_before_it_is_there() -> None:
+    bench = Bench(HIDDEN)
+    bench.write(RowChunk(0, 0, 3))
+    bench.write(RowChunk(1, 2, 1), base=100)
+    assert bench.write(RowChunk(0, 2, 1, 0, names("abcd")), RowChunk(1, 3, 1, 0, names("abcd")), base=200) == {
+        names("abcd")[0]: {"hidden_states": 4}
+    }
+    assert bench.waits == (0, 0)
+    assert hidden(bench.store, 1, 0, 4) == [0, 1, 202, 203]
+
+
+def test_after_a_reset_nothing_comes() -> None:
+    bench = Bench(HIDDEN, num_blocks=1)
+    bench.write(chunk_of(0, "abcd"))
+    bench.store.reset()
+    bench.store.check_integrity()
+    bench.write(RowChunk(0, 0, 2), base=50)
+    bench.let_arrive()
+    assert hidden(bench.store, 0, 0, 2) == [50, 51]
+    assert missing(bench.store, 0, 0, 4) == (2, 4)
+    assert bench.store.stats().in_flight_nbytes == 0
+
+
+def test_a_write_that_fails_has_written_nothing_and_the_next_one_works() -> None:
+    bench = Bench(HIDDEN)
+
+    class Full(DelayedTransfer):
+        def start(self, parts: Sequence[Part]) -> DelayedCopy:
+            raise torch.OutOfMemoryError("no room on the device")
+
+    works, bench.transfer = bench.transfer, Full(lambda: 0)
+    bench.store._staging.shipments._transfers.clear()
+    chunk = chunk_of(0, "abcd")
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.store.write([chunk], {"hidden_states": hidden_of(chunk)})
+    bench.store.check_integrity()
+    assert missing(bench.store, 0, 0, 4) == (0, 4)
+    bench.store.withdraw()
+    assert bench.store.commit() == {names("abcd")[0]: {}}
+    bench.transfer = works
+    bench.store._staging.shipments._transfers.clear()
+    bench.write(chunk)
+    assert hidden(bench.store, 0, 0, 4) == [0, 1, 2, 3]
+
+
+# ---- deferred rows
+
+
+def decode(bench: Bench, request_id: int, tokens: str, first: int, base: float = 0) -> None:
+    """Write the rows from `first` on, one in each step; a block is named when it is full."""
+    for at in range(first, len(tokens)):
+        is_full = (at + 1) % BLOCK == 0
+        own = names(tokens)[at // BLOCK : at // BLOCK + 1] if is_full else []
+        bench.write(RowChunk(request_id, at, 1, at // BLOCK, own), base=base)
+
+
+def test_deferred_rows_stay_on_the_device_until_their_block_is_sealed_and_full() -> None:
+    bench = Bench(DEFERRED)
+    decode(bench, 0, "abc", 0)
+    stats = bench.store.stats()
+    assert (stats.copies, stats.deferred_nbytes) == (0, 3 * ROW)
+    decode(bench, 0, "abcdef", 3)
+    stats = bench.store.stats()
+    assert (stats.copies, stats.in_flight_nbytes, stats.deferred_nbytes) == (1, 4 * ROW, 2 * ROW)
+    assert bench.waits == (0, 0)
+    assert hidden(bench.store, 0, 0, 6) == list(range(6))
+
+
+def test_a_prompt_of_full_blocks_is_copied_at_once_and_only_its_rest_is_kept() -> None:
+    bench = Bench(DEFERRED)
+    bench.write(chunk_of(0, "abcdefghij"), chunk_of(1, "mnop"))
+    stats = bench.store.stats()
+    assert (stats.copies, stats.in_flight_nbytes) == (1, 12 * ROW)
+    assert stats.deferred_nbytes == 2 * ROW
+    assert hidden(bench.store, 0, 0, 10) == list(range(10))
+
+
+def test_rows_of_a_running_request_are_found_by_others_before_they_are_copied() -> None:
+    bench = Bench(DEFERRED)
+    bench.write(chunk_of(0, "abcdefgh", 0, 6))
+    assert bench.store.usable_prefix(names("abcdefgh"), 8, ["hidden_states"]) == 6
+    bench.write(chunk_of(1, "abcdefgh", 6, 7), base=100)
+    assert hidden(bench.store, 1, 0, 7) == [0, 1, 2, 3, 4, 5, 106]
+
+
+def test_a_release_copies_what_others_can_find_and_drops_the_rest() -> None:
+    bench = Bench(DEFERRED)
+    bench.write(chunk_of(0, "abcd", 0, 3), chunk_of(1, "mnop", 0, 2), chunk_of(2, "xyz"))
+    assert bench.store.stats().copies == 0
+    bench.store.release([0, 1, 2])
+    bench.store.check_integrity()
+    stats = bench.store.stats()
+    assert (stats.copies, stats.in_flight_nbytes, stats.deferred_nbytes) == (1, 5 * ROW, 0)
+    bench.store.attach(3, names("abcd"))
+    assert hidden(bench.store, 3, 0, 3) == [0, 1, 2]
+
+
+def test_preempted_and_resumed_while_its_rows_are_on_the_device() -> None:
+    bench = Bench(DEFERRED)
+    bench.write(chunk_of(0, "abcdefgh", 0, 6))
+    bench.store.release([0])
+    bench.write(chunk_of(0, "abcdefgh", 5, 8), base=100)
+    bench.let_arrive()
+    assert hidden(bench.store, 0, 0, 8) == [0, 1, 2, 3, 4, 5, 106, 107]
+
+
+def test_beyond_the_budget_the_oldest_are_copied_in_one_go() -> None:
+    bench = Bench(DEFERRED, device_byte_budget=8 * ROW)
+    for request_id in range(8):
+        bench.write(RowChunk(request_id, 0, 1), base=request_id)
+    assert bench.store.stats().copies == 0
+    bench.write(RowChunk(8, 0, 1), base=8)
+    stats = bench.store.stats()
+    assert (stats.copies, stats.in_flight_nbytes, stats.deferred_nbytes) == (1, 5 * ROW, 4 * ROW)
+    bench.write(RowChunk(9, 0, 9))
+    assert bench.store.stats().deferred_nbytes <= 8 * ROW
+    assert [hidden(bench.store, request_id, 0, 1) for request_id in range(9)] == [[each] for each in range(9)]
+
+
+def test_to_declare_another_time_of_copies_changes_nothing_that_is_there() -> None:
+    bench = Bench(DEFERRED)
+    decode(bench, 0, "ab", 0)
+    bench.store.declare(HIDDEN)
+    assert bench.store.schema == {"hidden_states": HIDDEN}
+    bench.write(RowChunk(0, 2, 1))
+    assert (bench.store.stats().copies, bench.store.stats().deferred_nbytes) == (1, 2 * ROW)
+    assert hidden(bench.store, 0, 0, 3) == [0, 1, 2]
+
+
+def test_on_the_cpu_deferred_rows_are_there_when_they_are_read() -> None:
+    store = TensorPrefixStore(BLOCK, [DEFERRED], byte_budget=LARGE)
+    rows = hidden_of(RowChunk(0, 0, 3))
+    assert store.write([RowChunk(0, 0, 3)], {"hidden_states": rows}) == []
+    rows.fill_(-1)
+    assert store.stats().deferred_nbytes == 3 * ROW
+    assert hidden(store, 0, 0, 3) == [0, 1, 2]
+    stats = store.stats()
+    assert (stats.copies, stats.in_flight_nbytes, stats.deferred_nbytes, stats.read_waits) == (1, 0, 0, 0)

@@ -1,0 +1,40 @@
+"""The seed's tensor prefix cache: per-token outputs by KV slot, for requests that skip a prefix.
+
+    cache           the seed's methods, in the order in which a step calls them
+    writing         a step's rows to their slots
+    keys            which outputs are rows: declared, or discovered
+    row_store       one key's rows by slot, with a bit for each that was written
+    slots           which slots may be named, who has written them last
+    input_batch     what an engine's batch says: packed rows, positions, block tables
+    merging         rows of a step behind the cached prefix         missing    what is said if that is not all there
+    deferral        rows that get their slots at a request's end    deferred_rows
+    host_copies     one transfer to the CPU for each output of a step
+    passthrough     outputs that are no keys
+
+For engines that know slots, and nothing of content: rows live and die with KV slots. The service itself uses
+`mmcached.worker.prefix_store`.
+
+Source: `OmniTensorPrefixCache` of vllm-omni 0.22, its ten methods. Deliberate differences:
+
+* an occupancy bit per row and key, so that unwritten rows are `MissingRows`, for their request only;
+* a hit may end within a block: all its rows are delivered, none is dropped;
+* a write replaces the slots' tenant: a key that the step's outputs lack, or that is deferred, becomes missing there;
+* an output is a key when it is declared, or has had two different lengths, each its step's; by its first one only on
+  demand (`discover="first"`);
+* slots, widths, dtypes and lengths are checked, nothing is broadcast, truncated or wrapped around, no slot is named
+  twice; a key that does not fit costs its own rows, and no others;
+* `num_computed_tokens_cpu` is the number before the step, for staging as well as for merging, and is checked;
+* staged rows are copies; what was staged later wins, what a later step has replaced is not written; positions beyond
+  the block table are refused;
+* every result is a copy, one for each request, and never a view of the step's buffers or of the cache;
+* a hit is delivered its prefix of a key that its step lacks;
+* a key is also recognised unpadded on a padded step; only `(tokens, width)` tensors become keys; a 0-d tensor passes
+  through;
+* outputs None are no outputs.
+"""
+
+from mmcached.worker.omni.cache import OmniTensorPrefixCache, PrefixCacheStats
+from mmcached.worker.omni.input_batch import InputBatch
+from mmcached.worker.omni.missing import MissingPrefix, MissingRun
+
+__all__ = ["InputBatch", "MissingPrefix", "MissingRun", "OmniTensorPrefixCache", "PrefixCacheStats"]

@@ -1,0 +1,360 @@
+"""The cache itself: the seed's methods over rows by KV slot.
+
+Knows nothing of models, engines or devices beyond what its arguments say; keeps everything on the CPU but what is
+deferred. Whoever writes a slot replaces what stood there. The order of one step's calls:
+
+    commit_deferred_mm_outputs(finished)            while they are still in the batch
+    reset_prefix_cached_new_req_ids()               the step begins
+    discard_deferred_mm_outputs(each finished)
+    add_prefix_cached_new_req_id(each new hit)
+    … forward …
+    update_omni_tensor_prefix_cache(…)              before merging: a hit may be on rows of this very step
+    stage_deferred_mm_outputs(…)
+    get_merged_hidden_states(…), get_merged_multimodal_states(…)
+
+Invariant: no row is delivered that was not written for its slot by the slot's present tenant. A row that is missing is
+`MissingPrefix`, a `MissingRows`, never zeros. A result is the step's own rows; for a hit of this step it starts at
+position 0. Results are copies and never views of the step's buffers or of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.omni.deferral import Deferral
+from mmcached.worker.omni.host_copies import HostCopies
+from mmcached.worker.omni.input_batch import BlockTable, EngineBatch, Starts, Step, num_kv_groups
+from mmcached.worker.omni.keys import Discover, KeyBook
+from mmcached.worker.omni.merging import Merger, Prefixes
+from mmcached.worker.omni.missing import MissingPrefix, MissingRun
+from mmcached.worker.omni.passthrough import split_per_request
+from mmcached.worker.omni.row_store import RowStore
+from mmcached.worker.omni.slots import SlotBook
+from mmcached.worker.omni.writing import HIDDEN_STATES, StepWriter, at_least, raise_first
+
+log = structlog.get_logger("mmcached.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """`row_queries` and `row_hits` count rows asked for behind hits and delivered; the rest are gauges.
+
+    `written_bytes` are the bytes of rows that can be delivered, `deferred_rows` those staged and not committed.
+    """
+
+    keys: int
+    row_queries: int
+    row_hits: int
+    written_bytes: int
+    deferred_rows: int
+
+
+class OmniTensorPrefixCache:
+    """Slot-addressed rows of hidden states and of other per-token outputs.
+
+    Args:
+        num_blocks, block_size: as of the KV pool: slots 0 … num_blocks * block_size - 1.
+        hidden_size, hs_dtype: of the hidden states. Their memory is not touched before they are written.
+        discover: when an output becomes a key that was not declared; see `mmcached.worker.omni.keys`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        hidden_size: int,
+        hs_dtype: torch.dtype,
+        *,
+        discover: Discover = "two_lengths",
+    ) -> None:
+        for field, value in (("num_blocks", num_blocks), ("block_size", block_size), ("hidden_size", hidden_size)):
+            if value < 1:
+                raise InvalidRequest(field, value, "must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.default_hidden_size = hidden_size
+        self._hidden = self._make_store(HIDDEN_STATES, hidden_size, hs_dtype)
+        self._keys = KeyBook(self._make_store, discover)
+        self._slots = SlotBook(num_blocks * block_size)
+        self._deferral = Deferral(self._keys, self._slots)
+        self._merger = Merger()
+        self._host = HostCopies()
+        self._writer = StepWriter(self._hidden, self._keys, self._host)
+        self._step_slots: np.ndarray | None = None
+        self._has_warned = False
+
+    @property
+    def hidden_states_cache(self) -> torch.Tensor:
+        """`(num_blocks, block_size, hidden_size)`; rows that were not written hold anything."""
+        return self._hidden.rows
+
+    @property
+    def mm_outputs_cache(self) -> dict[str, torch.Tensor]:
+        """Key -> `(num_blocks, block_size, width)`; rows that were not written hold anything."""
+        return {key: store.rows for key, store in self._keys.known.items()}
+
+    @property
+    def mm_cache_keys(self) -> set[str]:
+        return set(self._keys.known)
+
+    # ---- which requests are hits of this step
+
+    def add_prefix_cached_new_req_id(self, req_id: str) -> None:
+        """Say that the request's first rows of this step follow a prefix hit; of a resumed request, too."""
+        self._merger.hits.add(req_id)
+
+    def reset_prefix_cached_new_req_ids(self) -> None:
+        """Begin a step: no request is a hit."""
+        self._merger.hits.clear()
+        self._slots.begin_step()
+        self._forget_step()
+
+    def has_prefix_cached_new_req_ids(self) -> bool:
+        return bool(self._merger.hits)
+
+    # ---- keys
+
+    def declare(self, key: str, width: int, dtype: torch.dtype) -> None:
+        """Make an output a key: `(tokens, width)` of `dtype` in each step that has it.
+
+        Raises:
+            InvalidRequest: it is known otherwise.
+        """
+        self._keys.declare(key, width, dtype)
+
+    def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, Any], seq_len: int) -> None:
+        """Look for keys among the outputs of a step of `seq_len` tokens; known keys are not touched."""
+        self._keys.observe(multimodal_outputs, (seq_len,))
+
+    # ---- writing
+
+    def update_omni_tensor_prefix_cache(  # noqa: PLR0917 (the seed's signature)
+        self,
+        hidden_states: torch.Tensor | None,
+        multimodal_outputs: Mapping[str, Any] | None,
+        num_tokens_unpadded: int,
+        slot_mapping: torch.Tensor,
+        num_tokens_padded: int | None = None,
+        skip_mm_cache_keys: Collection[str] | None = None,
+        hidden_states_cpu: torch.Tensor | None = None,
+    ) -> None:
+        """Write a step's rows to their slots.
+
+        The slots have new tenants: whatever the step has no rows of is missing there from now on. Of what is None, rows
+        that another call has written in the same step stay.
+
+        Args:
+            hidden_states: `(tokens, hidden_size)`, or None: the model has none.
+            multimodal_outputs: by name; which are keys, see `mmcached.worker.omni.keys`.
+            num_tokens_unpadded: rows that count; further ones are padding.
+            slot_mapping: `(at least num_tokens_unpadded,)` integers on the CPU.
+            num_tokens_padded: rows of a padded step; default: no padding.
+            skip_mm_cache_keys: deferred keys: known, but not written now.
+            hidden_states_cpu: the hidden states, already copied to the CPU: contiguous; preferred.
+        Raises:
+            InvalidRequest: names what does not fit. If it is a key, its rows are missing in these slots, and all others
+                are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
+        """
+        num_rows, padded = num_tokens_unpadded, num_tokens_padded or num_tokens_unpadded
+        if padded < num_rows:
+            raise InvalidRequest("num_tokens_padded", padded, f"must be at least {num_rows}")
+        slots = self._slots.check(slot_mapping, num_rows)
+        self._forget_step()
+        self._step_slots = slots
+        former = self._slots.take_over(slots)
+        errors = self._writer.write_hidden(hidden_states, hidden_states_cpu, slots, former)
+        if multimodal_outputs is None:
+            self._writer.forget_outputs(former)
+        else:
+            errors += self._writer.write_outputs(multimodal_outputs, skip_mm_cache_keys or (), slots, padded)
+        raise_first(errors)
+
+    def stage_deferred_mm_outputs(
+        self,
+        query_start_loc: Starts,
+        input_batch: EngineBatch,
+        multimodal_outputs: Mapping[str, Any] | None,
+        num_scheduled_tokens: Mapping[str, int],
+        deferred_mm_cache_keys: Collection[str],
+    ) -> None:
+        """Keep copies of a step's rows of the deferred keys, until their request is committed or discarded.
+
+        Rows belong to positions `num_computed_tokens_cpu …` of their request: the number BEFORE the step. It is
+        compared with the slots that the step has written, if `update_omni_tensor_prefix_cache` was called before; and
+        a request's rows must follow those that it had in the last step, or begin earlier (they are computed again
+        then, and the later rows are right), or follow a hit. Copies stay on the rows' device. A deferred key needs no
+        discovery.
+
+        Raises:
+            InvalidRequest: names the request whose positions contradict, or the key whose rows do not fit: of that
+                nothing is staged, of all others everything.
+        """
+        slots, self._step_slots = self._step_slots, None
+        if not deferred_mm_cache_keys:
+            return
+        # Requests without rows need not be named here.
+        scheduled = {req_id: num_scheduled_tokens.get(req_id, 0) for req_id in input_batch.req_ids}
+        step = Step(query_start_loc, input_batch, scheduled)
+        refused = self._deferral.stage(
+            multimodal_outputs or {},
+            deferred_mm_cache_keys,
+            step,
+            input_batch,
+            self._block_table(input_batch),
+            written=slots if slots is not None and step.num_rows <= len(slots) else None,
+            hits=self._merger.hits,
+        )
+        raise_first(refused)
+
+    def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: EngineBatch) -> None:
+        """Write the staged rows of requests that end; call it while they are still in the batch.
+
+        A request without a block table any more is forgotten: its rows stay missing. So do rows whose slot a later step
+        has written.
+
+        Raises:
+            InvalidRequest: rows of a request do not fit the block table; they stay staged, all others are written.
+        """
+        if not self._deferral.rows.is_empty:
+            raise_first(self._deferral.commit(finished_req_ids, input_batch, self._block_table(input_batch)))
+
+    def discard_deferred_mm_outputs(self, req_id: str) -> None:
+        """Forget the staged rows of a request; an unknown one changes nothing."""
+        self._deferral.rows.discard(req_id)
+
+    def forget_slots(self, slot_mapping: torch.Tensor) -> None:
+        """Say that slots hold nothing, nor get what is staged for them: the step that wrote them was withdrawn."""
+        slots = self._slots.check(slot_mapping, len(slot_mapping))
+        self._slots.take_over(slots)
+        for store in self._stores():
+            store.forget(slots)
+
+    def clear(self) -> None:
+        """Forget all rows, hits and staged rows; keys stay known, counters go on."""
+        for store in self._stores():
+            store.clear()
+        self._merger.hits.clear()
+        self._deferral.rows.clear()
+        self._forget_step()
+
+    # ---- merging
+
+    def get_merged_hidden_states(
+        self,
+        query_start_loc: Starts,
+        input_batch: EngineBatch,
+        hidden_states: torch.Tensor,
+        num_scheduled_tokens: Mapping[str, int],
+        hidden_states_cpu: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return each request's rows of this step, with the cached prefix before them if it is a hit of this step.
+
+        Args:
+            query_start_loc: first packed row of each request.
+            hidden_states: `(tokens, hidden_size)` of the step.
+            num_scheduled_tokens: rows of each request.
+        Returns:
+            request id -> `(rows, hidden_size)` on the CPU, a copy.
+        Raises:
+            MissingPrefix: rows of a prefix were never written; has the results of all other requests.
+            InvalidRequest: the step's tensor is too short or of another shape.
+        """
+        step = Step(query_start_loc, input_batch, num_scheduled_tokens)
+        chosen = self._writer.hidden_rows(hidden_states, hidden_states_cpu, step.num_rows)
+        rows = self._host.take(HIDDEN_STATES, chosen, step.num_rows)
+        missing: list[MissingRun] = []
+        merged = self._merger.merge(self._hidden, rows, step, self._prefixes(step, input_batch), missing)
+        if missing:
+            raise MissingPrefix(missing, merged)
+        return merged
+
+    def get_merged_multimodal_states(
+        self,
+        query_start_loc: Starts,
+        input_batch: EngineBatch,
+        multimodal_outputs: Mapping[str, Any] | None,
+        num_scheduled_tokens: Mapping[str, int],
+    ) -> dict[str, dict[str, object]]:
+        """Return key -> request id -> its part of the step's outputs; known keys are merged with the cached prefix.
+
+        A known key that the step lacks is delivered to hits that have its prefix: the prefix alone. What is no known
+        key follows `passthrough.split_per_request`; while a key is undecided its prefix is missing.
+
+        Raises:
+            MissingPrefix, InvalidRequest: as `get_merged_hidden_states`; to go on without a key that does not fit,
+                leave it out of `multimodal_outputs`.
+        """
+        outputs = {key: value for key, value in (multimodal_outputs or {}).items() if value is not None}
+        step = Step(query_start_loc, input_batch, num_scheduled_tokens)
+        prefixes = self._prefixes(step, input_batch)
+        missing: list[MissingRun] = []
+        merged: dict[str, dict[str, Any]] = {}
+        for key, value in outputs.items():
+            known, undecided = self._keys.known.get(key), self._keys.may_be_rows(key, value)
+            if known is not None:
+                rows = self._host.take(key, at_least(known.check_rows(value, key), step.num_rows, key), step.num_rows)
+                merged[key] = self._merger.merge(known, rows, step, prefixes, missing)
+            elif undecided is not None and len(value) >= step.num_rows:
+                rows = self._host.take(key, value, step.num_rows)
+                merged[key] = self._merger.merge_undecided(undecided, rows, step, prefixes, missing)
+            else:
+                merged[key] = split_per_request(value, step)
+        if prefixes:
+            for key, store in self._keys.known.items():
+                if key not in outputs:
+                    may_lack = not self._deferral.rows.has(key)
+                    merged[key] = self._merger.prefixes_alone(store, prefixes, missing, may_lack=may_lack)
+            for store in self._keys.undecided():
+                if store.key not in outputs:
+                    self._merger.miss_undecided(store, prefixes, missing)
+        merged = {key: parts for key, parts in merged.items() if parts}
+        if missing:
+            raise MissingPrefix(missing, merged)
+        return merged
+
+    # ---- the state itself
+
+    def stats(self) -> PrefixCacheStats:
+        stores = (self._hidden, *self._keys.known.values())
+        return PrefixCacheStats(
+            len(self._keys.known),
+            self._merger.row_queries,
+            self._merger.row_hits,
+            sum(store.written_bytes for store in stores),
+            self._deferral.rows.num_rows,
+        )
+
+    def check_integrity(self) -> None:
+        for store in self._stores():
+            store.check_integrity()
+        self._deferral.rows.check_integrity()
+        self._merger.check_integrity()
+
+    def _make_store(self, key: str, width: int, dtype: torch.dtype) -> RowStore:
+        return RowStore(key, num_blocks=self.num_blocks, block_size=self.block_size, width=width, dtype=dtype)
+
+    def _stores(self) -> tuple[RowStore, ...]:
+        return (self._hidden, *self._keys.known.values(), *self._keys.undecided())
+
+    def _forget_step(self) -> None:
+        """Let go of what the last step has left for its own later calls."""
+        self._host.drop()
+        self._step_slots = None
+
+    def _block_table(self, input_batch: EngineBatch) -> BlockTable:
+        if not self._has_warned and num_kv_groups(input_batch) > 1:
+            self._has_warned = True
+            log.warning("several KV groups: slots are those of the first", num_kv_groups=num_kv_groups(input_batch))
+        return BlockTable(input_batch, num_blocks=self.num_blocks, block_size=self.block_size)
+
+    def _prefixes(self, step: Step, input_batch: EngineBatch) -> Prefixes:
+        if not self._merger.hits:
+            return {}
+        return self._merger.prefixes(step, input_batch, self._block_table(input_batch))

@@ -1,0 +1,149 @@
+"""What the cache must know of a step's requests: `InputBatch`, or an engine's own batch object, read into `Step`.
+
+Knows nothing of tensors to be cached. Of an engine's batch it takes what vLLM's has:
+
+    req_ids                      the order of all results
+    req_id_to_index              row in everything below
+    num_computed_tokens_cpu      tokens computed BEFORE the step: list, array or tensor
+    block_table                  (rows, max_blocks) block ids on the CPU; or one such table for each KV group, of which
+                                 the first counts: block_table.block_tables, block_table[0].block_table.cpu
+    query_start_loc              first packed row of each request: list, array or tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from mmcached.wire.errors import InvalidRequest
+
+Starts = Sequence[int] | np.ndarray | torch.Tensor
+
+
+class EngineBatch(Protocol):
+    """A batch object, an engine's own or `InputBatch`."""
+
+    @property
+    def req_ids(self) -> Sequence[str]: ...
+    @property
+    def req_id_to_index(self) -> Mapping[str, int]: ...
+    @property
+    def num_computed_tokens_cpu(self) -> Any: ...
+    @property
+    def block_table(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class InputBatch:
+    """The requests of one step.
+
+    Attributes:
+        req_ids: in packed order.
+        req_id_to_index: row in `num_computed_tokens_cpu`, `block_table` and `query_start_loc`.
+        num_computed_tokens_cpu: tokens computed **before** this step, one number per row.
+        block_table: `(rows, max_blocks)` integers on the CPU: block ids of each request from position 0 on.
+    """
+
+    req_ids: Sequence[str]
+    req_id_to_index: Mapping[str, int]
+    num_computed_tokens_cpu: Sequence[int] | torch.Tensor
+    block_table: torch.Tensor
+
+
+def num_kv_groups(input_batch: EngineBatch) -> int:
+    table = input_batch.block_table
+    return 1 if isinstance(table, torch.Tensor) else len(table.block_tables)
+
+
+class BlockTable:
+    """Positions of a batch's requests -> slots, by the first KV group."""
+
+    def __init__(self, input_batch: EngineBatch, *, num_blocks: int, block_size: int) -> None:
+        table = input_batch.block_table
+        if not isinstance(table, torch.Tensor):
+            table = table[0].block_table.cpu
+        if (
+            not isinstance(table, torch.Tensor)
+            or table.ndim != 2
+            or table.device.type != "cpu"
+            or table.is_floating_point()
+        ):
+            raise InvalidRequest("block_table", str(type(table)), "must be 2-D integers on the CPU")
+        self._table: np.ndarray = table.numpy()
+        self._indexes = input_batch.req_id_to_index
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+
+    def slots(self, req_id: str, first: int, end: int) -> np.ndarray:
+        """Return the slots of positions `[first, end)` of a request, int64.
+
+        Raises:
+            InvalidRequest: the block table does not reach so far, or names a block that does not exist.
+        """
+        size, row = self._block_size, self._table[self._indexes[req_id]]
+        if not 0 <= first <= end <= len(row) * size:
+            raise InvalidRequest("positions", end, f"the block table of {req_id} has {len(row) * size}")
+        if first == end:
+            return np.empty(0, dtype=np.int64)
+        blocks = row[first // size : -(-end // size)].astype(np.int64)
+        if blocks.min() < 0 or blocks.max() >= self._num_blocks:
+            wrong = blocks[(blocks < 0) | (blocks >= self._num_blocks)]
+            limit = f"blocks of {req_id} must lie in 0 … {self._num_blocks - 1}"
+            raise InvalidRequest("block_table", int(wrong[0]), limit)
+        slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        offset = first % size
+        wanted: np.ndarray = slots[offset : offset + end - first]
+        return wanted
+
+
+class Step:
+    """The packed rows of each request.
+
+    Attributes:
+        req_ids, starts, counts: of each request its first packed row, and how many.
+        num_rows: what all of them need.
+        is_packed: they follow each other from row 0 on.
+    """
+
+    __slots__ = ("counts", "is_packed", "num_rows", "req_ids", "starts")
+
+    def __init__(self, query_start_loc: Starts, input_batch: EngineBatch, scheduled: Mapping[str, int]) -> None:
+        as_list = (
+            query_start_loc.tolist() if isinstance(query_start_loc, torch.Tensor | np.ndarray) else query_start_loc
+        )
+        indexes = input_batch.req_id_to_index
+        self.req_ids = list(input_batch.req_ids)
+        try:
+            self.starts: list[int] = [as_list[indexes[req_id]] for req_id in self.req_ids]
+            self.counts: list[int] = [scheduled[req_id] for req_id in self.req_ids]
+        except (KeyError, IndexError) as error:
+            limit = "must have a row for every request of the batch"
+            raise InvalidRequest("query_start_loc, num_scheduled_tokens", str(error), limit) from error
+        end = self.num_rows = 0
+        self.is_packed = True
+        for start, count in zip(self.starts, self.counts, strict=True):
+            if start < 0 or count < 0:
+                raise InvalidRequest(
+                    "query_start_loc", start, f"it and the number of rows, {count}, must be at least 0"
+                )
+            self.is_packed = self.is_packed and start == end
+            end = start + count
+            if count and end > self.num_rows:
+                self.num_rows = end
+
+    def parts(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return each request's part of `(num_rows or more, …)`: views."""
+        if self.is_packed:
+            return torch.split(rows[: self.num_rows], self.counts)
+        return [rows[start : start + count] for start, count in zip(self.starts, self.counts, strict=True)]
+
+
+def num_computed(input_batch: EngineBatch, req_ids: Sequence[str]) -> list[int]:
+    """Return of each request the tokens computed before the step."""
+    indexes = [input_batch.req_id_to_index[req_id] for req_id in req_ids]
+    computed: list[int] = np.asarray(input_batch.num_computed_tokens_cpu)[indexes].tolist() if indexes else []
+    return computed
