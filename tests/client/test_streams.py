@@ -15,6 +15,7 @@ import pytest
 
 from mmcached.client import AsyncClient, Client, Generation, asynchronous, synchronous
 from mmcached.client.conversation import STREAM_WINDOW
+from mmcached.client.results import Piece
 from mmcached.wire.errors import (
     CorruptImage,
     DeadlineExceeded,
@@ -29,8 +30,6 @@ from mmcached.wire.messages.frontend import Cancel, FromClient, Generate, Tokens
 from tests.client.blocking import CLIENTS, BlockingAsync, Make
 from tests.client.fake_service import fake_service
 from tests.integration.processes import eventually
-
-Piece = list[int] | Generation
 
 
 def pieces_of(client: Any, *values: Any, **named: Any) -> Iterator[Piece]:

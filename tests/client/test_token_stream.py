@@ -1,14 +1,19 @@
-"""TokenStream: each token is handed out once and in order, whatever comes and whenever it is taken."""
+"""TokenStream: each token and each row is handed out once and in order, whatever comes and whenever it is taken."""
 
 from __future__ import annotations
 
-import pytest
+import struct
+from collections.abc import Sequence
 
-from mmcached.client.results import Generation
+import pytest
+import torch
+
+from mmcached.client.results import Generation, Piece, RowRange
 from mmcached.client.token_stream import TokenStream
 from mmcached.wire.errors import DeadlineExceeded, PeerGone, RemoteProtocolError, error_to_wire
-from mmcached.wire.messages.client import Encoded, Failed, Generated, StreamedTokens
+from mmcached.wire.messages.client import Encoded, Failed, Generated, StreamedRows, StreamedTokens
 from mmcached.wire.messages.frontend import Generate, TokensTaken
+from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
 
 CLIENT = "c" * 32
 
@@ -108,3 +113,106 @@ def test_news_are_told() -> None:
     put(stream, 0, 1)
     stream.answer(answer(1), [])
     assert len(news) == 2
+
+
+# ---- rows
+
+DELTA = RowsWanted(["a", "b"], 3, "delta")
+ROW_WINDOW = 16
+"""Four rows of width 1."""
+
+
+def open_row_stream(wanted: RowsWanted = DELTA) -> TokenStream:
+    request = Generate(CLIENT, 7, "x", 99, wanted, 5.0, stream_window=4)
+    return TokenStream(request, row_window_bytes=ROW_WINDOW)
+
+
+def packed(key: str, first: int, values: Sequence[int], frame: int = 0) -> tuple[Rows, bytes]:
+    return Rows(key, first, Tensor(frame, "int32", (len(values), 1))), struct.pack(f"<{len(values)}i", *values)
+
+
+def put_rows(stream: TokenStream, key: str, first: int, *values: int) -> None:
+    rows, data = packed(key, first, values, 1)
+    stream.put_rows(StreamedRows(7, rows), [b"other", data])
+
+
+def answer_with(stream: TokenStream, *parts: tuple[str, int, list[int]]) -> None:
+    found = [packed(*part, frame) for frame, part in enumerate(parts)]
+    stream.answer(
+        Generated(7, [1], "length", 3, 0, [rows for rows, _ in found]),
+        [data for _, data in found],
+    )
+
+
+def spelt(piece: Piece) -> object:
+    """Return a piece in plain words; of a generation its rows."""
+    if isinstance(piece, RowRange):
+        assert piece.tensor.dtype == torch.int32
+        assert piece.end == piece.first + len(piece.tensor)
+        return piece.key, piece.first, piece.tensor.flatten().tolist()
+    if isinstance(piece, Generation):
+        return [spelt(rows) for rows in piece.rows.values()]
+    return piece
+
+
+def test_rows_are_taken_before_the_tokens_each_key_in_one_piece_and_the_generation_has_the_rest() -> None:
+    stream = open_row_stream()
+    put_rows(stream, "a", 3, 13)
+    put_rows(stream, "b", 3, 23)
+    put(stream, 0, 1)
+    put_rows(stream, "a", 3, 13, 14)  # the first has come before
+    assert [spelt(stream.take()) for _ in range(3)] == [("a", 3, [13, 14]), ("b", 3, [23]), [1]]
+    assert not stream.has_news
+    put_rows(stream, "b", 4, 24)
+    answer_with(stream, ("a", 4, [14, 15]), ("b", 5, []))
+    assert [spelt(stream.take()) for _ in range(2)] == [("b", 4, [24]), [("a", 5, [15]), ("b", 5, [])]]
+    assert stream.take_receipt() is None
+
+
+def test_an_answer_alone_has_all_rows() -> None:
+    stream = open_row_stream(RowsWanted(["a"], 3, "delta"))
+    answer_with(stream, ("a", 3, [13, 14]))
+    assert [spelt(stream.take()) for _ in range(2)] == [[1], [("a", 3, [13, 14])]]
+    stream = open_row_stream(RowsWanted(["a"]))
+    answer_with(stream, ("a", 0, [13, 14]))
+    assert [spelt(stream.take()) for _ in range(2)] == [[1], [("a", 0, [13, 14])]]
+
+
+@pytest.mark.parametrize(("key", "first"), [("a", 5), ("b", 4), ("c", 3)])
+def test_a_gap_in_the_rows_or_a_key_that_nobody_wants_is_an_error(key: str, first: int) -> None:
+    stream = open_row_stream()
+    put_rows(stream, "a", 3, 13)
+    put_rows(stream, key, first, 99)
+    put_rows(stream, "a", 4, 14)
+    assert spelt(stream.take()) == ("a", 3, [13])
+    with pytest.raises(RemoteProtocolError, match="rows of"):
+        stream.take()
+    assert stream.is_open, "the service is to end it"
+
+
+def test_an_answer_whose_rows_do_not_follow_or_are_not_there_is_an_error() -> None:
+    for parts in ([("a", 5, [15]), ("b", 3, [23])], [("a", 4, [14])], [("a", 4, [14]), ("c", 3, [23])]):
+        stream = open_row_stream()
+        put_rows(stream, "a", 3, 13)
+        answer_with(stream, *parts)
+        assert spelt(stream.take()) == ("a", 3, [13])
+        with pytest.raises(RemoteProtocolError):
+            stream.take()
+        assert not stream.is_open
+
+
+def test_receipts_are_given_for_half_a_window_of_rows_that_were_taken() -> None:
+    stream = open_row_stream()
+    put_rows(stream, "a", 3, 13)
+    stream.take()
+    assert stream.take_receipt() is None
+    put_rows(stream, "b", 3, 23)
+    assert stream.take_receipt() is None, "not before they are taken"
+    stream.take()
+    assert stream.take_receipt() == TokensTaken(CLIENT, 7, 0, 8)
+    assert stream.take_receipt() is None
+    put_rows(stream, "a", 4, *range(9))
+    put(stream, 0, 1)
+    stream.take()
+    stream.take()
+    assert stream.take_receipt() == TokensTaken(CLIENT, 7, 1, 44)

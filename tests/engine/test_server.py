@@ -370,6 +370,20 @@ def test_flush_clears_all_caches_between_two_steps_and_requests_go_on(bench: Ben
     assert bench.engine.stats().kv.blocks_cached == 0
 
 
+def test_a_new_epoch_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: Bench) -> None:
+    bench.connect()
+    bench.add(1, max_tokens=2)
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.frontend.send(bench.peer, to_engine.FlushEngine(9, new_epoch=True))
+    assert bench.expect(from_engine.EngineFlushed).token == 9
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(plans[rank]))
+    for rank in range(2):
+        plan = bench.plan(rank)
+        assert (plan.row_epoch, plan.chunks[0].num_computed_tokens) == (1, 5), "it goes on where it was"
+    assert bench.engine.stats().kv.blocks_cached == 0
+
+
 def test_refused_engine_ends_with_the_reason(bench: Bench) -> None:
     bench.expect(from_engine.EngineHello)
     bench.frontend.send(bench.peer, to_engine.Refused(error_to_wire(ConfigError("config digest", "a", "b: restart"))))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mmcached.shm import RingWriter
@@ -15,6 +17,7 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.frontend import CommittedTokens, TokensCommitted
+from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
 
@@ -29,11 +32,50 @@ def bench(run_dir: Path) -> Iterator[Bench]:
 
 
 def run_step(bench: Bench, token: int) -> to_worker.StepPlan:
-    """Let both ranks run the next step; it samples `token` for everybody."""
+    """Let both ranks run the next step; it samples `token` for everybody. Rank 0 returns the rows that are wanted:
+    in the place of each its position.
+    """
     plans = [bench.plan(rank) for rank in range(2)]
     for worker, plan in zip(bench.workers, plans, strict=True):
-        worker.channel.send(worker.output(plan, token=token))
+        output, frames = worker.output(plan, token=token), list[bytes]()
+        for chunk in plan.chunks if worker.rank == 0 else ():
+            end = chunk.num_computed_tokens + len(chunk.token_ids)
+            positions = range(chunk.first_row, end)
+            for key in chunk.row_keys if positions else ():
+                tensor = Tensor(len(frames), "int32", (len(positions), 1))
+                frames.append(struct.pack(f"<{len(positions)}i", *positions))
+                output.rows.append(to_engine.RowsMade(chunk.request_id, Rows(key, chunk.first_row, tensor)))
+        worker.channel.send(output, frames)
     return plans[0]
+
+
+def add_for_rows(bench: Bench, request_id: int, wanted: RowsWanted, *, max_tokens: int, num_tokens: int = 5) -> None:
+    """Send a streamed request whose client wants rows."""
+    options: dict[str, Any] = {"is_streamed": True}
+    prompt = list(range(65, 65 + num_tokens))
+    add = to_engine.AddRequest(request_id, "generate", prompt, [], max_tokens, wanted, **options)
+    bench.frontend.send(bench.peer, add)
+
+
+Told = tuple[int, str, int, list[int]]
+"""Request, key, first position, values."""
+
+
+def rows_in(bench: Bench, message: TokensCommitted | from_engine.RequestGenerated) -> list[Told]:
+    """Return the rows of the message that came last."""
+    if isinstance(message, TokensCommitted):
+        parts = [(part.request_id, part.rows) for part in message.rows]
+    else:
+        parts = [(message.request_id, rows) for rows in message.rows]
+    found = []
+    for request_id, rows in parts:
+        values = struct.unpack(f"<{rows.tensor.shape[0]}i", bench.payload[rows.tensor.frame])
+        found.append((request_id, rows.key, rows.first, list(values)))
+    return found
+
+
+def rows_of(bench: Bench) -> list[Told]:
+    return rows_in(bench, bench.expect(TokensCommitted))
 
 
 def tokens_of(bench: Bench) -> list[CommittedTokens]:
@@ -156,3 +198,98 @@ def test_a_worker_that_contradicts_the_books_ends_the_engine(bench: Bench) -> No
     with pytest.raises(InvariantError, match="rank 1 contradicts the books: encoder output 'k'"):
         bench.expect(from_engine.RequestGenerated)
     assert from_engine.RequestFailed not in kinds(bench)
+
+
+# ---- rows
+
+DELTA = RowsWanted(["hidden_states"], delivery="delta")
+
+
+@pytest.fixture
+def chunky(run_dir: Path) -> Iterator[Bench]:
+    """A prompt is computed in chunks of four."""
+    with Bench(run_dir, msgspec.structs.replace(CONFIG, max_num_batched_tokens=4), Clock()) as bench:
+        bench.connect()
+        yield bench
+
+
+def test_rows_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(chunky: Bench) -> None:
+    add_for_rows(chunky, 1, RowsWanted(DELTA.keys, 2, "delta"), max_tokens=2, num_tokens=10)
+    wanted: list[tuple[list[int], list[CommittedTokens]]] = [
+        ([2, 3], []),
+        ([4, 5, 6, 7], []),
+        ([8, 9], [CommittedTokens(1, 0, [65])]),
+    ]
+    for values, tokens in wanted:
+        run_step(chunky, 65)
+        message = chunky.expect(TokensCommitted)
+        assert rows_in(chunky, message) == [(1, "hidden_states", values[0], values)]
+        assert message.streams == tokens
+    run_step(chunky, 66)
+    assert rows_in(chunky, chunky.expect(from_engine.RequestGenerated)) == [(1, "hidden_states", 10, [10])]
+    assert not chunky.engine._answers._rows
+
+
+def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
+    add_for_rows(bench, 1, DELTA, max_tokens=9)
+    add_for_rows(bench, 2, RowsWanted(DELTA.keys), max_tokens=9)
+    bench.add(3, max_tokens=9, is_streamed=True)
+    told = None
+    while told is None or [part.request_id for part in told.streams] != [1, 2, 3]:
+        run_step(bench, 65)
+        told = bench.expect(TokensCommitted)
+        assert [part.request_id for part in told.rows] == [1], "the second wants its rows with the answer"
+
+
+def test_rows_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = bench.engine._contact.channel
+    send, num_refused = channel.send, 0
+
+    def refuse_twice(message: object, payload: Any = ()) -> None:
+        nonlocal num_refused
+        if isinstance(message, TokensCommitted) and num_refused < 2:
+            num_refused += 1
+            raise ChannelFull("the frontend does not read")
+        send(message, payload)
+
+    monkeypatch.setattr(channel, "send", refuse_twice)
+    add_for_rows(bench, 1, DELTA, max_tokens=5)
+    for token in (65, 66, 67, 68):
+        run_step(bench, token)
+    assert rows_of(bench) == [(1, "hidden_states", 0, [0, 1, 2, 3, 4, 5, 6])]
+    assert rows_of(bench) == [(1, "hidden_states", 7, [7])]
+    assert not any(len(pieces) for pieces in bench.engine._answers._rows[1].values()), "what was handed on is not kept"
+
+
+def test_replaced_worker_tells_no_row_twice(bench: Bench) -> None:
+    add_for_rows(bench, 1, DELTA, max_tokens=4)
+    for token in (65, 66):
+        run_step(bench, token)
+        rows_of(bench)
+    for rank in range(2):  # a step is in flight
+        bench.plan(rank)
+    successor = bench.replace(1)
+    bench.attach(successor)
+    bench.from_engine(bench.workers[0], to_worker.ClearCaches)
+    bench.from_engine(successor, to_worker.ClearCaches)
+    run_step(bench, 67)
+    assert rows_of(bench) == [(1, "hidden_states", 6, [6])]
+
+
+def test_abort_frees_the_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = bench.engine._contact.channel
+    send = channel.send
+
+    def refuse(message: object, payload: Any = ()) -> None:
+        if isinstance(message, TokensCommitted):
+            raise ChannelFull("the frontend does not read")
+        send(message, payload)
+
+    monkeypatch.setattr(channel, "send", refuse)
+    add_for_rows(bench, 1, DELTA, max_tokens=9)
+    run_step(bench, 65)
+    bench.pump(lambda: 1 in bench.engine._answers._rows)
+    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    bench.pump(lambda: not bench.engine._requests)
+    answers = bench.engine._answers
+    assert [len(book) for book in (answers._rows, answers._starts, answers._streamed)] == [0, 0, 0]

@@ -1,21 +1,26 @@
-"""Tokens from engines to the clients that asked for them: to nobody else, within the window, gone with the request."""
+"""Tokens and rows from engines to the clients that asked for them: to nobody else, within the windows, gone with the
+request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mmcached.frontend.open_requests import OpenRequest
 from mmcached.frontend.token_streams import TokenStreams
+from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import error_from_wire
+from mmcached.wire.errors import RemoteProtocolError, RequestAborted, error_from_wire
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.client import StreamedTokens, Tokens
-from mmcached.wire.messages.frontend import CommittedTokens, Generate, TokensTaken
+from mmcached.wire.messages.frontend import CommittedRows, CommittedTokens, Generate, TokensTaken
+from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeEngine
 
@@ -23,24 +28,59 @@ CLIENT = "c" * 32
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=0, max_num_requests=3)
 
 
+Told = tuple[int, str, int, list[int]]
+"""Rows of width 1: request, key, first position, values."""
+
+
+def packed(first: int, values: Sequence[int], key: str = "a", frame: int = 0) -> tuple[Rows, bytes]:
+    return Rows(key, first, Tensor(frame, "int32", (len(values), 1))), struct.pack(f"<{len(values)}i", *values)
+
+
+def values_of(rows: Rows, payload: Sequence[Frame]) -> list[int]:
+    data = bytes(payload[rows.tensor.frame])
+    assert rows.tensor.shape == (len(data) // 4, 1)
+    return list(struct.unpack(f"<{len(data) // 4}i", data))
+
+
 class Desk:
-    """TokenStreams, with queues that take or refuse."""
+    """TokenStreams, with queues that take or refuse; four rows of width 1 fill the window of rows.
+
+    Attributes:
+        sent_rows: what each message has had of rows.
+    """
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, list[StreamedTokens]]] = []
+        self.sent_rows: list[list[Told]] = []
         self.is_full = False
-        self.streams = TokenStreams(self._send)
+        self.streams = TokenStreams(self._send, row_window_bytes=16)
 
-    def _send(self, peer: bytes, message: Tokens) -> bool:
+    def _send(self, peer: bytes, message: Tokens, payload: Sequence[Frame]) -> bool:
         if not self.is_full:
             self.sent.append(
                 (peer, [StreamedTokens(s.request_id, s.first, list(s.token_ids)) for s in message.streams])
             )
+            told = [(part.request_id, part.rows.key, part.rows.first) for part in message.rows]
+            values = [values_of(part.rows, payload) for part in message.rows]
+            self.sent_rows.append([(*names, found) for names, found in zip(told, values, strict=True)])
         return not self.is_full
 
-    def open(self, number: int, *, peer: bytes = b"peer", window: int = 100) -> None:
-        message = Generate(CLIENT, number + 1000, "x", 99, None, 5.0, stream_window=window)
+    def open(self, number: int, *, peer: bytes = b"peer", window: int = 100, rows: RowsWanted | None = None) -> None:
+        message = Generate(CLIENT, number + 1000, "x", 99, rows, 5.0, stream_window=window)
         self.streams.open(OpenRequest(number, peer, message, [], 9.0))
+
+    def commit_rows(self, number: int, first: int, *values: int, key: str = "a") -> None:
+        rows, data = packed(first, values, key, 1)
+        self.streams.committed_rows(CommittedRows(number, rows), [b"other", data])
+
+    def taken(self, number: int, num_tokens: int, num_rows: int = 0) -> None:
+        self.streams.taken(number, TokensTaken(CLIENT, number + 1000, num_tokens, 4 * num_rows))
+
+    def flush_rows(self) -> list[list[Told]]:
+        """Flush, and return which rows each message had."""
+        self.sent_rows.clear()
+        self.flush()
+        return list(self.sent_rows)
 
     def commit(self, number: int, first: int, *token_ids: int) -> None:
         self.streams.committed(CommittedTokens(number, first, list(token_ids)))
@@ -78,15 +118,15 @@ def test_a_client_that_takes_slowly_gets_the_rest_in_one_piece(desk: Desk) -> No
     for first in range(7):
         desk.commit(1, first, first)
         desk.flush()
-    desk.streams.taken(1, 2)
+    desk.taken(1, 2)
     assert desk.flush() == [(b"peer", [StreamedTokens(1001, 2, [2, 3, 4, 5, 6])])]
-    desk.streams.taken(1, 3)  # four are on the way
+    desk.taken(1, 3)  # four are on the way
     desk.commit(1, 7, 7)
     assert desk.flush() == []
-    desk.streams.taken(1, 6)
+    desk.taken(1, 6)
     assert desk.flush() == [(b"peer", [StreamedTokens(1001, 7, [7])])]
-    desk.streams.taken(1, 8)
-    desk.streams.taken(1, 2)
+    desk.taken(1, 8)
+    desk.taken(1, 2)
     desk.commit(1, 8, 8)
     assert desk.flush() == [(b"peer", [StreamedTokens(1001, 8, [8])])], "an older word takes nothing back"
 
@@ -94,7 +134,7 @@ def test_a_client_that_takes_slowly_gets_the_rest_in_one_piece(desk: Desk) -> No
 def test_a_client_cannot_take_what_was_not_sent(desk: Desk) -> None:
     """Or its window would be as large as it says."""
     desk.open(1, window=2)
-    desk.streams.taken(1, 1 << 40)
+    desk.taken(1, 1 << 40)
     for first in range(4):
         desk.commit(1, first, first)
         desk.flush()
@@ -131,9 +171,126 @@ def test_nothing_is_sent_or_kept_of_what_is_over_unknown_or_not_streamed(desk: D
     desk.streams.close(1)
     for number in (1, 2, 3):
         desk.commit(number, 0, 5)
-        desk.streams.taken(number, 1)
+        desk.taken(number, 1)
     assert desk.flush() == []
     assert len(desk.streams) == 0
+
+
+# ---- rows
+
+AB = RowsWanted(["a", "b"], 3, "delta")
+
+
+def test_rows_go_with_the_tokens_of_their_step_from_the_first_that_is_wanted(desk: Desk) -> None:
+    desk.open(1, rows=AB)
+    desk.open(2, rows=RowsWanted(["a"], delivery="delta"))
+    desk.commit_rows(1, 3, 13, 14)
+    desk.commit_rows(1, 3, 23, 24, key="b")
+    desk.commit_rows(2, 0, 7)
+    assert desk.flush_rows() == [[(1001, "a", 3, [13, 14]), (1001, "b", 3, [23, 24]), (1002, "a", 0, [7])]]
+    assert desk.sent == [(b"peer", [])], "a step of the prompt has no token"
+    desk.taken(1, 0, num_rows=4)
+    desk.commit_rows(1, 5, 15)
+    desk.commit_rows(1, 5, 25, key="b")
+    desk.commit(1, 0, 9)
+    assert desk.flush_rows() == [[(1001, "a", 5, [15]), (1001, "b", 5, [25])]]
+    assert desk.sent == [(b"peer", [StreamedTokens(1001, 0, [9])])]
+    assert desk.flush_rows() == []
+
+
+def test_while_the_window_of_rows_is_used_up_tokens_wait_too_and_then_all_goes_in_one_piece(desk: Desk) -> None:
+    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    for position in range(7):
+        desk.commit_rows(1, position, position)
+        desk.commit(1, position, position)
+        assert len(desk.flush_rows()) == (position < 4)
+    desk.taken(1, 4, num_rows=1)
+    assert desk.flush_rows() == [[(1001, "a", 4, [4, 5, 6])]]
+    assert desk.sent == [(b"peer", [StreamedTokens(1001, 4, [4, 5, 6])])]
+    desk.taken(1, 7, num_rows=2)
+    desk.taken(1, 7, num_rows=1)
+    desk.commit_rows(1, 7, 7)
+    assert desk.flush_rows() == []
+    desk.taken(1, 7, num_rows=4)
+    assert desk.flush_rows() == [[(1001, "a", 7, [7])]]
+    desk.taken(1, 7, num_rows=1 << 40)
+    desk.streams.check_integrity()
+
+
+def test_one_piece_may_be_larger_than_the_window(desk: Desk) -> None:
+    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.commit_rows(1, 0, *range(9))
+    assert desk.flush_rows() == [[(1001, "a", 0, list(range(9)))]]
+
+
+def test_while_the_window_of_tokens_is_used_up_rows_wait_too(desk: Desk) -> None:
+    desk.open(1, window=1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.commit(1, 0, 5)
+    desk.flush()
+    desk.commit_rows(1, 0, 7)
+    assert desk.flush_rows() == []
+    desk.taken(1, 1)
+    assert desk.flush_rows() == [[(1001, "a", 0, [7])]]
+
+
+def test_rows_that_a_full_queue_refuses_come_with_the_next(desk: Desk) -> None:
+    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.is_full = True
+    desk.commit_rows(1, 0, 5)
+    desk.flush()
+    desk.is_full = False
+    desk.commit_rows(1, 1, 6)
+    assert desk.flush_rows() == [[(1001, "a", 0, [5, 6])]]
+
+
+def test_the_answer_brings_the_rows_that_wait_and_then_its_own(desk: Desk) -> None:
+    desk.open(1, rows=AB)
+    desk.commit_rows(1, 3, 13)
+    desk.commit_rows(1, 3, 23, key="b")
+    desk.flush()
+    desk.is_full = True
+    desk.commit_rows(1, 4, 14, 15)
+    desk.flush()
+    parts = [packed(6, [16], "a", 0), packed(4, [24, 25, 26], "b", 1)]
+    rows, payload = desk.streams.rest(1, [part for part, _ in parts], [data for _, data in parts])
+    assert [(part.key, part.first, values_of(part, payload)) for part in rows] == [
+        ("a", 4, [14, 15, 16]),
+        ("b", 4, [24, 25, 26]),
+    ]
+
+
+def test_rows_of_who_wants_them_all_with_the_answer_pass_through(desk: Desk) -> None:
+    part, data = packed(0, [1, 2])
+    desk.open(1, rows=RowsWanted(["a"]))
+    desk.open(2, rows=None)
+    desk.commit_rows(1, 0, 1)
+    for number in (1, 2, 3):
+        assert desk.streams.rest(number, [part], [data]) == ([part], [data])
+    assert desk.flush_rows() == []
+
+
+def test_lost_rows_are_an_error_and_repeated_ones_are_left_out(desk: Desk) -> None:
+    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.commit_rows(1, 0, 5, 6)
+    desk.commit_rows(1, 1, 6, 7)
+    with pytest.raises(RequestAborted, match=r"rows \[3, 4\) of 'a'"):
+        desk.commit_rows(1, 4, 9)
+    part, data = packed(5, [1])
+    with pytest.raises(RequestAborted, match=r"rows \[3, 5\)"):
+        desk.streams.rest(1, [part], [data])
+    with pytest.raises(RemoteProtocolError):
+        desk.streams.committed_rows(CommittedRows(1, packed(3, [1], frame=1)[0]), [data])
+    assert desk.flush_rows() == [[(1001, "a", 0, [5, 6, 7])]]
+
+
+def test_no_rows_are_kept_of_what_is_over_or_not_asked_for(desk: Desk) -> None:
+    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.commit_rows(1, 0, 5)
+    desk.streams.close(1)
+    desk.commit_rows(1, 0, 5)
+    desk.open(2, rows=RowsWanted(["a"], delivery="delta"))
+    desk.commit_rows(2, 0, 5, key="b")
+    assert desk.flush_rows() == []
 
 
 # ---- in a frontend
@@ -183,6 +340,54 @@ def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(be
     commit(engine, (number, 1, [6]))
     engine.channel.send(to_frontend.RequestGenerated(number, [5, 6, 7], "length", 0))
     assert bench.answer(to_client.Generated).token_ids == [5, 6, 7]
+
+
+def commit_rows(engine: FakeEngine, number: int, first: int, *values: int) -> None:
+    rows, data = packed(first, values, "hidden_states")
+    engine.channel.send(to_frontend.TokensCommitted([], [CommittedRows(number, rows)]), [data])
+
+
+def ask_for_rows(bench: Bench, engine: FakeEngine, request_id: int) -> int:
+    """Ask for a generation whose rows are streamed; return its number in the engine."""
+    wanted = RowsWanted(first=2, delivery="delta")
+    bench.client.send(Generate(bench.client_id, request_id, "look", 40, wanted, 60.0, stream_window=8))
+    add = bench.from_frontend(engine, to_engine.AddRequest)
+    assert (add.is_streamed, add.rows) == (True, wanted)
+    return add.request_id
+
+
+def test_rows_go_to_the_client_and_the_answer_brings_the_rest(bench: Bench) -> None:
+    engine = bench.connect_engine()
+    number = ask_for_rows(bench, engine, 1)
+    commit_rows(engine, number, 2, 7, 8)
+    (part,) = bench.answer(Tokens).rows
+    assert (part.request_id, part.rows.first, values_of(part.rows, bench.payload)) == (1, 2, [7, 8])
+    rows, data = packed(4, [9], "hidden_states")
+    engine.channel.send(to_frontend.RequestGenerated(number, [5], "length", 0, [rows]), [data])
+    (rows,) = bench.answer(to_client.Generated).rows
+    assert (rows.first, values_of(rows, bench.payload)) == (4, [9])
+
+
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_rows_that_were_lost_end_the_request_retryably_and_only_it(bench: Bench, is_answer: bool) -> None:
+    engine = bench.connect_engine()
+    number, other = ask_for_rows(bench, engine, 1), ask_for_rows(bench, engine, 2)
+    rows, data = packed(3, [9], "hidden_states")
+    if is_answer:
+        engine.channel.send(to_frontend.RequestGenerated(number, [5], "length", 0, [rows]), [data])
+    else:
+        commit_rows(engine, number, 3, 9)
+    failed = bench.answer(to_client.Failed)
+    assert (failed.request_id, failed.error.code, error_from_wire(failed.error).retryable) == (
+        1,
+        "request_aborted",
+        True,
+    )
+    if not is_answer:
+        assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == number
+    commit_rows(engine, other, 2, 7)
+    assert [part.request_id for part in bench.answer(Tokens).rows] == [2]
+    assert len(bench.frontend._requests._streams) == 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline", "engine"])

@@ -141,7 +141,8 @@ class Traffic:
                     raise WrongAnswerError(f"{values}: {heard} came one by one, then {piece.tokens}")
                 self.counts["streams"] += 1
                 return piece
-            heard += piece
+            if isinstance(piece, list):
+                heard += piece
         raise WrongAnswerError(f"{values}: a stream without an end")
 
     # ---- the store

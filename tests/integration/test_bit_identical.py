@@ -44,6 +44,7 @@ SETTINGS: dict[str, ServiceConfig] = {
     "tiny encoder cache": base(encoder_cache_size=1, max_num_batched_tokens=32),
     "no prefix cache": base(enable_prefix_caching=False),
     "no tensor prefix cache": base(enable_tensor_prefix_cache=False),
+    "prefix rows of a few blocks": base(tensor_prefix_cache_gb=24 / 262_144, max_num_batched_tokens=48),
     "encoder cache per request": base(encoder_cache_scope="request", max_num_batched_tokens=32),
     "items larger than the ring takes": base(mm_processor_cache_gb=1 / 65536),
     "lru too small for two items": base(mm_processor_cache_type="lru", mm_processor_cache_gb=1 / 65536),
@@ -128,6 +129,10 @@ def test_caches_change_nothing(name: str, seed: int, run_dir: Path) -> None:
     assert (engine.kv.hits > 0) == config.enable_prefix_caching
     if config.enable_prefix_caching:
         assert (worker.prefix_row_hits > 0) == config.enable_tensor_prefix_cache
+    assert worker.prefix_bytes <= config.tensor_prefix_cache_bytes
+    assert (worker.prefix_evictions > 0) == (name == "prefix rows of a few blocks")
+    assert engine.encoder.bytes_used <= min(worker.encoder_bytes, engine.encoder.bytes_total)
+    assert (engine.encoder.bytes_used > 0) == (config.encoder_cache_scope == "shared")
 
 
 def test_encoder_runs_once_for_equal_photographs_of_one_step(run_dir: Path) -> None:

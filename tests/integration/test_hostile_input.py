@@ -141,7 +141,7 @@ GOOD = [bytes(frame) for frame in encode_frames(Generate("0" * 32, 1, "hi", 2, N
         ([GOOD[0], GOOD[1][:-3]], "body"),
         ([b"mmc" + bytes([PROTOCOL_VERSION + 1]), GOOD[1]], "version"),
         ([b"GET / HTTP/1.1\r\n", GOOD[1]], "version"),
-        ([GOOD[0], msgspec.msgpack.encode(["Generate", "0" * 32, 1, "hi", -2, False, 5.0])], None),
+        ([GOOD[0], msgspec.msgpack.encode(["Generate", "0" * 32, 1, "hi", -2, None, 5.0])], None),
         ([GOOD[0], msgspec.msgpack.encode(["NoSuchThing", 1])], None),
     ],
     ids=["one frame", "random bytes", "truncated", "future version", "other protocol", "out of range", "unknown tag"],

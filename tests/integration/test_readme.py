@@ -7,11 +7,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from mmcached.client import Client, Generation, RowRange, RowsWanted
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, small_config
 
@@ -34,6 +37,31 @@ def test_example_runs(
     printed = capsys.readouterr().out.splitlines()
     assert "torch.Size" in printed[0]
     assert printed[1] == "1", "the second call found the image in the processor cache"
+
+
+def test_rows_example_runs(run_dir: Path) -> None:
+    """It joins to what comes with the answer in full."""
+    (code,) = [block for block in blocks("py") if "RowRange" in block]
+    consumer = Consumer()
+    with LocalService(run_dir, small_config(world_size=1)), Client(run_dir) as client:
+        names: dict[str, Any] = {kind.__name__: kind for kind in (Generation, RowRange, RowsWanted)}
+        names |= {"client": client, "consumer": consumer}
+        exec(compile(code, "README.md", "exec"), names)
+        full = client.generate("Tell me", max_tokens=64, hidden_states=True)
+    last = names["last"]
+    joined = torch.cat([tensor for _, tensor in consumer.taken] + [last.tensor])
+    assert [first for first, _ in consumer.taken][:1] == [3]
+    assert full.hidden_states is not None
+    assert torch.equal(joined, full.hidden_states[3:])
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, torch.Tensor]] = []
+
+    def take(self, key: str, first: int, tensor: torch.Tensor) -> None:
+        assert key == "hidden_states"
+        self.taken.append((first, tensor))
 
 
 def test_commands_exist() -> None:

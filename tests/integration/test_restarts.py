@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.cli.child_service import ChildService
-from mmcached.client import AsyncClient, Client, Generation
+from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.wire.errors import MmcachedError
 from tests.integration.local_service import LocalService
 from tests.integration.processes import (
@@ -66,13 +66,21 @@ async def _generate(client: AsyncClient, text: str, photos: Sequence[bytes]) -> 
 
 
 async def _stream(client: AsyncClient, text: str, photos: Sequence[bytes]) -> Generation:
-    """Return the generation, whose tokens must be those that came one by one."""
+    """Return the generation, whose tokens must be those that came one by one; and so must its rows, without a gap."""
     heard: list[int] = []
-    async for piece in client.generate_stream(text, photos, MAX_TOKENS, hidden_states=True):
-        if isinstance(piece, Generation):
-            assert heard == piece.tokens
-            return piece
-        heard += piece
+    end = 0
+    async for piece in client.generate_stream(text, photos, MAX_TOKENS, hidden_states=RowsWanted(delivery="delta")):
+        match piece:
+            case RowRange():
+                assert piece.first == end
+                end = piece.end
+            case Generation():
+                last = piece.rows["hidden_states"]
+                assert (last.first, last.end) == (end, piece.num_prompt_tokens + len(piece.tokens) - 1)
+                assert heard == piece.tokens
+                return piece
+            case _:
+                heard += piece
     raise AssertionError("a stream without an end")
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mmcached.client import AsyncClient, Client, Generation
+from mmcached.client.results import Piece
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.stats import ServiceStats
 from tests.integration.local_service import LocalService
@@ -23,7 +24,6 @@ from tests.integration.workloads import photo
 
 MAX_REQUESTS = 4
 MAX_TOKENS = 64
-Piece = list[int] | Generation
 
 
 def tokens_in(pieces: Iterable[Piece]) -> list[int]:

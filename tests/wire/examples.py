@@ -36,6 +36,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62)),
     ("ToClient", client.Tokens([client.StreamedTokens(1, 0, [2, 3]), client.StreamedTokens(4, 17, [5])])),
+    ("ToClient", client.Tokens([], [client.StreamedRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
     ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
@@ -54,7 +55,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, None, 1.5)),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, "<image><image>", 5, RowsWanted(), 1.5, "tenant", ["cat", None])),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, None, 1.5, stream_window=32)),
-    ("FromClient", frontend.TokensTaken(CLIENT_ID, 1, 16)),
+    ("FromClient", frontend.TokensTaken(CLIENT_ID, 1, 16, 4096)),
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5)),
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5, "", ["cat"])),
     ("FromClient", frontend.Cancel(CLIENT_ID, 1)),
@@ -77,6 +78,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.Reconcile(99, 3, {0: 2, 4095: 0})),
     ("FromEngine", frontend.EngineReady(2)),
     ("FromEngine", frontend.TokensCommitted([frontend.CommittedTokens(1, 16, [7, 8])])),
+    ("FromEngine", frontend.TokensCommitted([], [frontend.CommittedRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, [Rows("hidden_states", 0, TENSOR)])),
     ("FromEngine", frontend.RequestEncoded(1, [TENSOR])),
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
@@ -99,6 +101,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.GetEngineStats(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
     ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
+    ("FromWorker", engine.WorkerAttached(6, 5, 2**62, 4096, 2)),
     (
         "FromWorker",
         engine.StepOutput(

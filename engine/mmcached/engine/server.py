@@ -5,29 +5,31 @@
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
 that came), so it imports no torch. Who asks for it is told what the prefix cache holds (kv_event_publisher), and, of a
-streamed generation, each token in the step that commits it (token_streams). What a peer sends wrong is logged or
-answered; what contradicts the books ends the process, before anything of that step is answered.
+streamed generation, each token (token_streams) and each row (answers) in the step that commits it. What a peer sends
+wrong is logged or answered; what contradicts the books ends the process, before anything of that step is answered.
 
 Who dies, and what follows here:
-    frontend   its requests end; its leases are void; KV and encoder books stay; a row of the new ring, workers attach
-    anew worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is
-    back step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
+    frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew
+    worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is back
+    step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import structlog
 import zmq
 
 from mmcached.engine.answers import Answers
+from mmcached.engine.encoder_bytes import EncoderBytes
 from mmcached.engine.frontend_contact import FrontendContact
 from mmcached.engine.item_frames import ItemFrames
 from mmcached.engine.kv_event_publisher import kv_event_publisher_from_config
@@ -59,7 +61,7 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
-from mmcached.wire.stats import EngineStats, RoleName
+from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -257,6 +259,8 @@ class EngineServer:
             self._requests[request_id] = request
             if message.is_streamed and request.kind == "generate":
                 self._streams.open(request_id)
+                if request.rows is not None and request.rows.delivery == "delta":
+                    self._answers.stream_rows(request_id)
 
     def _check_room(self) -> None:
         """Raise `ServiceUnavailable` if there are as many requests as this engine takes."""
@@ -392,18 +396,20 @@ class EngineServer:
         for request in finished:
             self._answer(request)
         if self._streams:  # those that were just answered are streamed no more
-            self._tell_tokens(step)
+            self._tell_streams(step, output.rows)
 
-    def _tell_tokens(self, step: ScheduledStep) -> None:
+    def _tell_streams(self, step: ScheduledStep, made: Sequence[received.RowsMade]) -> None:
         streams = self._streams.untold(chunk.request for chunk in step.chunks if chunk.sample)
-        if not streams:
+        rows, frames = self._answers.untold_rows(dict.fromkeys(part.request_id for part in made))
+        if not streams and not rows:
             return
         try:
-            self._contact.channel.send(to_frontend.TokensCommitted(streams))
+            self._contact.channel.send(to_frontend.TokensCommitted(streams, rows), frames)
         except ChannelFull as error:
-            log.warning("tokens wait for the next step", reason=str(error))
+            log.warning("tokens and rows wait for the next step", reason=str(error))
         else:
             self._streams.told(streams)
+            self._answers.rows_told(rows)
 
     def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
         """A worker could not run the step: none of it counts, and the requests that were in it fail with the reason."""
@@ -452,8 +458,20 @@ class EngineServer:
             preemptions=self._scheduler.num_preemptions,
             leases_held=len(self._leases),
             kv=self._scheduler.kv_cache_manager.stats(),
-            encoder=self._scheduler.encoder_cache_manager.stats(),
+            encoder=self._encoder_stats(),
             workers=self._steps.worker_stats,
+        )
+
+    def _encoder_stats(self) -> EncoderCacheStats:
+        book, row = self._scheduler.encoder_cache_manager, self._group.embedding_row
+        if row is None:
+            return book.stats()
+        in_bytes = EncoderBytes.of(self._scheduler.encoder_budget, book, row)
+        return msgspec.structs.replace(
+            book.stats(),
+            bytes_used=in_bytes.used_bytes,
+            bytes_total=in_bytes.cache_bytes,
+            step_bytes=in_bytes.compute_bytes,
         )
 
     def check_integrity(self) -> None:

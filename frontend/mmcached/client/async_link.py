@@ -1,7 +1,7 @@
 """The socket of an asyncio client: any number of requests at a time over one connection.
 
-    reader task    hands each answer to the call that waits for it, tokens to their stream; the rest to `hear`, whose
-                   reply is sent
+    reader task    hands each answer to the call that waits for it, tokens and rows to their stream; the rest to `hear`,
+                   whose reply is sent
     watcher task   a lost connection ends all open calls and streams: the frontend that knew of them has died
 
 Knows nothing of what the messages mean. One event loop owns a link.
@@ -180,6 +180,9 @@ class AsyncLink:
 
     def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
         if isinstance(message, Tokens):
+            for rows in message.rows:
+                if rows.request_id in self._streams:
+                    self._streams[rows.request_id][0].put_rows(rows, payload)
             for piece in message.streams:
                 if piece.request_id in self._streams:
                     self._streams[piece.request_id][0].put(piece)

@@ -16,7 +16,7 @@ from mmcached.client.async_link import AsyncLink, Reply
 from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, checked_image_ids, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
-from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
+from mmcached.client.results import Generation, ImageLike, Piece, embeddings_from, generation_from, read_images
 from mmcached.client.store_verbs import StoreVerbs
 from mmcached.client.synchronous import GRACE_S
 from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Tell, Verb, drive_async
@@ -124,7 +124,7 @@ class AsyncClient:
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[list[int] | Generation]:
+    ) -> AsyncGenerator[Piece]:
         """As `Client.generate_stream`, for `async for`; any number at a time. A task that is cancelled in it ends it.
 
         Whoever stops early ends the request when the iterator is closed, by `aclose()` or once nothing refers to it.
@@ -275,7 +275,7 @@ class AsyncClient:
 
     async def _stream(
         self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float
-    ) -> AsyncGenerator[list[int] | Generation]:
+    ) -> AsyncGenerator[Piece]:
         """Exchange a request whose tokens come as they commit. A forked child is another client: it must ask anew."""
         self._check_open()
         deadline = time.monotonic() + timeout_s + GRACE_S

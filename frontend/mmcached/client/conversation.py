@@ -46,6 +46,7 @@ MAX_TIMEOUT_S = 86_400.0
 MAX_KEY_CHARACTERS = 256
 MAX_KEYS = 4096
 MAX_IMAGE_ID_BYTES = 256
+MAX_POSITION = 1 << 32
 STREAM_WINDOW = 32
 """Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
 AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
@@ -157,18 +158,18 @@ class Conversation:
         return chosen
 
 
-def checked_keys(keys: Sequence[str]) -> list[str]:
+def checked_keys(keys: Sequence[str], field: str = "keys") -> list[str]:
     """Return the keys as they may travel.
 
     Raises:
         InvalidRequest: too many, too long, or not text; names the first.
     """
     if isinstance(keys, str) or len(keys) > MAX_KEYS:
-        raise InvalidRequest("keys", len(keys), f"a sequence of at most {MAX_KEYS} keys")
+        raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
     for index, key in enumerate(keys):
         if not isinstance(key, str) or len(key) > MAX_KEY_CHARACTERS or not _is_unicode(key):
             limit = f"a key is a string of at most {MAX_KEY_CHARACTERS} Unicode characters; hash what is longer"
-            raise InvalidRequest(f"keys[{index}]", repr(key)[:80], limit)
+            raise InvalidRequest(f"{field}[{index}]", repr(key)[:80], limit)
     return list(keys)
 
 
@@ -196,16 +197,22 @@ def _checked_rows(rows: RowsWanted | None) -> RowsWanted | None:
     """Return what was asked for if it can be sent.
 
     Raises:
-        InvalidRequest: no key or too many, a position below 0, or another delivery than "full" and "delta".
+        InvalidRequest: no key or too many, one that can be no name, a position that is none, one above 0 if all rows
+            are wanted, or another delivery than "full" and "delta".
     """
     if rows is None:
         return None
-    if not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
-        raise InvalidRequest("rows.keys", len(rows.keys), f"between 1 and {MAX_ROW_KEYS} keys")
-    if rows.first < 0 or (rows.first and rows.delivery == "full"):
-        raise InvalidRequest("rows.first", rows.first, 'at least 0, and 0 if all rows are wanted (delivery "full")')
+    if isinstance(rows.keys, str) or not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
+        raise InvalidRequest("rows.keys", repr(rows.keys)[:80], f"a list of 1 to {MAX_ROW_KEYS} keys")
+    checked_keys(rows.keys, "rows.keys")
     if rows.delivery not in ("full", "delta"):
-        raise InvalidRequest("rows.delivery", str(rows.delivery), '"full" or "delta"')
+        raise InvalidRequest("rows.delivery", repr(rows.delivery)[:80], '"full" or "delta"')
+    if not isinstance(rows.first, int):
+        raise InvalidRequest("rows.first", repr(rows.first)[:80], "a position in the prompt")
+    if not 0 <= rows.first < MAX_POSITION:
+        raise InvalidRequest("rows.first", rows.first, "a position in the prompt, 0 or above")
+    if rows.first and rows.delivery == "full":
+        raise InvalidRequest("rows.first", rows.first, '0 if all rows are wanted (delivery "full")')
     return rows
 
 

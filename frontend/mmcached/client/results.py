@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import EmptyImage, InvalidRequest, RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Generated
-from mmcached.wire.messages.parts import Tensor
+from mmcached.wire.messages.parts import Rows, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,8 @@ class Generation:
         finish_reason: "stop" (the end token came) or "length".
         num_prompt_tokens: prompt tokens after each image was replaced by its placeholders.
         num_cached_tokens: how many of them came from the prefix cache.
-        rows: what was asked for, by key.
+        rows: what was asked for, by key. Of a stream with delivery "delta" only what no `RowRange` has brought: at
+            least the row that gave the last token.
     """
 
     tokens: list[int]
@@ -57,7 +58,8 @@ class Generation:
 
     @property
     def hidden_states(self) -> torch.Tensor | None:
-        """The rows of the last layer, `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if all were wanted; or None.
+        """Those of `rows` that are of the last layer, or None; `(num_prompt_tokens + len(tokens) - 1, hidden_size)` if
+        all were wanted and none was streamed.
 
         The last token has no row: it was never computed.
         """
@@ -68,6 +70,10 @@ class Generation:
     def text(self) -> str:
         """The byte tokens as text; bytes that are no UTF-8 become U+FFFD."""
         return bytes(token for token in self.tokens if token < 256).decode("utf-8", errors="replace")
+
+
+Piece = list[int] | RowRange | Generation
+"""What a stream yields: tokens, rows of one key, and at last the generation."""
 
 
 def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | None] = ()) -> list[bytes]:
@@ -97,8 +103,12 @@ def generation_from(message: Generated, payload: Sequence[Frame]) -> Generation:
         finish_reason=message.finish_reason,
         num_prompt_tokens=message.num_prompt_tokens,
         num_cached_tokens=message.num_cached_tokens,
-        rows={rows.key: RowRange(rows.key, rows.first, _owned_tensor(rows.tensor, payload)) for rows in message.rows},
+        rows={rows.key: row_range_from(rows, payload) for rows in message.rows},
     )
+
+
+def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
+    return RowRange(rows.key, rows.first, _owned_tensor(rows.tensor, payload))
 
 
 def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[torch.Tensor]:

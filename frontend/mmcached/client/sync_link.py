@@ -206,6 +206,9 @@ class SyncLink:
     def _take_in(self, message: ToClient, payload: Sequence[Frame]) -> None:
         """Put what is for a stream there, and let the owner hear everything else."""
         if isinstance(message, Tokens):
+            for rows in message.rows:
+                if (stream := self._streams.get(rows.request_id)) is not None:
+                    stream.put_rows(rows, payload)
             for piece in message.streams:
                 if (stream := self._streams.get(piece.request_id)) is not None:
                     stream.put(piece)

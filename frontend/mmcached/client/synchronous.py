@@ -13,7 +13,7 @@ from mmcached.client import forks
 from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, checked_image_ids, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
-from mmcached.client.results import Generation, ImageLike, embeddings_from, generation_from, read_images
+from mmcached.client.results import Generation, ImageLike, Piece, embeddings_from, generation_from, read_images
 from mmcached.client.store_verbs import StoreVerbs
 from mmcached.client.sync_link import SyncLink
 from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Tell, Verb, drive
@@ -146,12 +146,18 @@ class Client:
         hidden_states: bool | RowsWanted = False,
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> Generator[list[int] | Generation]:
+    ) -> Generator[Piece]:
         """As `generate`, and yield tokens as they are computed, in lists; at last the `Generation`.
 
         The first step asks the service. Each token comes once, in order; those that come while the caller is busy come
         in one list. Other calls may be made in between. Whoever stops early, or closes the iterator, ends the request
         in the service; `timeout_s` is the deadline of the whole generation.
+
+        With `hidden_states=RowsWanted(delivery="delta")` rows too are yielded as they are computed, those of the prompt
+        from its first chunk on: a `RowRange` of each key, then the tokens. Each row comes once, in order, and never
+        after the token that it gave. `Generation.rows` has the rest, from where the last range ends: what came with the
+        answer. With delivery "full" it has all rows, and none come before. Rows of which the service has lost track on
+        the way end the stream with an error that may be tried again.
 
         >>> for piece in client.generate_stream("Tell me", max_tokens=64):       # doctest: +SKIP
         ...     if isinstance(piece, list):
@@ -347,9 +353,7 @@ class Client:
             link.tell(self._talk.cancel(request.request_id))
             raise
 
-    def _stream(
-        self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float
-    ) -> Generator[list[int] | Generation]:
+    def _stream(self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float) -> Generator[Piece]:
         """Exchange a request whose tokens come as they commit. A forked child is another client: it must ask anew."""
         if self._link is not None:
             self._link.catch_up()

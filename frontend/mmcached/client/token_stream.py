@@ -1,23 +1,29 @@
 """One streamed generation as its caller sees it: what has come and was not taken yet. No sockets, threads or loops.
 
-    open --(put: tokens)--> open --(answered)--> done: what is left, then the generation
-                             |
-                             +--(failed)--> what is left, then the error
+    open --(put: tokens, put_rows: rows)--> open --(answered)--> done: what is left, then the generation
+                                             |
+                                             +--(failed)--> what is left, then the error
 
-Tokens come in pieces, each with the position of its first one; the answer has all of them. Invariant: each token is
-handed out once, in order; an answer that contradicts what was handed out is an error.
+They come in pieces, each with the position of its first token or row. The answer has all tokens, and the rows that no
+piece has brought. Rows are taken before tokens, so those of a step never after its tokens; but the rows that come with
+the answer are in the generation. Invariant: each token, and of each key each row, is handed out once, in order; an
+answer that contradicts what was handed out is an error, and so is a gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from mmcached.client.conversation import expect
-from mmcached.client.results import Generation, generation_from
+from mmcached.client.results import Piece, RowRange, generation_from, row_range_from
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import LocalProtocolError, MmcachedError, RemoteProtocolError
-from mmcached.wire.messages.client import Generated, StreamedTokens, ToClient
-from mmcached.wire.messages.frontend import Generate, TokensTaken
+from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, RemoteProtocolError
+from mmcached.wire.messages.client import Generated, StreamedRows, StreamedTokens, ToClient
+from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
+from mmcached.wire.messages.parts import Rows
+from mmcached.wire.row_pieces import RowPieces
 
 
 class TokenStream:
@@ -26,17 +32,29 @@ class TokenStream:
     Args:
         request: as it was sent; its window is the service's to keep.
         on_news: called when there is something to take.
+        row_window_bytes: so many bytes of its rows may be on the way.
     Attributes:
         is_open: the service may still compute it.
     """
 
-    def __init__(self, request: Generate, on_news: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        request: Generate,
+        on_news: Callable[[], None] = lambda: None,
+        *,
+        row_window_bytes: int = ROW_WINDOW_BYTES,
+    ) -> None:
         self.is_open = True
         self._request = request
         self._on_news = on_news
+        self._row_window_bytes = row_window_bytes
         self._tokens: list[int] = []
         self._num_taken = 0
         self._num_told = 0
+        wanted = request.rows if request.rows is not None and request.rows.delivery == "delta" else None
+        self._rows = {} if wanted is None else {key: RowPieces(key, wanted.first) for key in wanted.keys}
+        self._num_row_bytes_taken = 0
+        self._num_row_bytes_told = 0
         self._end: tuple[Generated, Sequence[Frame]] | MmcachedError | None = None
 
     @property
@@ -46,7 +64,7 @@ class TokenStream:
     @property
     def has_news(self) -> bool:
         """Whether `take` has something to hand out, or to raise."""
-        return self._num_taken < len(self._tokens) or self.is_over
+        return self._num_taken < len(self._tokens) or self.is_over or any(map(len, self._rows.values()))
 
     @property
     def is_over(self) -> bool:
@@ -56,7 +74,7 @@ class TokenStream:
     # ---- what comes
 
     def put(self, piece: StreamedTokens) -> None:
-        """Take in a piece; what came before is left out. One that does not follow is the end: it is never guessed."""
+        """Take in tokens; what came before is left out. Ones that do not follow are the end: they are never guessed."""
         if self.is_over:
             return
         if piece.first > len(self._tokens):
@@ -65,8 +83,18 @@ class TokenStream:
             self._tokens += piece.token_ids[len(self._tokens) - piece.first :]
         self._on_news()
 
+    def put_rows(self, piece: StreamedRows, payload: Sequence[Frame]) -> None:
+        """As `put`, for rows; to be called first for what comes in one message."""
+        if self.is_over:
+            return
+        try:
+            _put(self._rows, piece.rows, payload)
+        except RemoteProtocolError as error:
+            self._end = error
+        self._on_news()
+
     def answer(self, message: ToClient, payload: Sequence[Frame]) -> None:
-        """Take in the answer: the generation with all its tokens, or why there is none."""
+        """Take in the answer: the generation with all tokens and the rows that have not come, or why there is none."""
         self.is_open = False
         if self.is_over:
             return
@@ -78,8 +106,12 @@ class TokenStream:
         if generated.token_ids[: len(self._tokens)] != self._tokens:
             self.fail(RemoteProtocolError("the answer has other tokens than those that came before it", "token_ids"))
             return
+        try:
+            self._end = self._without_what_came(generated, payload)
+        except RemoteProtocolError as error:
+            self.fail(error)
+            return
         self._tokens = list(generated.token_ids)
-        self._end = generated, payload
         self._on_news()
 
     def fail(self, error: MmcachedError) -> None:
@@ -90,12 +122,16 @@ class TokenStream:
 
     # ---- what is taken
 
-    def take(self) -> list[int] | Generation:
-        """Return the tokens that were not taken yet; if there are none, the generation. Call it if there are news.
+    def take(self) -> Piece:
+        """Return the rows of a key that were not taken yet; if there are none, the tokens; and if there are none, the
+        generation. Call it if there are news.
 
         Raises:
             MmcachedError: it ended with this.
         """
+        for pieces in self._rows.values():
+            if len(pieces):
+                return self._take_rows(pieces)
         tokens = self._tokens[self._num_taken :]
         self._num_taken = len(self._tokens)
         if tokens:
@@ -105,8 +141,49 @@ class TokenStream:
         raise self._end or LocalProtocolError("nothing has come yet")
 
     def take_receipt(self) -> TokensTaken | None:
-        """Return what to tell the service, if it is time: that so many tokens were taken, and as many more may come."""
-        if self.is_over or self._num_taken - self._num_told < max(1, self._request.stream_window // 2):
+        """Return what to tell the service, if it is time: that so much was taken, and as much more may come."""
+        num_tokens = self._num_taken - self._num_told
+        num_row_bytes = self._num_row_bytes_taken - self._num_row_bytes_told
+        is_time = num_tokens >= max(1, self._request.stream_window // 2)
+        if self.is_over or not (is_time or num_row_bytes >= max(1, self._row_window_bytes // 2)):
             return None
-        self._num_told = self._num_taken
-        return TokensTaken(self._request.client_id, self._request.request_id, self._num_taken)
+        self._num_told, self._num_row_bytes_told = self._num_taken, self._num_row_bytes_taken
+        return TokensTaken(
+            self._request.client_id, self._request.request_id, self._num_taken, self._num_row_bytes_taken
+        )
+
+    def _take_rows(self, pieces: RowPieces) -> RowRange:
+        found = row_range_from(pieces.rows(0), [pieces.data()])
+        self._num_row_bytes_taken += pieces.num_bytes
+        pieces.hand_on()
+        return found
+
+    def _without_what_came(self, generated: Generated, payload: Sequence[Frame]) -> tuple[Generated, Sequence[Frame]]:
+        """Return an answer with no rows but those that have not come in pieces.
+
+        Raises:
+            RemoteProtocolError: rows between are missing, or all of a key.
+        """
+        if not self._rows:
+            return generated, payload
+        left = {key: RowPieces(key, pieces.end) for key, pieces in self._rows.items()}
+        for rows in generated.rows:
+            _put(left, rows, payload)
+        lacking = left.keys() - {rows.key for rows in generated.rows}
+        if lacking:
+            raise RemoteProtocolError(f"the answer has no rows of {sorted(lacking)}", "rows")
+        parts = [pieces.rows(frame) for frame, pieces in enumerate(left.values())]
+        return msgspec.structs.replace(generated, rows=parts), [pieces.data() for pieces in left.values()]
+
+
+def _put(pieces: dict[str, RowPieces], rows: Rows, payload: Sequence[Frame]) -> None:
+    """Raises:
+    RemoteProtocolError: they do not go on where those end that have come, or nobody wants them.
+    """
+    if rows.key not in pieces:
+        raise RemoteProtocolError(f"rows of {rows.key!r}, wanted are {list(pieces)}", "rows.key")
+    try:
+        pieces[rows.key].put(rows, payload)
+    except MissingRows as error:
+        reason = f"rows of {rows.key!r} from {rows.first} on, but only those before {pieces[rows.key].end} have come"
+        raise RemoteProtocolError(reason, "rows.first") from error

@@ -7,8 +7,8 @@
        +----------------------- missed: what the engine lacks, resent ---+
 
 Whatever happens on the way (a bad image, a deadline, a cancel, the death of client or engine), a request is answered at
-most once and leaves no lease, pin, stream or waiting work behind. Tokens that are wanted as they commit go to their
-client at the next `flush`. Knows nothing of sockets: messages to clients go through a callable, those to engines
+most once and leaves no lease, pin, stream or waiting work behind. Tokens and rows that are wanted as they commit go to
+their client at the next `flush`. Knows nothing of sockets: messages to clients go through a callable, those to engines
 through the gate.
 """
 
@@ -78,7 +78,7 @@ class RequestDesk:
         self._answer = answer
         self._clock = clock
         self._requests = OpenRequests()
-        self._streams = TokenStreams(lambda peer, tokens: answer(peer, tokens, ()))
+        self._streams = TokenStreams(answer)
         self._is_draining = False
         self.num_done = 0
         self.num_failed = 0
@@ -187,8 +187,7 @@ class RequestDesk:
         """Take what an engine says of a request; one that is not open any more is nobody's."""
         match message:
             case received.TokensCommitted():
-                for tokens in message.streams:
-                    self._streams.committed(tokens)
+                self._pass_on(message, payload)
             case received.RequestGenerated():
                 self._finish_generation(message, payload)
             case received.RequestEncoded():
@@ -205,12 +204,29 @@ class RequestDesk:
             case received.RequestMissed():
                 self._resend(message)
 
+    def _pass_on(self, message: received.TokensCommitted, payload: Sequence[Frame]) -> None:
+        for rows in message.rows:
+            try:
+                self._streams.committed_rows(rows, payload)
+            except MmcachedError as error:
+                request = self._requests.get(rows.request_id)
+                if request is not None:
+                    self._abort_in_engine(request)
+                    self._fail(request.number, error)
+        for tokens in message.streams:
+            self._streams.committed(tokens)
+
     def engine_lost(self, link: EngineLink, reason: str) -> None:
         """Fail what an engine had that is gone."""
         for request in self._requests.on_engine(link.incarnation):
             self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _finish_generation(self, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:
+        try:
+            rows, frames = self._streams.rest(message.request_id, message.rows, payload)
+        except MmcachedError as error:
+            self._fail(message.request_id, error)
+            return
         request = self._take(message.request_id)
         if request is None:
             return
@@ -221,9 +237,9 @@ class RequestDesk:
             finish_reason=message.finish_reason,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=message.num_cached_tokens,
-            rows=message.rows,
+            rows=rows,
         )
-        self._answer(request.peer, answer, payload)
+        self._answer(request.peer, answer, frames)
 
     def _resend(self, message: received.RequestMissed) -> None:
         """Send a request again whose items the engine could not use. What is not cached here either is processed
@@ -245,13 +261,13 @@ class RequestDesk:
     # ---- streams
 
     def taken(self, message: received.TokensTaken) -> None:
-        """A client has taken tokens of a streamed generation: it may be sent more."""
+        """A client has taken tokens or rows of a streamed generation: it may be sent more."""
         request = self._requests.find(message.client_id, message.request_id)
         if request is not None:
-            self._streams.taken(request.number, message.num_tokens)
+            self._streams.taken(request.number, message)
 
     def flush(self) -> None:
-        """Send the tokens that have come and may be sent."""
+        """Send the tokens and rows that have come and may be sent."""
         self._streams.flush()
 
     # ---- deadlines and ends
@@ -293,7 +309,7 @@ class RequestDesk:
             self._answer(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)), ())
 
     def _take(self, number: int) -> OpenRequest | None:
-        """Forget a request, and the tokens that wait for its client; return it if it was open."""
+        """Forget a request, and the tokens and rows that wait for its client; return it if it was open."""
         self._streams.close(number)
         return self._requests.take(number)
 

@@ -38,12 +38,24 @@ class StreamedTokens(Part, frozen=True):
     token_ids: list[TokenId]
 
 
+class StreamedRows(Part, frozen=True):
+    """Rows of one generation and key; they go on where those end that came before."""
+
+    request_id: Count
+    rows: Rows
+
+
 class Tokens(Message, frozen=True):
     """What streamed generations of this client have come to since; those that are finished are answered by
-    `Generated`, with all their tokens.
+    `Generated`, with all their tokens and with the rows that were not streamed.
+
+    Attributes:
+        rows: of those whose rows are wanted as they are computed; read them before the tokens. Rows of a step never
+            come after its tokens.
     """
 
     streams: list[StreamedTokens]
+    rows: list[StreamedRows] = msgspec.field(default_factory=list)
 
 
 class Generated(Message, frozen=True):

@@ -15,6 +15,10 @@ ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Keys = Annotated[list[Text], msgspec.Meta(max_length=4096)]
 
+ROW_WINDOW_BYTES = 1 << 20
+"""So many bytes of rows of a stream may be on the way to its client before it says that it has taken them. Receipts
+come for half of it, so both ends must know it."""
+
 # ---- from clients
 
 
@@ -65,14 +69,19 @@ class Encode(Message, frozen=True):
 
 
 class TokensTaken(Message, frozen=True):
-    """The first `num_tokens` tokens of a streamed generation have been taken: more may be sent. No answer.
+    """What has been taken of a streamed generation: more may be sent. No answer.
 
-    Unknown or finished ids change nothing, nor does a number that was said before.
+    Unknown or finished ids change nothing, nor do numbers that were said before.
+
+    Attributes:
+        num_tokens: the first so many tokens.
+        num_row_bytes: so many bytes of its rows, all keys together, as they came.
     """
 
     client_id: ClientId
     request_id: Count
     num_tokens: Count
+    num_row_bytes: Count = 0
 
 
 class Cancel(Message, frozen=True):
@@ -262,13 +271,28 @@ class CommittedTokens(Part, frozen=True):
     token_ids: list[TokenId]
 
 
+class CommittedRows(Part, frozen=True):
+    """Rows of one generation and key; they go on where those end that were told before."""
+
+    request_id: Count
+    rows: Rows
+
+
 class TokensCommitted(Message, frozen=True):
-    """What a step has added to the generations that are streamed and go on; one that is finished is answered."""
+    """What a step has added to the generations that are streamed and go on; one that is finished is answered.
+
+    Attributes:
+        rows: of those whose rows are wanted as they are computed; one that only computes its prompt has no tokens. Here
+            are the rows of all steps of which the tokens are here, or they came before.
+    """
 
     streams: list[CommittedTokens]
+    rows: list[CommittedRows] = msgspec.field(default_factory=list)
 
 
 class RequestGenerated(Message, frozen=True):
+    """A finished generation, with all its tokens and with the rows that were not told before."""
+
     request_id: Count
     token_ids: list[TokenId]
     finish_reason: Literal["stop", "length"]

@@ -1,0 +1,85 @@
+"""Rows of one key of a generation on their way: what has come and was not handed on yet.
+
+    position   first of all ......... first ...................... end
+               |--- was handed on ---|--- here, in some frames ---|          put: grows at the end
+                                                                              hand_on: first = end
+
+Engine, frontend and client each hold such pieces, as the bytes that came. Positions are absolute, so what has come
+before is left out wherever it comes again. Invariant: no gap; a row is in one place and is never made up. Knows nothing
+of sockets, torch or numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import MissingRows, RemoteProtocolError
+from mmcached.wire.messages.parts import Rows, Tensor
+
+
+class RowPieces:
+    """Rows `[first, end)` of one key.
+
+    Args:
+        first: position of the first row that shall come.
+    Attributes:
+        num_bytes: of the rows that are here.
+    """
+
+    def __init__(self, key: str, first: int) -> None:
+        self.key = key
+        self.first = first
+        self.end = first
+        self.num_bytes = 0
+        self._dtype = ""
+        self._row_shape: tuple[int, ...] = (0,)
+        self._row_bytes = 0
+        self._frames: list[Frame] = []
+
+    def __len__(self) -> int:
+        """Return how many rows are here."""
+        return self.end - self.first
+
+    def put(self, rows: Rows, payload: Sequence[Frame]) -> None:
+        """Take rows that go on where these end; those that were here before are left out.
+
+        Raises:
+            MissingRows: they begin behind the end; the rows between have not come.
+            RemoteProtocolError: there is no such frame, or its bytes are not so many rows, or rows of another kind.
+        """
+        num_rows, *row_shape = rows.tensor.shape or (0,)
+        if rows.tensor.frame >= len(payload):
+            raise RemoteProtocolError(f"frame {rows.tensor.frame} of {len(payload)}", "rows.tensor.frame")
+        if rows.first > self.end:
+            raise MissingRows(self.key, self.end, rows.first)
+        kind = rows.tensor.dtype, tuple(row_shape)
+        if self._dtype and kind != (self._dtype, self._row_shape):
+            raise RemoteProtocolError(f"{kind} after {(self._dtype, self._row_shape)}", "rows.tensor")
+        frame = payload[rows.tensor.frame]
+        row_bytes, rest = divmod(len(frame), num_rows or 1)
+        if rest or (frame and not num_rows) or (num_rows and self._row_bytes not in (0, row_bytes)):
+            raise RemoteProtocolError(f"{len(frame)} bytes for {num_rows} rows", "rows.tensor.shape")
+        self._dtype, self._row_shape, self._row_bytes = *kind, row_bytes or self._row_bytes
+        num_new = rows.first + num_rows - self.end
+        if num_new <= 0:
+            return
+        self._frames.append(frame if num_new == num_rows else memoryview(frame)[-num_new * row_bytes :])
+        self.num_bytes += num_new * row_bytes
+        self.end += num_new
+
+    def rows(self, frame: int) -> Rows:
+        """Return what is here as a message names it, `data()` being this frame of it."""
+        return Rows(self.key, self.first, Tensor(frame, self._dtype, (len(self), *self._row_shape)))
+
+    def data(self) -> Frame:
+        """Return the bytes of what is here, row after row; nothing is copied if they came in one piece."""
+        if len(self._frames) > 1:
+            self._frames = [b"".join(self._frames)]
+        return self._frames[0] if self._frames else b""
+
+    def hand_on(self) -> None:
+        """Somebody else has what is here."""
+        self._frames = []
+        self.first = self.end
+        self.num_bytes = 0

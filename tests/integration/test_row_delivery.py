@@ -1,0 +1,366 @@
+"""Hidden states as they are computed, through whole services: each row once and in order, and bit for bit the rows of a
+service without caches; cold and warm, preempted, with a worker killed, to a client that reads slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmcached.cli.child_service import ChildService
+from mmcached.cli.demo.run import all_caches_off
+from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
+from mmcached.client.results import Piece
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.stats import ServiceStats
+from tests.integration.local_service import LocalService
+from tests.integration.processes import DEADLINE_S, eventually, leases_of, role_pids, small_config, stats_of
+from tests.integration.workloads import photo
+
+KEYS = ["hidden_states", "hidden_states.layer_0", "hidden_states.layer_1"]
+DELTA = RowsWanted(KEYS, delivery="delta")
+PROMPT = "what is <image>, and what is behind it? Tell me at length, and then tell me again"
+MAX_TOKENS = 64
+
+
+def config(**changes: object) -> ServiceConfig:
+    """Rows of two layers beside the last; blocks that hold the longest request and a bit; chunks of 37 tokens."""
+    settings: dict[str, object] = {
+        "max_model_len": 256,
+        "block_size": 4,
+        "num_kv_blocks": 66,
+        "max_num_batched_tokens": 37,
+        "model": ModelConfig(num_layer_outputs=2),
+    }
+    return small_config(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, Generation]:
+    """What a service without caches answers, by prompt; the first is `PROMPT`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
+        LocalService(Path(scratch), all_caches_off(config(world_size=1))),
+        Client(scratch) as client,
+    ):
+        prompts = [PROMPT, *(f"{index}: {PROMPT}" for index in range(7))]
+        every = {
+            text: client.generate(text, [photo(0)], MAX_TOKENS, hidden_states=RowsWanted(KEYS)) for text in prompts
+        }
+    assert len(every[PROMPT].tokens) > 40
+    return {text: answer for text, answer in every.items() if len(answer.tokens) > 40}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    with (
+        tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch,
+        LocalService(Path(scratch), config()) as service,
+    ):
+        yield service
+
+
+@dataclass
+class Joined:
+    """What a stream has brought so far. Taking a piece checks that it goes on where the last one ended.
+
+    Attributes:
+        num_ranges: of each key.
+    """
+
+    first: int = 0
+    keys: list[str] = field(default_factory=lambda: KEYS)
+    tokens: list[int] = field(default_factory=list)
+    generation: Generation | None = None
+
+    def __post_init__(self) -> None:
+        self.parts: dict[str, list[RowRange]] = {key: [] for key in self.keys}
+
+    def end(self, key: str) -> int:
+        return self.parts[key][-1].end if self.parts[key] else self.first
+
+    @property
+    def num_ranges(self) -> int:
+        return min(map(len, self.parts.values()))
+
+    def take(self, piece: Piece) -> None:
+        assert self.generation is None
+        match piece:
+            case RowRange():
+                self._take_rows(piece)
+            case Generation():
+                self.generation = piece
+                assert self.tokens == piece.tokens
+                assert list(piece.rows) == self.keys
+                for rows in piece.rows.values():
+                    self._take_rows(rows)
+            case _:
+                self.tokens += piece
+
+    def _take_rows(self, rows: RowRange) -> None:
+        assert rows.first == self.end(rows.key)
+        self.parts[rows.key].append(rows)
+
+    def assert_is(self, wanted: Generation, max_tokens: int = MAX_TOKENS) -> None:
+        """Joined, it is what a service without caches answers, from the first row that was wanted on."""
+        assert self.generation is not None
+        assert self.generation.tokens == wanted.tokens[:max_tokens]
+        end = wanted.num_prompt_tokens + len(self.generation.tokens) - 1
+        for key, parts in self.parts.items():
+            assert torch.equal(torch.cat([part.tensor for part in parts]), wanted.rows[key].tensor[self.first : end])
+
+
+def stream(client: Client, prompt: str = PROMPT, rows: RowsWanted = DELTA) -> Joined:
+    joined = Joined(rows.first, rows.keys)
+    for piece in client.generate_stream(prompt, [photo(0)], MAX_TOKENS, hidden_states=rows):
+        joined.take(piece)
+    return joined
+
+
+def at_rest(run_dir: Path) -> ServiceStats:
+    return eventually(
+        lambda: stats_of(run_dir),
+        lambda now: (now.requests_open, now.engines[0].requests_running, leases_of(now)) == (0, 0, 0),
+        "requests and leases return to 0",
+    )
+
+
+def assert_nothing_kept(service: LocalService) -> None:
+    at_rest(service.run_dir)
+    assert not service.engine._streams
+    assert not service.engine._answers._rows
+    assert not service.engine._answers._streamed
+    assert not len(service.frontend._requests._streams)
+
+
+def test_rows_come_as_they_are_computed_cold_and_warm(service: LocalService, wanted: dict[str, Generation]) -> None:
+    with Client(service.run_dir) as client:
+        client.flush()
+        answer = wanted[PROMPT]
+        for is_warm in (False, True):
+            joined = stream(client)
+            joined.assert_is(answer)
+            assert joined.generation is not None
+            assert (joined.generation.num_cached_tokens > 0) == is_warm
+            assert joined.num_ranges > 10, "they come as they are computed"
+            first = joined.parts[KEYS[0]][0]
+            assert (first.end < answer.num_prompt_tokens) != is_warm, "a cold prompt is more than one chunk"
+        full = client.generate(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=RowsWanted(KEYS))
+        assert all(torch.equal(full.rows[key].tensor, answer.rows[key].tensor) for key in KEYS)
+    assert_nothing_kept(service)
+
+
+@pytest.mark.parametrize("first", [1, 37, -1])
+def test_rows_before_the_first_that_is_wanted_are_not_sent(
+    service: LocalService, wanted: dict[str, Generation], first: int
+) -> None:
+    """They need not be in the store, nor be computed again if it is warm: the client has them."""
+    first %= wanted[PROMPT].num_prompt_tokens
+    with Client(service.run_dir) as client:
+        client.flush()
+        for keys in (KEYS, KEYS[1:2]):
+            joined = stream(client, rows=RowsWanted(keys, first, "delta"))
+            joined.assert_is(wanted[PROMPT])
+            assert all(parts[0].first == first for parts in joined.parts.values())
+
+
+def test_all_rows_of_a_stream_come_with_the_answer_if_they_are_wanted_in_full(
+    service: LocalService, wanted: dict[str, Generation]
+) -> None:
+    with Client(service.run_dir) as client:
+        joined = stream(client, rows=RowsWanted(KEYS))
+        joined.assert_is(wanted[PROMPT])
+        assert joined.num_ranges == 1
+
+
+def test_streams_that_preempt_each_other_tell_no_row_twice(
+    service: LocalService, wanted: dict[str, Generation]
+) -> None:
+    async def read(client: AsyncClient, prompt: str) -> None:
+        joined = Joined()
+        async for piece in client.generate_stream(prompt, [photo(0)], MAX_TOKENS, hidden_states=DELTA):
+            joined.take(piece)
+        joined.assert_is(wanted[prompt])
+
+    async def read_all() -> None:
+        async with AsyncClient(service.run_dir) as client:
+            await asyncio.gather(*(read(client, prompt) for prompt in wanted))
+
+    before = at_rest(service.run_dir).engines[0].preemptions
+    asyncio.run(asyncio.wait_for(read_all(), DEADLINE_S))
+    assert at_rest(service.run_dir).engines[0].preemptions > before
+    assert_nothing_kept(service)
+
+
+def test_forgetting_all_caches_in_the_middle_tells_no_row_twice(
+    service: LocalService, wanted: dict[str, Generation]
+) -> None:
+    with Client(service.run_dir) as client, Client(service.run_dir) as other:
+        joined = Joined()
+        for number, piece in enumerate(client.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)):
+            joined.take(piece)
+            if number % 20 == 10:
+                other.flush()
+            if number % 20 == 15:
+                other.invalidate()
+        joined.assert_is(wanted[PROMPT])
+
+
+def test_a_client_that_reads_slowly_holds_nobody_up_and_gets_everything(
+    service: LocalService, wanted: dict[str, Generation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window for three steps: the rest waits in the frontend and comes with the answer."""
+    answer, streams = wanted[PROMPT], service.frontend._requests._streams
+    row_bytes = len(KEYS) * 4 * service.config.model.hidden_size
+    monkeypatch.setattr(streams, "_row_window_bytes", row_bytes * (answer.num_prompt_tokens + 3))
+    with Client(service.run_dir) as slow, Client(service.run_dir) as other:
+        slow.generate(PROMPT, [photo(0)], 1)
+        pieces = slow.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)
+        joined = Joined()
+        joined.take(next(pieces))
+        assert other.generate(PROMPT, [photo(0)], MAX_TOKENS).tokens == answer.tokens
+        at_rest(service.run_dir)  # both are over, and nobody has taken what came of the first
+        for piece in pieces:
+            joined.take(piece)
+    joined.assert_is(answer)
+    assert joined.generation is not None
+    assert len(joined.generation.rows[KEYS[0]].tensor) > 20
+    assert_nothing_kept(service)
+
+
+def test_a_window_that_is_smaller_than_any_piece_keeps_a_stream_flowing(
+    service: LocalService, wanted: dict[str, Generation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says what it has taken for half a window of its own: here for none, and it hears of all of it."""
+    monkeypatch.setattr(service.frontend._requests._streams, "_row_window_bytes", 1)
+    monkeypatch.setattr("mmcached.client.token_stream.TokenStream.__init__.__kwdefaults__", {"row_window_bytes": 1})
+    with Client(service.run_dir) as client:
+        joined = stream(client)
+    joined.assert_is(wanted[PROMPT])
+    assert joined.num_ranges > 2
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 40))])
+def test_random_consumers_of_random_services(
+    run_dir: Path, wanted: dict[str, Generation], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Some are slow, some stop early, windows are of any size, and the caches may be emptied at any time."""
+    rng = random.Random(seed)
+    settings = config(
+        world_size=1,
+        max_num_batched_tokens=rng.choice([7, 37, 300]),
+        tensor_prefix_cache_gb=rng.choice([0.0, 1e-5, 0.25]),
+        enable_prefix_caching=rng.random() < 0.8,
+    )
+
+    async def read(client: AsyncClient, prompt: str, max_tokens: int) -> None:
+        keys = rng.sample(KEYS, rng.randint(1, 3))
+        first = rng.choice([0, rng.randrange(wanted[prompt].num_prompt_tokens)])
+        joined, patience = Joined(first, keys), rng.choice([2, 10, 1000, 1000, 1000])
+        pause_s = rng.choice([0.0, 0.0, 0.001, 0.01])
+        pieces = client.generate_stream(
+            prompt, [photo(0)], max_tokens, hidden_states=RowsWanted(keys, first, "delta"), priority=rng.randint(-1, 1)
+        )
+        async with aclosing(pieces):
+            async for piece in pieces:
+                joined.take(piece)
+                await asyncio.sleep(pause_s)
+                patience -= 1
+                if not patience:
+                    return
+        joined.assert_is(wanted[prompt], max_tokens)
+
+    async def disturb(client: AsyncClient) -> None:
+        for _ in range(3):
+            await asyncio.sleep(rng.random() / 20)
+            await (client.flush if rng.random() < 0.5 else client.invalidate)()
+
+    async def play() -> None:
+        async with AsyncClient(run_dir) as client, AsyncClient(run_dir) as other:
+            for _ in range(2):
+                asks = [
+                    (rng.choice([client, other]), rng.choice(list(wanted)), rng.choice([1, 9, 64])) for _ in range(8)
+                ]
+                await asyncio.gather(*(read(*ask) for ask in asks), disturb(other))
+
+    window = rng.choice([1, 1000, 5000, 1 << 20])
+    monkeypatch.setattr(
+        "mmcached.client.token_stream.TokenStream.__init__.__kwdefaults__", {"row_window_bytes": window}
+    )
+    with LocalService(run_dir, settings) as service:
+        service.frontend._requests._streams._row_window_bytes = window
+        asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
+        assert_nothing_kept(service)
+
+
+def test_whoever_stops_early_frees_everything(service: LocalService) -> None:
+    with Client(service.run_dir) as client:
+        pieces = client.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)
+        assert isinstance(next(pieces), RowRange)
+        pieces.close()
+        assert_nothing_kept(service)
+
+
+BAD: list[tuple[dict[str, Any], str, object, str]] = [
+    ({"keys": ["hidden_states", "logits"]}, "rows.keys", "['hidden_states', 'logits']", "hidden_states.layer_1"),
+    ({"keys": ["hidden_states"] * 2}, "rows.keys", "['hidden_states', 'hidden_states']", "each once"),
+    ({"keys": []}, "rows.keys", "[]", "1 to 64"),
+    ({"keys": "hidden_states"}, "rows.keys", "'hidden_states'", "a list"),
+    ({"keys": ["k" * 300]}, "rows.keys[0]", repr("k" * 300)[:80], "256"),
+    ({"first": 6, "delivery": "delta"}, "rows.first", 6, "below the prompt's length, 6"),
+    ({"first": -1, "delivery": "delta"}, "rows.first", -1, "0 or above"),
+    ({"first": 1 << 70, "delivery": "delta"}, "rows.first", 1 << 70, "position"),
+    ({"first": 1.5, "delivery": "delta"}, "rows.first", "1.5", "position"),
+    ({"first": 2}, "rows.first", 2, "full"),
+    ({"delivery": "some"}, "rows.delivery", "'some'", '"delta"'),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_bad_input_names_field_value_and_limit_and_the_service_goes_on(
+    service: LocalService, is_streamed: bool
+) -> None:
+    with Client(service.run_dir) as client:
+
+        def ask(wanted: RowsWanted) -> object:
+            if is_streamed:
+                return next(client.generate_stream("hello", hidden_states=wanted))
+            return client.generate("hello", hidden_states=wanted)
+
+        for named, where, value, limit in BAD:
+            with pytest.raises(InvalidRequest) as caught:
+                ask(RowsWanted(**named))
+            details = caught.value.details
+            assert (details["field"], details["value"]) == (where, value)
+            assert limit in str(details["limit"])
+        assert client.generate("hello", max_tokens=1, hidden_states=RowsWanted(KEYS)).rows.keys() == set(KEYS)
+
+
+@pytest.mark.slow
+def test_a_stream_outlives_a_worker(run_dir: Path, tmp_path: Path, wanted: dict[str, Generation]) -> None:
+    """What it has had is computed again, and not told again."""
+    settings = config(restart_backoff_s=0.05, world_size=1)
+    with ChildService(run_dir / "s", settings, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+        joined = Joined()
+        victim = role_pids(service.process.pid)["worker"][0]
+        for number, piece in enumerate(client.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)):
+            joined.take(piece)
+            if number == 9:
+                os.kill(victim, signal.SIGKILL)
+        joined.assert_is(wanted[PROMPT])
+        (worker,) = at_rest(service.run_dir).engines[0].workers
+        assert worker.tokens_computed >= wanted[PROMPT].num_prompt_tokens, "another one has gone on with it"
+        assert victim not in role_pids(service.process.pid)["worker"]
+        assert service.stop() == 0
