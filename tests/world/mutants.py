@@ -1,0 +1,308 @@
+"""The product with one rule removed, for each rule: some world of a small set must find what goes wrong.
+
+Each mutant replaces one method of one class, for the duration of a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mmcached.engine import Request, Scheduler
+from mmcached.engine.answers import Answers
+from mmcached.engine.encoder_cache_manager import EncoderCacheManager
+from mmcached.engine.freed_keys import FreedKeys
+from mmcached.engine.kept_rows import KeptRows
+from mmcached.engine.kv import block_hash
+from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.listed_rows import ListedRows, Report
+from mmcached.engine.prefix_residents import Residents
+from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.step import ScheduledStep
+from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.wire.errors import LocalProtocolError, MissingRows
+from mmcached.wire.messages.worker import StepPlan
+from mmcached.worker import prefix_rows
+from mmcached.worker.prefix_rows import PrefixRows
+from mmcached.worker.prefix_store import Refusal, RowChunk, RowsRead, TensorPrefixStore
+from mmcached.worker.prefix_store.transfer import HostTransfer
+from mmcached.worker.step_result import StepResult
+from tests.worker.prefix_store.delayed_transfer import DelayedTransfer
+
+Patch = pytest.MonkeyPatch
+Outputs = Mapping[str, Any]
+
+
+# ---- the store
+
+
+def writes_one_step_late(patch: Patch) -> None:
+    pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
+    real = TensorPrefixStore.write
+
+    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+        late = pending.get(store)
+        pending[store] = list(chunks), {key: rows.clone() for key, rows in outputs.items()}
+        return real(store, *late) if late else []
+
+    patch.setattr(TensorPrefixStore, "write", write)
+
+
+def keeps_what_it_was_lent(patch: Patch) -> None:
+    """Copies the rows at the end of the step, or when somebody reads them."""
+    pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
+    write, read, commit = TensorPrefixStore.write, TensorPrefixStore.read, TensorPrefixStore.commit
+
+    def flush(store: TensorPrefixStore) -> None:
+        late = pending.pop(store, None)
+        if late:
+            write(store, *late)
+
+    def write_later(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+        pending[store] = list(chunks), dict(outputs.items())
+        return []
+
+    def read_now(store: TensorPrefixStore, *args: Any) -> RowsRead:
+        flush(store)
+        return read(store, *args)
+
+    def commit_now(store: TensorPrefixStore) -> Any:
+        flush(store)
+        return commit(store)
+
+    patch.setattr(TensorPrefixStore, "write", write_later)
+    patch.setattr(TensorPrefixStore, "read", read_now)
+    patch.setattr(TensorPrefixStore, "commit", commit_now)
+
+
+def keeps_deferred_rows_without_a_copy(patch: Patch) -> None:
+    for transfer in (HostTransfer, DelayedTransfer):
+        patch.setattr(transfer, "clone", lambda _, rows: rows)
+
+
+def takes_positions_from_a_counter(patch: Patch) -> None:
+    """Takes where the chunk begins for where it ends, as if the engine's counter were read after the step."""
+    real = TensorPrefixStore.write
+
+    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
+        return real(store, [chunk._replace(start=max(0, chunk.start - chunk.num_rows)) for chunk in chunks], outputs)
+
+    patch.setattr(TensorPrefixStore, "write", write)
+
+
+def fills_with_zeros(patch: Patch) -> None:
+    def rows_before(step: Any, behind: Sequence[int], rows: RowsRead, made: StepResult) -> dict[Any, torch.Tensor]:
+        found = {}
+        for span, index in enumerate(behind):
+            chunk = step.chunks[index]
+            for key in chunk.row_keys:
+                try:
+                    found[index, key] = rows.get(key, span)
+                except MissingRows:
+                    found[index, key] = torch.zeros(chunk.num_computed_tokens - chunk.first_row, 8, dtype=torch.int32)
+        return found
+
+    patch.setattr(prefix_rows, "_rows_before", rows_before)
+
+
+def keeps_rows_of_former_weights(patch: Patch) -> None:
+    def begin(rows: PrefixRows, plan: StepPlan) -> None:
+        if rows.store is not None:
+            rows.store.release(plan.released)
+
+    patch.setattr(PrefixRows, "begin", begin)
+
+
+def releases_too_early(patch: Patch) -> None:
+    real = PrefixRows.begin
+
+    def begin(rows: PrefixRows, plan: StepPlan) -> None:
+        real(rows, plan)
+        if rows.store is not None:
+            rows.store.release([chunk.request_id for chunk in plan.chunks])
+
+    patch.setattr(PrefixRows, "begin", begin)
+
+
+def leaves_half_a_step(patch: Patch) -> None:
+    """What a step that failed has written stays."""
+    patch.setattr(TensorPrefixStore, "withdraw", lambda store: None)
+
+
+# ---- the index and the hit
+
+
+def forgets_to_release(patch: Patch) -> None:
+    real = Residents.take_released
+    patch.setattr(Residents, "take_released", lambda residents: real(residents)[1:])
+
+
+def rounds_a_hit_up(patch: Patch) -> None:
+    real = KeptRows.usable_prefix
+
+    def usable_prefix(rows: KeptRows, request: Request, num_kv_hit_tokens: int) -> int:
+        block_size = rows.index.block_size
+        num_usable = real(rows, request, num_kv_hit_tokens)
+        return min(num_kv_hit_tokens, -(-num_usable // block_size) * block_size)
+
+    patch.setattr(KeptRows, "usable_prefix", usable_prefix)
+
+
+def rounds_a_hit_down_and_says_nothing(patch: Patch) -> None:
+    """The blocks are those of the shorter hit, the number of tokens is not."""
+    real = KVCacheManager.get_computed_blocks
+
+    def get_computed_blocks(kv: KVCacheManager, request: Request, max_num_tokens: int | None = None) -> Any:
+        hit, num_tokens = real(kv, request, max_num_tokens)
+        return hit, num_tokens if max_num_tokens is None else max_num_tokens
+
+    patch.setattr(KVCacheManager, "get_computed_blocks", get_computed_blocks)
+
+
+def does_not_clamp_the_hit(patch: Patch) -> None:
+    patch.setattr(KeptRows, "usable_prefix", lambda rows, request, num_kv_hit_tokens: num_kv_hit_tokens)
+
+
+def lists_rows_before_the_commit(patch: Patch) -> None:
+    real = TensorPrefixIndex.reserve
+
+    def reserve(
+        index: TensorPrefixIndex, request: Request, start: int, num_tokens: int, *, written: Any, needed: Any = ()
+    ) -> BlockNames:
+        names = real(index, request, start, num_tokens, written=written, needed=needed)
+        end, size = start + num_tokens, index.block_size
+        blocks = range(start // size, min(-(-end // size), len(request.block_hashes)))
+        index._listed.take(
+            {request.block_hashes[at]: dict.fromkeys(written, min(size, end - at * size)) for at in blocks}
+        )
+        return names
+
+    patch.setattr(TensorPrefixIndex, "reserve", reserve)
+
+
+def does_not_hear_of_losses(patch: Patch) -> None:
+    real = ListedRows.take
+
+    def take(listed: ListedRows, report: Report) -> None:
+        real(listed, {digest: rows for digest, rows in report.items() if rows})
+
+    patch.setattr(ListedRows, "take", take)
+
+
+def names_blocks_of_another_request(patch: Patch) -> None:
+    real = TensorPrefixIndex.reserve
+    last: list[tuple[int, Sequence[bytes]]] = []
+
+    def reserve(index: TensorPrefixIndex, request: Request, start: int, num_tokens: int, **named: Any) -> BlockNames:
+        names = real(index, request, start, num_tokens, **named)
+        if not names.digests:
+            return names
+        other = [digests for request_id, digests in last if request_id != request.request_id]
+        last.append((request.request_id, names.digests))
+        digests = other[-1] if other and len(other[-1]) == len(names.digests) else names.digests
+        return BlockNames(names.first_block, digests)
+
+    patch.setattr(TensorPrefixIndex, "reserve", reserve)
+
+
+# ---- the scheduler
+
+
+def counts_rows_as_delivered_before_the_commit(patch: Patch) -> None:
+    real = Scheduler.withdraw
+
+    def withdraw(scheduler: Scheduler, step: ScheduledStep, prefix_report: Report | None = None) -> None:
+        for chunk in step.chunks:
+            chunk.request.num_rows_delivered = max(chunk.request.num_rows_delivered, chunk.end)
+        real(scheduler, step, prefix_report)
+
+    patch.setattr(Scheduler, "withdraw", withdraw)
+
+
+def goes_on_without_the_missing_rows(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_note_missing", lambda scheduler, missing: set())
+
+
+def publishes_blocks_of_a_withdrawn_step(patch: Patch) -> None:
+    real = KVCacheManager.withdraw
+
+    def withdraw(kv: KVCacheManager, step_id: int) -> list[int]:
+        try:
+            kv.commit(step_id)
+        except LocalProtocolError:  # it was never launched
+            return real(kv, step_id)
+        return []
+
+    patch.setattr(KVCacheManager, "withdraw", withdraw)
+
+
+def leaves_items_and_tenants_out_of_digests(patch: Patch) -> None:
+    patch.setattr(block_hash, "extra_keys_by_block", lambda *args: {})
+
+
+def finds_blocks_of_former_weights(patch: Patch) -> None:
+    patch.setattr(KVCacheManager, "new_epoch", lambda kv: kv.epoch)
+
+
+def hands_on_rows_twice(patch: Patch) -> None:
+    patch.setattr(Answers, "rows_told", lambda answers, parts: None)
+
+
+# ---- the encoder's books
+
+
+def lists_encoder_outputs_of_a_withdrawn_step(patch: Patch) -> None:
+    for book in (SharedEncoderCacheManager, EncoderCacheManager):
+        patch.setattr(book, "withdraw", book.commit)
+
+
+def forgets_to_tell_a_freed_key(patch: Patch) -> None:
+    real = FreedKeys.take
+
+    def take(freed: FreedKeys[Any], *, is_certain: bool) -> list[Any]:
+        return real(freed, is_certain=is_certain)[1:]
+
+    patch.setattr(FreedKeys, "take", take)
+
+
+def tells_a_freed_key_twice(patch: Patch) -> None:
+    patch.setattr(FreedKeys, "confirm", lambda freed: None)
+
+
+def does_not_tell_again_what_failed(patch: Patch) -> None:
+    patch.setattr(FreedKeys, "retell", lambda freed: freed._told.clear())
+
+
+MUTANTS: dict[str, Callable[[Patch], None]] = {
+    mutant.__name__.replace("_", " "): mutant
+    for mutant in (
+        writes_one_step_late,
+        keeps_what_it_was_lent,
+        keeps_deferred_rows_without_a_copy,
+        takes_positions_from_a_counter,
+        fills_with_zeros,
+        keeps_rows_of_former_weights,
+        releases_too_early,
+        leaves_half_a_step,
+        forgets_to_release,
+        rounds_a_hit_up,
+        rounds_a_hit_down_and_says_nothing,
+        does_not_clamp_the_hit,
+        lists_rows_before_the_commit,
+        does_not_hear_of_losses,
+        names_blocks_of_another_request,
+        counts_rows_as_delivered_before_the_commit,
+        goes_on_without_the_missing_rows,
+        publishes_blocks_of_a_withdrawn_step,
+        leaves_items_and_tenants_out_of_digests,
+        finds_blocks_of_former_weights,
+        hands_on_rows_twice,
+        lists_encoder_outputs_of_a_withdrawn_step,
+        forgets_to_tell_a_freed_key,
+        tells_a_freed_key_twice,
+        does_not_tell_again_what_failed,
+    )
+}

@@ -1,0 +1,169 @@
+"""A real runner behind a wire, and the accidents that it can have.
+
+    plan, frames ──copied──> runner ──> answer, frames ──copied──>        what was copied is overwritten afterwards
+                               └── the tensors that the store is handed are overwritten as soon as it returns
+
+So whoever keeps a view instead of a copy, on either side, has nonsense in it. A rank has the weights of the epoch that
+its last plan named; its prefix store copies as late as the knobs say.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import torch
+
+from mmcached.wire.channels import Frame, make_decoder
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput
+from mmcached.wire.messages.worker import FromEngineToWorker, RunChunk, StepPlan
+from mmcached.worker.model import ReferenceModel
+from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.prefix_rows import PrefixRows
+from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
+from mmcached.worker.prefix_store.transfer import transfer_for
+from mmcached.worker.runner import ModelRunner
+from mmcached.worker.step_result import StepResult
+from tests.worker.prefix_store.delayed_transfer import delayed
+from tests.world.knobs import Knobs
+from tests.world.plainly import model_in
+
+Point = Literal["encode", "embed", "forward", "sample", "write", "written"]
+POINTS: Sequence[Point] = ("encode", "embed", "forward", "sample", "write", "written")
+
+_CPU = torch.device("cpu")
+_INLINE_ONLY = PayloadReader(None)
+_encoder = msgspec.msgpack.Encoder()
+_plans = make_decoder(FromEngineToWorker)
+_results = make_decoder(FromWorker)
+
+
+class Killed(Exception):
+    """The process of a rank has ended in the middle of a step."""
+
+
+class Accident(NamedTuple):
+    """Where in a step something goes wrong, and whether it ends the process or only the step."""
+
+    point: Point
+    kills: bool
+
+    def happen(self) -> None:
+        if self.kills:
+            raise Killed(self.point)
+        raise InvalidRequest("accident", self.point, "none")
+
+
+class Rank:
+    """One worker.
+
+    Attributes:
+        store: rank 0's prefix store, if there is one.
+    """
+
+    def __init__(self, knobs: Knobs, config: ServiceConfig, rank: int, *, worker_epoch: int) -> None:
+        self.rank = rank
+        self.worker_epoch = worker_epoch
+        self.runner = ModelRunner(config, rank=rank, device=_CPU)
+        self.store: TensorPrefixStore | None = None
+        if self.runner.prefix_store is not None:
+            self.store = self.runner.prefix_store = _make_store(knobs, config, worker_epoch)
+            self.runner._rows = PrefixRows(self.store)
+        self._rows = self.runner._rows
+        self._config = config
+        self._weights = 0
+        self._accident: Accident | None = None
+        self._real_take = self._rows.take
+        self._rows.take = self._take  # type: ignore[method-assign]
+
+    def execute(
+        self, plan: StepPlan, frames: Sequence[Frame], accident: Accident | None = None
+    ) -> tuple[StepOutput | StepFailed, list[Frame]]:
+        """Have a plan executed, as if it came through a socket.
+
+        Raises:
+            Killed: by the accident; this rank is no more.
+        """
+        plan = _plans.decode(_encoder.encode(plan))
+        if plan.row_epoch != self._weights:
+            self._weights = plan.row_epoch
+            model = model_in(self._config.model, plan.row_epoch)
+            self.runner._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
+        lent = [bytearray(frame) for frame in frames]
+        with self._hit_by(accident):
+            answer, made = self.runner.execute(plan, lent, _INLINE_ONLY)
+        for frame in lent:
+            frame[:] = bytes([0x5A]) * len(frame)
+        return _results.decode(_encoder.encode(answer)), [bytes(frame) for frame in made]
+
+    def encoder_keys(self) -> list[str]:
+        return self.runner.encoder_cache.keys()
+
+    @contextmanager
+    def _hit_by(self, accident: Accident | None) -> Iterator[None]:
+        if accident is None or accident.point in ("write", "written"):
+            self._accident = accident
+            yield
+            self._accident = None
+            return
+        model = self.runner._model
+        part: Any = model.encoder if accident.point == "encode" else model.decoder
+        real = getattr(part, accident.point)
+
+        def broken(*args: Any, **named: Any) -> None:
+            real(*args, **named)
+            accident.happen()
+
+        setattr(part, accident.point, broken)
+        try:
+            yield
+        finally:
+            delattr(part, accident.point)
+
+    def _take(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor], made: StepResult) -> None:
+        lent = _Torn({key: rows.clone() for key, rows in outputs.items()}, self._accident)
+        try:
+            self._real_take(chunks, lent, made)
+            if self._accident is not None:
+                self._accident.happen()
+        finally:
+            for rows in lent.values():
+                rows.fill_(-7)
+
+
+class _Torn(dict[str, torch.Tensor]):
+    """Outputs as the store gets them. In a step that is going to fail they are wrong, and a killed write ends early."""
+
+    def __init__(self, outputs: Mapping[str, torch.Tensor], accident: Accident | None) -> None:
+        super().__init__(outputs)
+        self._accident = accident
+
+    def items(self) -> Any:
+        for key, rows in super().items():
+            if self._accident is None:
+                yield key, rows
+                continue
+            yield key, torch.full_like(rows, -3)
+            if self._accident.point == "write":
+                self._accident.happen()
+
+
+def _make_store(knobs: Knobs, config: ServiceConfig, worker_epoch: int) -> TensorPrefixStore:
+    shape = (config.model.hidden_size,)
+    rng = random.Random(f"{knobs.seed} copies {worker_epoch}")
+    return TensorPrefixStore(
+        config.block_size,
+        [
+            KeySpec(key, "per_token", shape, torch.int32, copy="deferred" if index in knobs.deferred else "at_once")
+            for index, key in enumerate(config.model.row_keys)
+        ],
+        byte_budget=config.tensor_prefix_cache_bytes,
+        device_byte_budget=knobs.device_rows * shape[0] * 4,
+        staged_byte_limit=4096,
+        transfer_for=delayed(lambda: rng.randint(0, knobs.delay)) if knobs.delay else transfer_for,
+    )

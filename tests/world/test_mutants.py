@@ -1,0 +1,35 @@
+"""The worlds can fail: with any one rule of the product removed, one of a few of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mmcached.wire.errors import MmcachedError
+from tests.world.knobs import knobs_of
+from tests.world.mutants import MUTANTS
+from tests.world.world import play
+
+SEEDS = (149, 123, 109, 54, 242, 17, 75, 183, 245, 240, 53, 461)
+
+NOTICED = (AssertionError, MmcachedError, ValueError)
+"""Wrong answers, a world that does not end, and books or workers that find it themselves."""
+
+
+def play_all() -> None:
+    for seed in SEEDS:
+        play(knobs_of(seed))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS.keys())
+def test_a_product_without_one_of_its_rules_is_noticed(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(NOTICED):
+        play_all()
+
+
+def test_the_product_with_all_its_rules_is_not() -> None:
+    play_all()

@@ -1,0 +1,71 @@
+"""Cached equals uncached, bit for bit, and the books never lie: in hundreds of small worlds, and thousands in the soak.
+
+What a world checks in every step, `audit` says; what it checks of every answer, `clients`. Here is only asked for
+enough of them, and that what they are about does happen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.world.knobs import knobs_of
+from tests.world.world import play
+
+WORLDS_PER_BATCH = 90
+
+HAPPEN_IN_EACH_BATCH = (
+    "finished",
+    "preemptions",
+    "KV hits",
+    "same-step hits",
+    "same-step hits that want rows",
+    "clamped hits",
+    "answers from the store",
+    "answers with rows",
+    "streamed rows",
+    "rows looked at",
+    "rows missing",
+    "row evictions",
+    "rows without room",
+    "copies",
+    "copies waited for",
+    "encoder hits",
+    "encoder evictions",
+    "encoder keys freed",
+    "emitted",
+    "withdrawn steps",
+    "withdrawn for one rank",
+    "killed in a step",
+    "resets",
+    "resets in flight",
+    "epochs",
+    "epochs in flight",
+    "of two epochs",
+    "aborts",
+    "aborts in flight",
+    "refused",
+)
+
+
+def play_all(seeds: range) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        seen += play(knobs_of(seed))
+    return seen
+
+
+@pytest.mark.parametrize("batch", range(3))
+def test_all_is_as_if_nothing_were_cached_and_the_books_never_lie(batch: int) -> None:
+    first = batch * WORLDS_PER_BATCH
+    seen = play_all(range(first, first + WORLDS_PER_BATCH))
+    lacking = [what for what in HAPPEN_IN_EACH_BATCH if not seen[what]]
+    assert not lacking, f"these worlds show nothing about {lacking}: {seen}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("batch", range(8))
+def test_thousands_of_worlds(batch: int) -> None:
+    play_all(range(10_000 + 500 * batch, 10_000 + 500 * (batch + 1)))

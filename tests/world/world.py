@@ -1,0 +1,329 @@
+"""The real scheduler, real plans and two real ranks in one process; plays the server's part, and lets accidents happen.
+
+    arrivals, aborts ──> schedule ──> plans ──> both ranks ──> commit | withdraw | lost ──> answers, compared
+         └ resets, deaths, epochs ┘      └ aborts, epochs, deaths, failures ┘
+
+Everybody who is not aborted must be answered rightly, within a number of steps that follows from what was asked; and
+the audit must hold at every turn. What has happened is counted, so that a set of worlds can show that it has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmcached.engine import Scheduler
+from mmcached.engine.answers import Answers
+from mmcached.engine.item_frames import ItemFrames
+from mmcached.engine.plan import build_plan
+from mmcached.engine.step import ScheduledStep
+from mmcached.engine.step_results import StepResults
+from mmcached.wire.channels import Frame
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.messages.engine import StepOutput
+from mmcached.wire.messages.worker import StepPlan
+from mmcached.worker.prefix_store import RowSpan, TensorPrefixStore
+from tests.world.audit import Audit
+from tests.world.clients import Arrivals, Client, last_client
+from tests.world.knobs import Knobs
+from tests.world.plainly import plain_model
+from tests.world.rank import POINTS, Accident, Killed, Rank
+from tests.world.tally import Tally
+
+NONCE = 77
+CURIOUS = 1 << 40
+"""Asks the store at the end; no request of the engine."""
+ACCIDENTS_IN_A_STEP = (
+    "fail 0",
+    "fail 1",
+    "fail both",
+    "kill 0",
+    "kill 1",
+    "lost unsent",
+    "lost done",
+    "epoch",
+    "epoch",
+)
+ACCIDENTS_BETWEEN = ("flush", "death", "epoch")
+
+Plans = Sequence[tuple[StepPlan, list[Frame]]]
+
+
+def play(knobs: Knobs) -> Counter[str]:
+    """Let a world run to its end; return how often what happened. A failure names the world."""
+    world = World(knobs)
+    try:
+        world.run()
+    except Exception as error:
+        error.add_note(f"in step {world.num_steps} of {knobs}")
+        raise
+    return world.seen
+
+
+class World:
+    """One engine, two ranks, and their clients.
+
+    Attributes:
+        seen: how often what happened.
+    """
+
+    def __init__(self, knobs: Knobs) -> None:
+        self.num_steps = 0
+        self._knobs = knobs
+        self._config = knobs.config()
+        self._tally = Tally(self._config.block_size)
+        self.seen = self._tally.seen
+        self._rng = random.Random(f"{knobs.seed} events")
+        self._arrivals = Arrivals(knobs, self._config, random.Random(f"{knobs.seed} arrivals"))
+        self._scheduler = Scheduler(self._config)
+        self._tally.count_clamps(self._scheduler._rows)
+        self._items = ItemFrames(self._config)
+        self._answers = Answers()
+        self._num_ranks = 0
+        self._ranks = [self._new_rank(rank) for rank in range(2)]
+        self._audit = Audit(self._config, self._scheduler)
+        self._clients: dict[int, Client] = {}
+        self._answered: list[Client] = []
+        self._num_left = knobs.num_requests
+        self._num_accidents = 0
+        self._work = self._most_work = self._num_arrived = 0
+        self._is_over = False
+
+    def run(self) -> None:
+        while self._num_left or self._clients:
+            self._turn()
+        self._is_over = True
+        self._add(last_client(self._num_arrived + 1))
+        while self._clients:
+            self._turn()
+        self._audit.check_end(self._ranks)
+        assert self._items._frames == {}
+        answers = self._answers
+        assert [*answers._rows, *answers._starts, *answers._streamed, *answers._embeddings] == []
+        for rank in self._ranks:
+            self._tally.count_rows(rank)
+            assert set(rank.encoder_keys()) == self._scheduler.encoder_cache_manager.ready_keys()
+            if rank.store is not None:  # the end of the last client cannot have been told
+                self._check_store(rank.store)
+                assert rank.store.stats().requests <= 1
+                assert rank.store.stats().blocks - rank.store.stats().evictable_blocks <= 1
+        self.seen["steps"] = self.num_steps
+        self.seen["preemptions"] = self._scheduler.num_preemptions
+        self.seen["KV hits"] = self._scheduler.kv_cache_manager.stats().hits
+        encoder = self._scheduler.encoder_cache_manager.stats()
+        self.seen["encoder hits"], self.seen["encoder evictions"] = encoder.hits, encoder.evictions
+
+    def _check_store(self, store: TensorPrefixStore) -> None:
+        """Compare all that is kept of the answered with the truth, whether somebody would find it or not."""
+        epoch = self._scheduler.tensor_prefix_index.epoch
+        for client in self._answered:
+            if client.epochs != {epoch} or not client.truth:
+                continue
+            store.attach(CURIOUS, client.names)
+            for key, truth in client.truth.items():
+                num_rows = store.usable_prefix(client.names, len(client.names) * store.block_size, [key])
+                if num_rows:
+                    with store.read([RowSpan(CURIOUS, 0, num_rows)], [key]) as rows:
+                        assert np.array_equal(rows.get(key, 0).numpy(), truth[:num_rows]), f"{key} is kept wrong"
+                    self.seen["rows looked at"] += num_rows
+            store.release([CURIOUS])
+
+    # ---- one turn
+
+    def _turn(self) -> None:
+        while self._num_left and self._rng.random() < self._knobs.p_arrival:
+            self._num_left -= 1
+            self._add(self._arrivals.next())
+        self._perhaps_abort(list(self._clients), "aborts")
+        if self._is_accident():
+            self._happen_between()
+        step = self._scheduler.schedule()
+        self._tell_refused()
+        assert (step is None) == (not self._scheduler.has_work())
+        if step is None:
+            return
+        self.num_steps += 1
+        assert self.num_steps <= self._most_steps(), f"nobody gets on: {list(self._scheduler._running)}"
+        plans = [
+            build_plan(step, self._items, engine_nonce=NONCE, worker_epoch=rank.worker_epoch) for rank in self._ranks
+        ]
+        self._audit.check_step(step)
+        self._audit.lives.planned(step)
+        self._tally.count_step(step)
+        self._perhaps_abort(step.request_ids(), "aborts in flight")
+        self._finish(step, plans, self._rng.choice(ACCIDENTS_IN_A_STEP) if self._is_accident() else "")
+        self._audit.check_rest(self._ranks)
+
+    def _finish(self, step: ScheduledStep, plans: Plans, accident: str) -> None:
+        """Have a step computed, and book what becomes of it."""
+        what, _, who = accident.partition(" ")
+        hit = Accident(self._rng.choice(POINTS), what == "kill") if what in ("fail", "kill") else None
+        early = self._rng.random() < 0.5
+        if what == "epoch" and early:
+            self._new_epoch("epochs in flight")
+        if accident == "lost unsent":
+            self._start_over([self._rng.randrange(2)])
+            self.seen["resets in flight"] += 1
+            return
+        results = StepResults(step.step_id, 2, 0.0)
+        for rank, (plan, frames) in zip(self._ranks, plans, strict=True):
+            try:
+                answer = rank.execute(plan, frames, hit if who in (str(rank.rank), "both") else None)
+            except Killed:
+                self.seen["killed in a step"] += 1
+                self._start_over([rank.rank])
+                return
+            results.add(rank.rank, *answer)
+        if accident == "lost done":
+            self._start_over([self._rng.randrange(2)])
+            self.seen["resets in flight"] += 1
+            return
+        if what == "epoch" and not early:
+            self._new_epoch("epochs in flight")
+        if results.failure() is not None:
+            self._withdraw(step, results, who)
+        else:
+            self._commit(step, results, plans[0][0].row_epoch)
+
+    def _commit(self, step: ScheduledStep, results: StepResults, epoch: int) -> None:
+        """Do what the engine's server does with a step that both ranks have computed."""
+        output, payload = results.answer()
+        for made in output.rows:
+            if made.request_id in self._clients:
+                self._answers.put_rows(made.request_id, made.rows, payload)
+        for embedding in output.embeddings:
+            if embedding.request_id in self._clients:
+                self._answers.put_embedding(embedding, payload)
+        self._tally.count_output(step, output)
+        for request_id in step.request_ids():
+            if request_id in self._clients:
+                self._clients[request_id].epochs.add(epoch)
+                self._clients[request_id].names = list(self._clients[request_id].request.block_hashes)
+        sampled = {entry.request_id: entry.token_id for entry in output.sampled}
+        finished = self._scheduler.commit(step, sampled, results.prefix_report(), output.missing)
+        self._audit.lives.committed(step)
+        for request in finished:
+            if request.request_id in self._clients:
+                self._answer(self._clients[request.request_id])
+        self._hand_on(output)
+
+    def _hand_on(self, output: StepOutput) -> None:
+        """Give the rows of streamed generations to those that go on, unless their channel is full."""
+        parts, frames = self._answers.untold_rows(dict.fromkeys(made.request_id for made in output.rows))
+        if self._rng.random() < 0.2:
+            return
+        for part in parts:
+            self._clients[part.request_id].take(part.rows, frames)
+            self.seen["streamed rows"] += part.rows.tensor.shape[0]
+        self._answers.rows_told(parts)
+
+    def _withdraw(self, step: ScheduledStep, results: StepResults, who: str) -> None:
+        self.seen["withdrawn steps"] += 1
+        self.seen["withdrawn for one rank"] += who != "both"
+        self._scheduler.withdraw(step, results.prefix_report())
+        for request_id in step.request_ids() if self._knobs.answers_failures else ():
+            self._scheduler.abort(request_id)
+            self._forget(request_id)
+
+    def _answer(self, client: Client) -> None:
+        request = client.request
+        rightly = plain_model(self._config.model, min(client.epochs))
+        if request.kind == "encode":
+            tensors, frames = self._answers.take_embeddings(request.request_id, len(request.features))
+            if len(client.epochs) == 1:
+                client.check_embeddings(rightly, tensors, frames)
+        else:
+            rows, pieces = client.all_rows(*self._answers.take_rows(request))
+            client.check_shape(rows)
+            if len(client.epochs) == 1:
+                client.check_generation(rightly, rows, pieces)
+        self.seen["finished"] += 1
+        self.seen["of two epochs"] += len(client.epochs) > 1
+        self.seen["answers with rows"] += request.rows is not None
+        self._answered.append(client)
+        self._forget(request.request_id)
+
+    # ---- clients
+
+    def _add(self, client: Client) -> None:
+        self._num_arrived += 1
+        work = client.most_steps(min(self._knobs.token_budget, self._knobs.long_prefill or self._knobs.token_budget))
+        self._work += work
+        self._most_work = max(self._most_work, work)
+        self._clients[client.request.request_id] = client
+        self._items.add(client.message, client.payload)
+        self._scheduler.add_request(client.request)
+        if client.streams_rows:
+            self._answers.stream_rows(client.request.request_id)
+
+    def _perhaps_abort(self, request_ids: Sequence[int], what: str) -> None:
+        if request_ids and not self._is_over and self._rng.random() < self._knobs.p_abort:
+            request_id = self._rng.choice(request_ids)
+            self._scheduler.abort(request_id)
+            self._forget(request_id)
+            self.seen[what] += 1
+
+    def _tell_refused(self) -> None:
+        for request, error in self._scheduler.take_refused():
+            assert isinstance(error, InvalidRequest)
+            assert self._clients[request.request_id].names_two_sizes, f"{request} is refused: {error}"
+            self._forget(request.request_id)
+            self.seen["refused"] += 1
+
+    def _forget(self, request_id: int) -> None:
+        self._clients.pop(request_id, None)
+        self._items.forget(request_id)
+        self._answers.forget(request_id)
+
+    def _most_steps(self) -> int:
+        """Return how many steps may have been made if the first in order gets on in each.
+
+        It starts over when something goes wrong, or when somebody more urgent comes. While it waits for blocks or for
+        encoder space, those who hold them get on instead; so all counts twice.
+        """
+        num_overtaken = self._num_arrived if self._knobs.policy == "priority" else 0
+        return 2 * ((1 + self._num_accidents) * self._work + num_overtaken * self._most_work)
+
+    # ---- what goes wrong
+
+    def _is_accident(self) -> bool:
+        """Draw whether something goes wrong now, and count it."""
+        if (
+            self._is_over
+            or self._num_accidents >= self._knobs.max_accidents
+            or self._rng.random() >= self._knobs.p_accident
+        ):
+            return False
+        self._num_accidents += 1
+        return True
+
+    def _happen_between(self) -> None:
+        what = self._rng.choice(ACCIDENTS_BETWEEN)
+        if what == "epoch":
+            self._new_epoch("epochs")
+        else:
+            self._start_over([self._rng.randrange(2)] if what == "death" else [])
+            self.seen["resets"] += 1
+        self._audit.check_rest(self._ranks)
+
+    def _new_epoch(self, what: str) -> None:
+        self._scheduler.new_epoch()
+        self.seen[what] += 1
+
+    def _start_over(self, dead: Sequence[int]) -> None:
+        """Ranks have lost their caches, with a step in flight or without: no book holds, the others are cleared."""
+        self._scheduler.reset()
+        self._audit.lives.cleared()
+        for number, rank in enumerate(self._ranks):
+            if number in dead:
+                self._tally.count_rows(rank)
+                self._ranks[number] = self._new_rank(number)
+            else:
+                rank.runner.clear()
+
+    def _new_rank(self, rank: int) -> Rank:
+        self._num_ranks += 1
+        return Rank(self._knobs, self._config, rank, worker_epoch=self._num_ranks)
