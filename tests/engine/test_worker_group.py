@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from mmcached.engine.step_results import StepResults
 from mmcached.engine.encoder_bytes import EmbeddingRow
+from mmcached.engine.step_results import StepResults
 from mmcached.engine.worker_group import WorkerGroup
 from mmcached.wire.channels import DealerChannel, RouterChannel
 from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone
