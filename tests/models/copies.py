@@ -41,7 +41,7 @@ SLOTS: dict[type, tuple[str, ...]] = {
         *("slot_to_nbytes", "leased_bytes", "is_stopped", "fenced_slots"),
     ),
     _Held: ("handle", "request_id", "reads", "has_ended"),
-    WorkerLink: ("peer", "rank", "worker_epoch", "device", "is_attached", "former_epoch"),
+    WorkerLink: ("peer", "rank", "worker_epoch", "device", "is_attached", "embedding_row", "former_epoch"),
 }
 
 
