@@ -11,7 +11,7 @@ Knows nothing of rows. Invariant: what a request holds is a prefix of its sequen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mmcached.wire.errors import InvalidRequest, InvariantError
 from mmcached.worker.prefix_store.slots import SlotBook
@@ -46,6 +46,14 @@ class ChainBook:
         if chain is None:
             chain = self.of_request[request_id] = Chain()
         return chain
+
+    def slots_of(self, request_ids: Iterable[int], blocks: Iterable[int]) -> list[int]:
+        """Return the slot of one block, from 0 on, of each request; `ABSENT` where it holds none. Changes nothing."""
+        get = self.of_request.get
+        return [
+            slots[index] if (chain := get(request_id)) is not None and index < len(slots := chain.slots) else ABSENT
+            for request_id, index in zip(request_ids, blocks, strict=True)
+        ]
 
     def check_names(self, request_id: int, first_block: int, names: Sequence[bytes]) -> None:
         """Return if these may be the names of a request's blocks from `first_block` on. Changes nothing.

@@ -40,13 +40,18 @@ class Runs:
         self.num_blocks = (self.offsets + self.counts + (block_size - 1)) // block_size
         self.first_rows, self.num_rows = _starts_of(self.counts)
 
+    @property
+    def are_single_rows(self) -> bool:
+        """Whether each run is one row, as of requests that decode; of runs that have any."""
+        return self.num_rows == len(self.counts)
+
     def indexes(self, slots: np.ndarray) -> np.ndarray:
         """Return the index of each row, `(num_rows,)`.
 
         Args:
             slots: `(num_blocks.sum(),)` int64, of all blocks that the runs touch, run after run.
         """
-        if self.num_rows == len(self.counts) == len(slots):
+        if self.are_single_rows and self.num_rows == len(slots):
             indexes: np.ndarray = slots * self.block_size + self.offsets
             return indexes
         shift = np.repeat(self.first_rows_in_blocks() - self.first_rows, self.counts)

@@ -149,27 +149,30 @@ class StepWriter:
 
     def _place(self, request_ids: Sequence[int], runs: Runs, refused: Mapping[int, object]) -> list[int]:
         """Return the slots of all blocks of all chunks, after making room for those that are new."""
-        of_request, is_anything_refused = self._chains.of_request, bool(refused)
+        first_blocks = runs.first_blocks.tolist()
         found: list[int] = []
         new: list[int] = []
-        blocks = zip(request_ids, runs.first_blocks.tolist(), runs.num_blocks.tolist(), strict=True)
-        for number, (request_id, first, num_blocks) in enumerate(blocks):
-            chain = of_request.get(request_id)
-            if num_blocks == 1 and chain is not None and not is_anything_refused:
-                slots = chain.slots
-                if first < len(slots) and slots[first] != ABSENT:
-                    found.append(slots[first])  # most of the time, of a request that decodes
-                    continue
-            if number in refused:
-                found += [ABSENT] * num_blocks
-                continue
-            chain = chain or self._chains.open(request_id)
-            if len(chain.slots) < first + num_blocks or ABSENT in chain.slots[first : first + num_blocks]:
-                new += self._chains.place(chain, first, first + num_blocks)
-            found += chain.slots[first : first + num_blocks]
+        if runs.are_single_rows and not refused:  # requests that decode: most of them go on in a block that is there
+            found = self._chains.slots_of(request_ids, first_blocks)
+            for number in [number for number, slot in enumerate(found) if slot == ABSENT]:
+                found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
+        else:
+            blocks = zip(request_ids, first_blocks, runs.num_blocks.tolist(), strict=True)
+            for number, (request_id, first, num_blocks) in enumerate(blocks):
+                if number in refused:
+                    found += [ABSENT] * num_blocks
+                else:
+                    found += self._room_for(request_id, first, num_blocks, new)
         if new:
             self._staging.forget_slots(new, self._arenas.values())
         return found
+
+    def _room_for(self, request_id: int, first: int, num_blocks: int, new: list[int]) -> list[int]:
+        """Return the slots of a request's blocks; add to `new` those that were taken for it now."""
+        chain = self._chains.open(request_id)
+        if len(chain.slots) < first + num_blocks or ABSENT in chain.slots[first : first + num_blocks]:
+            new += self._chains.place(chain, first, first + num_blocks)
+        return chain.slots[first : first + num_blocks]
 
     def _put_all(self, spec: KeySpec, values: torch.Tensor, rows: _PlacedRows) -> None:
         for first, end in rows.parts or [(0, len(rows.indexes))]:

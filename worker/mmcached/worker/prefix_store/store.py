@@ -320,6 +320,8 @@ class TensorPrefixStore:
 
     def _slots_of(self, request_ids: Sequence[int], runs: Runs) -> np.ndarray:
         """Return the slots of all blocks of all runs, `ABSENT` where a request holds none."""
+        if runs.are_single_rows:
+            return as_array(self._chains.slots_of(request_ids, runs.first_blocks.tolist()))
         of_request = self._chains.of_request
         nothing: list[int] = []
         found: list[int] = []
@@ -327,12 +329,9 @@ class TensorPrefixStore:
         for request_id, first, num_blocks in blocks:
             chain = of_request.get(request_id)
             slots = chain.slots if chain is not None else nothing
-            if num_blocks == 1:
-                found.append(slots[first] if first < len(slots) else ABSENT)
-            else:
-                part = slots[first : first + num_blocks]
-                found += part
-                found += [ABSENT] * (num_blocks - len(part))
+            part = slots[first : first + num_blocks]
+            found += part
+            found += [ABSENT] * (num_blocks - len(part))
         return as_array(found)
 
     def _flush(self, slots: np.ndarray) -> None:
