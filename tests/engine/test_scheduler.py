@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,21 +12,8 @@ from mmcached.engine.encoder_cache_book import EncoderCacheScope
 from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.worker import EmbedSpan
 from mmcached.wire.vocabulary import END_TOKEN_ID
-from tests.engine.builders import encode, generate, image, small_config
-
-
-def scheduler_with(requests: Iterable[Request] = (), **config: Any) -> Scheduler:
-    scheduler = Scheduler(small_config(**config))
-    for request in requests:
-        scheduler.add_request(request)
-    return scheduler
-
-
-def schedule(scheduler: Scheduler) -> ScheduledStep:
-    step = scheduler.schedule()
-    assert step is not None
-    scheduler.check_integrity()
-    return step
+from tests.engine.builders import encode, generate, image
+from tests.engine.scheduling import schedule, scheduler_with
 
 
 def commit(scheduler: Scheduler, step: ScheduledStep, token_id: int = 5) -> list[int]:

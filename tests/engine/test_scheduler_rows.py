@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,8 @@ from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
 from mmcached.wire.messages.engine import RowsMissing
 from mmcached.wire.messages.parts import RowsWanted
-from tests.engine.builders import generate, small_config
+from tests.engine.builders import generate
+from tests.engine.scheduling import schedule, scheduler_with
 
 KEY, INNER = "hidden_states", "hidden_states.layer_0"
 PROMPT = list(range(1000, 1040))  # two blocks and a half
@@ -50,20 +50,6 @@ def wants(
     request.rows = rows or RowsWanted()
     request.num_rows_delivered = request.rows.first_wanted
     return request
-
-
-def scheduler_with(requests: Iterable[Request] = (), **config: Any) -> Scheduler:
-    scheduler = Scheduler(small_config(**config))
-    for request in requests:
-        scheduler.add_request(request)
-    return scheduler
-
-
-def schedule(scheduler: Scheduler) -> ScheduledStep:
-    step = scheduler.schedule()
-    assert step is not None
-    scheduler.check_integrity()
-    return step
 
 
 def commit(
