@@ -86,6 +86,21 @@ def kinds(bench: Bench) -> Sequence[type]:
     return [type(message) for message, _ in bench.received]
 
 
+def refuse_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the frontend's queue be full for the first two messages of streams."""
+    channel = bench.engine._contact.channel
+    send, num_refused = channel.send, 0
+
+    def send_the_third(message: object, payload: Any = ()) -> None:
+        nonlocal num_refused
+        if isinstance(message, TokensCommitted) and num_refused < 2:
+            num_refused += 1
+            raise ChannelFull("the frontend does not read")
+        send(message, payload)
+
+    monkeypatch.setattr(channel, "send", send_the_third)
+
+
 def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(bench: Bench) -> None:
     bench.add(1, max_tokens=3, is_streamed=True)
     for index, token in enumerate((65, 66)):
@@ -118,17 +133,7 @@ def test_a_generation_that_is_not_streamed_costs_no_message(bench: Bench) -> Non
 
 
 def test_tokens_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    channel = bench.engine._contact.channel
-    send, num_refused = channel.send, 0
-
-    def refuse_twice(message: object, payload: Any = ()) -> None:
-        nonlocal num_refused
-        if isinstance(message, TokensCommitted) and num_refused < 2:
-            num_refused += 1
-            raise ChannelFull("the frontend does not read")
-        send(message, payload)
-
-    monkeypatch.setattr(channel, "send", refuse_twice)
+    refuse_twice(bench, monkeypatch)
     bench.add(1, max_tokens=5, is_streamed=True)
     for token in (65, 66, 67, 68):
         run_step(bench, token)
@@ -242,17 +247,7 @@ def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
 
 
 def test_rows_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    channel = bench.engine._contact.channel
-    send, num_refused = channel.send, 0
-
-    def refuse_twice(message: object, payload: Any = ()) -> None:
-        nonlocal num_refused
-        if isinstance(message, TokensCommitted) and num_refused < 2:
-            num_refused += 1
-            raise ChannelFull("the frontend does not read")
-        send(message, payload)
-
-    monkeypatch.setattr(channel, "send", refuse_twice)
+    refuse_twice(bench, monkeypatch)
     add_for_rows(bench, 1, DELTA, max_tokens=5)
     for token in (65, 66, 67, 68):
         run_step(bench, token)
