@@ -99,11 +99,14 @@ class StepWriter:
             refused = _impossible(chunks)
             counts = counts.clip(0)
         open_blocks = []
-        for number, its_names in enumerate(names) if any(names) else ():
+        numbers: Sequence[int] = [number for number, its_names in enumerate(names) if its_names]
+        if numbers and not self._chains.of_request.keys() >= set(request_ids):
+            numbers = range(len(chunks))  # chains are opened in the order of the chunks
+        for number in numbers:
             if number in refused:
                 continue
-            if not its_names:
-                self._chains.open(request_ids[number])  # in the order of the chunks
+            if not names[number]:
+                self._chains.open(request_ids[number])
                 continue
             try:
                 open_blocks.append(self._attach(chunks[number]))
