@@ -234,7 +234,7 @@ def test_two_vision_servers_compute_each_image_once(frontend: LoneFrontend, run_
 
 
 def test_examples_are_short() -> None:
-    for path in EXAMPLES.glob("*.py"):
+    for path in (EXAMPLES / "two_servers.py", EXAMPLES / "vision_server.py"):
         code = ast.parse(path.read_text()).body[1:]  # without the docstring
         lines = {node.lineno for statement in code for node in ast.walk(statement) if hasattr(node, "lineno")}
         assert len(lines) <= 20, path.name
