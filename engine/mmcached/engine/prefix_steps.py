@@ -1,12 +1,8 @@
 """Which rows of prefixes steps are going to write, and who counts on that.
 
-    begin -> (being built) --launch--> (in flight) --commit--> (ended)
-                  |                         |
-                  +------- withdraw --------+--> as if nothing of it had been reserved, and of later ones
-
-Steps end in the order in which they began; beginning one launches the one before. A request that is scheduled after a
-writer may count on its rows, since a worker writes before it reads. While the step is being built a writer can be taken
-out of it, and so can whoever counts on it.
+A request that is scheduled after a writer may count on its rows, since a worker writes before it reads. While the step
+is being built a writer can be taken out of it, and so can whoever counts on it. What is withdrawn is as if it had never
+been reserved.
 
 Knows nothing of what has been written. Invariant: a promise that was taken back is found by nobody, and whoever counted
 on it has been named.
@@ -15,11 +11,10 @@ on it has been named.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 
-from mmcached.wire.errors import LocalProtocolError
+from mmcached.engine.step_queue import OpenedStep, StepQueue
 
 PromisedRows = tuple[bytes, int, int]
 """Rows `[first, end)` of the block with this digest."""
@@ -40,7 +35,7 @@ class Promise:
         self.keys = keys
 
 
-class PrefixStep:
+class PrefixStep(OpenedStep):
     """One step.
 
     Attributes:
@@ -49,11 +44,10 @@ class PrefixStep:
         is_void: what it writes is of a former epoch.
     """
 
-    __slots__ = ("is_launched", "is_void", "promises", "step_id", "takes_part", "told_released")
+    __slots__ = ("is_void", "promises", "takes_part", "told_released")
 
     def __init__(self, step_id: int) -> None:
-        self.step_id = step_id
-        self.is_launched = False
+        super().__init__(step_id)
         self.is_void = False
         self.promises: list[Promise] = []
         self.takes_part: set[int] = set()
@@ -69,56 +63,31 @@ class PrefixSteps:
 
     def __init__(self) -> None:
         self.building: PrefixStep | None = None
-        self._open: deque[PrefixStep] = deque()
+        self._queue: StepQueue[PrefixStep] = StepQueue()
         self._counts_on: list[tuple[Promise, int]] = []  # in the order of scheduling
         self._by_digest: dict[bytes, list[tuple[int, int, Promise]]] | None = {}
 
     def __iter__(self) -> Iterator[PrefixStep]:
-        return iter(self._open)
+        return iter(self._queue)
 
-    # ---- the life of a step
+    # ---- the life of a step, see `StepQueue`
 
     def begin(self, step_id: int) -> None:
-        """Begin a step; the one before is launched.
-
-        Raises:
-            LocalProtocolError: its number is not above those that have not ended.
-        """
-        if self._open:
-            if step_id <= self._open[-1].step_id:
-                raise LocalProtocolError(f"step {step_id} cannot begin: step {self._open[-1].step_id} has not ended")
-            self._open[-1].is_launched = True
-        self.building = PrefixStep(step_id)
-        self._open.append(self.building)
+        step = PrefixStep(step_id)
+        self._queue.begin(step)
+        self.building = step
 
     def launch(self, step_id: int) -> None:
-        """The newest step is in flight from now on.
-
-        Raises:
-            LocalProtocolError: it is not the newest, or has been launched.
-        """
-        step = self.building
-        if step is None or step.step_id != step_id:
-            raise LocalProtocolError(f"step {step_id} cannot be launched: being built is {step and step.step_id}")
-        step.is_launched = True
+        self._queue.launch(step_id)
         self.building = None
 
     def check_oldest(self, step_id: int) -> PrefixStep:
-        """Return the oldest step. Changes nothing.
+        return self._queue.check_oldest(step_id)
 
-        Raises:
-            LocalProtocolError: another one is the oldest.
-        """
-        if not self._open or self._open[0].step_id != step_id:
-            oldest = self._open[0].step_id if self._open else None
-            raise LocalProtocolError(f"step {step_id} cannot be committed: the oldest that has not ended is {oldest}")
-        return self._open[0]
-
-    def end_oldest(self) -> None:
+    def end_oldest(self, step_id: int) -> None:
         """Take out the oldest step: nobody needs to count on it any more."""
-        step = self._open.popleft()
-        if step is self.building:
-            self.building = None
+        step = self._queue.end_oldest(step_id)
+        self.building = self._queue.building
         self._take_back(step.promises)
 
     def end_from(self, step_id: int) -> tuple[list[PrefixStep], list[int]]:
@@ -130,15 +99,9 @@ class PrefixSteps:
         Raises:
             LocalProtocolError: it has ended, or was never begun; nothing has changed.
         """
-        if all(step.step_id != step_id for step in self._open):
-            raise LocalProtocolError(
-                f"step {step_id} cannot be withdrawn: open are {[step.step_id for step in self._open]}"
-            )
-        ended: list[PrefixStep] = []
-        while not ended or ended[-1].step_id != step_id:
-            ended.append(self._open.pop())
+        ended = self._queue.end_from(step_id)
         self.building = None
-        return ended[::-1], self._take_back([promise for step in ended for promise in step.promises])
+        return ended, self._take_back([promise for step in ended for promise in step.promises])
 
     # ---- promises
 
@@ -180,7 +143,7 @@ class PrefixSteps:
 
     def void(self) -> None:
         """Nothing that open steps write is to be found."""
-        for step in self._open:
+        for step in self._queue:
             step.is_void = True
             step.promises.clear()
         self._counts_on.clear()
@@ -190,14 +153,14 @@ class PrefixSteps:
 
     def stats(self) -> tuple[int, int]:
         """Return how many steps are open, and how many blocks they are going to write to, counted once per promise."""
-        return len(self._open), sum(len(promise.rows) for promise in self._promises())
+        return len(self._queue), sum(len(promise.rows) for promise in self._promises())
 
     def pairs(self) -> Sequence[tuple[Promise, int]]:
         """Return who counts on which promise."""
         return self._counts_on
 
     def _promises(self) -> Iterator[Promise]:
-        return (promise for step in self._open for promise in step.promises)
+        return (promise for step in self._queue for promise in step.promises)
 
     def _take_back(self, promises: Collection[Promise]) -> list[int]:
         """Forget promises; return who counted on them."""

@@ -230,7 +230,7 @@ class TensorPrefixIndex:
         """
         step = self._steps.check_oldest(step_id)
         self._listed.check(report)
-        self._steps.end_oldest()
+        self._steps.end_oldest(step_id)
         if not step.is_void:
             self._listed.take(report)
 

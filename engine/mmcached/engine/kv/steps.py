@@ -1,27 +1,22 @@
 """Steps that have begun and not ended: what they will publish, who counts on that, and which blocks they still use.
 
-    begin -> (being built) --launch--> (in flight) --commit--> published
-                  |                         |
-                  +------- withdraw --------+--> forgotten, and with it every step that was begun later
-
-Steps are begun, launched and committed in the same order; beginning one launches the one before. A block that a step
-is going to fill is *reserved*: a request that is scheduled after its writer may take it over, since the writer will
-have written it by then. While the step is being built, a writer can still be taken out of it, so the step remembers
-who has taken over what. Once launched, a step writes and reads what it has been given, whatever becomes of the
-requests: blocks that these give back wait behind a *fence* until the newest such step has ended.
+A block that a step is going to fill is *reserved*: a request that is scheduled after its writer may take it over, since
+the writer will have written it by then. While the step is being built, a writer can still be taken out of it, so the
+step remembers who has taken over what. Once launched, a step writes and reads what it has been given, whatever becomes
+of the requests: blocks that these give back wait behind a *fence* until the newest such step has ended.
 
 Knows nothing of tokens, or of what digests mean. Invariant: reserved content is found in the order of reservation.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mmcached.engine.kv.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import RequestBlocks
 from mmcached.engine.request import Request
+from mmcached.engine.step_queue import OpenedStep, StepQueue
 from mmcached.wire.errors import LocalProtocolError
 
 Run = tuple[int, int, int]
@@ -44,7 +39,7 @@ class Reservation:
     keys: Sequence[bytes]
 
 
-class Step:
+class Step(OpenedStep):
     """One step.
 
     Attributes:
@@ -53,11 +48,10 @@ class Step:
         fenced: blocks that were given back while the step may use them, and by whom, in the order of giving back.
     """
 
-    __slots__ = ("fenced", "is_launched", "reservations", "step_id", "takes_part")
+    __slots__ = ("fenced", "reservations", "takes_part")
 
     def __init__(self, step_id: int) -> None:
-        self.step_id = step_id
-        self.is_launched = False
+        super().__init__(step_id)
         self.takes_part: set[RequestBlocks] = set()
         self.reservations: list[Reservation] = []
         self.fenced: list[tuple[RequestBlocks, list[int]]] = []
@@ -83,44 +77,27 @@ class Steps:
         self.newest: Step | None = None
         self.takes_part: set[RequestBlocks] | _Nobody | None = None
         self.num_forgotten = 0
-        self._open: deque[Step] = deque()
+        self._queue: StepQueue[Step] = StepQueue()
         self._relied_on: list[tuple[Reservation | Step, RequestBlocks]] = []  # in the order of scheduling
         self._reserved: dict[bytes, int] = {}
         self._not_indexed: list[Reservation] = []
 
     def __iter__(self) -> Iterator[Step]:
-        return iter(self._open)
+        return iter(self._queue)
 
     @property
     def building(self) -> Step | None:
         """The step that is being built, if any."""
-        return self.newest if self.newest is not None and not self.newest.is_launched else None
+        return self._queue.building
 
-    # ---- the life of a step
+    # ---- the life of a step, see `StepQueue`
 
     def begin(self, step_id: int) -> None:
-        """Begin a step; the one before is launched.
-
-        Raises:
-            LocalProtocolError: its number is not above those that have not ended.
-        """
-        if self.newest is not None:
-            if step_id <= self.newest.step_id:
-                raise LocalProtocolError(f"step {step_id} cannot begin: step {self.newest.step_id} has not ended")
-            self.newest.is_launched = True
-        self._open.append(Step(step_id))
+        self._queue.begin(Step(step_id))
         self._update()
 
     def launch(self, step_id: int) -> None:
-        """The newest step is in flight from now on.
-
-        Raises:
-            LocalProtocolError: it is not the newest, or has been launched.
-        """
-        step = self.building
-        if step is None or step.step_id != step_id:
-            raise LocalProtocolError(f"step {step_id} cannot be launched: being built is {step and step.step_id}")
-        step.is_launched = True
+        self._queue.launch(step_id)
         self._update()
 
     def end_oldest(self, step_id: int) -> Step:
@@ -129,10 +106,7 @@ class Steps:
         Raises:
             LocalProtocolError: another one is the oldest; nothing has changed.
         """
-        if not self._open or self._open[0].step_id != step_id:
-            oldest = self._open[0].step_id if self._open else None
-            raise LocalProtocolError(f"step {step_id} cannot be committed: the oldest that has not ended is {oldest}")
-        step = self._open.popleft()
+        step = self._queue.end_oldest(step_id)
         if self._relied_on:
             done = _all_of([step])
             self._relied_on = [pair for pair in self._relied_on if pair[0] not in done]
@@ -149,20 +123,14 @@ class Steps:
         Raises:
             LocalProtocolError: it has ended, or was never begun; nothing has changed.
         """
-        if all(step.step_id != step_id for step in self._open):
-            raise LocalProtocolError(
-                f"step {step_id} cannot be withdrawn: open are {[step.step_id for step in self._open]}"
-            )
-        ended: list[Step] = []
-        while not ended or ended[-1].step_id != step_id:
-            ended.append(self._open.pop())
+        ended = self._queue.end_from(step_id)
         self._update()
         self.num_forgotten += 1
         self._index_anew()
         gone = _all_of(ended)
         lost = {who: None for what, who in self._relied_on if what in gone}
         self._relied_on = [pair for pair in self._relied_on if pair[0] not in gone]
-        return ended[::-1], list(lost)
+        return ended, list(lost)
 
     # ---- what is reserved
 
@@ -179,28 +147,28 @@ class Steps:
 
     def is_reserved(self, block_id: int, key: bytes) -> bool:
         """Return whether a step is going to fill a block with this content."""
-        reservations = [each for step in self._open for each in step.reservations]
+        reservations = [each for step in self._queue for each in step.reservations]
         return any(
             pair == (block_id, key) for each in reservations for pair in zip(each.block_ids, each.keys, strict=False)
         )
 
     def reserves_for(self, held: RequestBlocks) -> bool:
         """Return whether a step is going to fill blocks of this request."""
-        return any(reservation.held is held for step in self._open for reservation in step.reservations)
+        return any(reservation.held is held for step in self._queue for reservation in step.reservations)
 
     def note_loans(self, borrower: RequestBlocks) -> None:
         """A request that is scheduled now has taken over its hit; perhaps some of that is only reserved."""
         if self.newest is None or not self.reserved:
             return
         taken = frozenset(block_id for table in borrower.tables for block_id in table)
-        for step in self._open:
+        for step in self._queue:
             for reservation in step.reservations:
                 if not taken.isdisjoint(reservation.block_ids):
                     self._relied_on.append((reservation, borrower))
 
     def note_window_moved(self, held: RequestBlocks) -> None:
         """A request has given back what only tokens that are in flight still look at: these must be computed."""
-        self._relied_on += [(step, held) for step in self._open if held in step.takes_part]
+        self._relied_on += [(step, held) for step in self._queue if held in step.takes_part]
 
     def check_can_take_part(self, request_id: int) -> None:
         """Return if slots may be given: a step is being built, or there are no steps at all.
@@ -213,7 +181,7 @@ class Steps:
 
     def forget_reservations(self) -> None:
         """Nothing that is reserved now will be published; the steps go on."""
-        for step in self._open:
+        for step in self._queue:
             for reservation in step.reservations:
                 reservation.keys = []
         self.num_forgotten += 1
@@ -246,14 +214,14 @@ class Steps:
 
     def give_back(self, pool: BlockPool, held: RequestBlocks, block_ids: list[int]) -> None:
         """Free a request's blocks; if a step that has not ended may use them, when the newest such has."""
-        for step in reversed(self._open):
+        for step in reversed(self._queue):
             if held in step.takes_part:
                 step.fenced.append((held, block_ids))
                 return
         pool.free_blocks(block_ids)
 
     def _update(self) -> None:
-        self.newest = self._open[-1] if self._open else None
+        self.newest = self._queue.newest
         if self.newest is None:
             self.takes_part = None
         else:
@@ -261,7 +229,7 @@ class Steps:
 
     def _index_anew(self) -> None:
         self._reserved = {}
-        self._not_indexed = [reservation for step in self._open for reservation in step.reservations]
+        self._not_indexed = [reservation for step in self._queue for reservation in step.reservations]
 
     def _index(self) -> None:
         for reservation in self._not_indexed:
