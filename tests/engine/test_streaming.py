@@ -110,7 +110,7 @@ def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer
     answer = bench.expect(from_engine.RequestGenerated)
     assert answer.token_ids == [65, 66, 67]
     assert TokensCommitted not in kinds(bench)
-    assert not bench.engine._streams
+    assert not bench.engine._delivery._streams
 
 
 def test_one_message_tells_of_all_that_are_streamed_and_of_no_other(bench: Bench) -> None:
@@ -147,10 +147,10 @@ def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
     run_step(bench, 65)
     tokens_of(bench)
     bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
-    bench.pump(lambda: len(bench.engine._streams) == 1)
+    bench.pump(lambda: len(bench.engine._delivery._streams) == 1)
     with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
         bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
-        bench.pump(lambda: not bench.engine._streams)
+        bench.pump(lambda: not bench.engine._delivery._streams)
 
 
 def test_replaced_worker_tells_no_token_twice(bench: Bench) -> None:
@@ -175,7 +175,7 @@ def test_failed_step_ends_its_streams_with_the_reason(bench: Bench) -> None:
     for worker, plan in [(worker, bench.plan(rank)) for rank, worker in enumerate(bench.workers)]:
         worker.channel.send(worker.failure(plan, error_to_wire(StaleHandle("gone"))))
     assert bench.expect(from_engine.RequestFailed).error.code == "stale_handle"
-    assert not bench.engine._streams
+    assert not bench.engine._delivery._streams
 
 
 def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_leases_return(bench: Bench) -> None:
@@ -232,7 +232,7 @@ def test_rows_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(c
         assert message.streams == tokens
     run_step(chunky, 66)
     assert rows_in(chunky, chunky.expect(from_engine.RequestGenerated)) == [(1, "hidden_states", 10, [10])]
-    assert not chunky.engine._answers._rows
+    assert not chunky.engine._delivery._answers._rows
 
 
 def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
@@ -253,7 +253,9 @@ def test_rows_that_could_not_be_queued_come_with_the_next_step(bench: Bench, mon
         run_step(bench, token)
     assert rows_of(bench) == [(1, "hidden_states", 0, [0, 1, 2, 3, 4, 5, 6])]
     assert rows_of(bench) == [(1, "hidden_states", 7, [7])]
-    assert not any(len(pieces) for pieces in bench.engine._answers._rows[1].values()), "what was handed on is not kept"
+    assert not any(len(pieces) for pieces in bench.engine._delivery._answers._rows[1].values()), (
+        "what was handed on is not kept"
+    )
 
 
 def test_replaced_worker_tells_no_row_twice(bench: Bench) -> None:
@@ -283,8 +285,8 @@ def test_abort_frees_the_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(channel, "send", refuse)
     add_for_rows(bench, 1, DELTA, max_tokens=9)
     run_step(bench, 65)
-    bench.pump(lambda: 1 in bench.engine._answers._rows)
+    bench.pump(lambda: 1 in bench.engine._delivery._answers._rows)
     bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
     bench.pump(lambda: not bench.engine._requests)
-    answers = bench.engine._answers
+    answers = bench.engine._delivery._answers
     assert [len(book) for book in (answers._rows, answers._starts, answers._streamed)] == [0, 0, 0]

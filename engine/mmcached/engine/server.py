@@ -4,9 +4,9 @@
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
-that came), so it imports no torch. Who asks for it is told what the prefix cache holds (kv_event_publisher), and, of a
-streamed generation, each token (token_streams) and each row (answers) in the step that commits it. What a peer sends
-wrong is logged or answered; what contradicts the books ends the process, before anything of that step is answered.
+that came), so it imports no torch. Results go to the frontend in pieces or with the answer (delivery); what the prefix
+cache holds, to whoever asks for it (kv_event_publisher). What a peer sends wrong is logged or answered; what
+contradicts the books ends the process, before anything of that step is answered.
 
 Who dies, and what follows here:
     frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ import msgspec
 import structlog
 import zmq
 
-from mmcached.engine.answers import Answers
+from mmcached.engine.delivery import Delivery
 from mmcached.engine.encoder_bytes import EncoderBytes
 from mmcached.engine.frontend_contact import FrontendContact
 from mmcached.engine.item_frames import ItemFrames
@@ -36,9 +36,8 @@ from mmcached.engine.kv_event_publisher import kv_event_publisher_from_config
 from mmcached.engine.leases import LeaseBook
 from mmcached.engine.probes import EngineProbes
 from mmcached.engine.request import Request
-from mmcached.engine.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.scheduler import Scheduler
 from mmcached.engine.step_runner import FinishedStep, StepRunner
-from mmcached.engine.token_streams import TokenStreams
 from mmcached.engine.worker_check import check_encoder_caches
 from mmcached.engine.worker_group import WorkerGroup
 from mmcached.shm.stats_publisher import StatsPublisher
@@ -46,7 +45,6 @@ from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
-    ChannelFull,
     ErrorInfo,
     MmcachedError,
     RemoteProtocolError,
@@ -90,8 +88,6 @@ class EngineServer:
         self._scheduler = Scheduler(config)
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
-        self._answers = Answers()
-        self._streams = TokenStreams()
         self._leases = LeaseBook(self._give_back)
         self._num_finished = 0
         self._flush_tokens: list[int] = []
@@ -108,6 +104,7 @@ class EngineServer:
             if self._kv_events is not None:
                 stack.callback(self._kv_events.close)
             self._closing = stack.pop_all()
+        self._delivery = Delivery(self._contact)
         self._group = WorkerGroup(
             self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
         )
@@ -257,10 +254,7 @@ class EngineServer:
             self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
         else:
             self._requests[request_id] = request
-            if message.is_streamed and request.kind == "generate":
-                self._streams.open(request_id)
-                if request.rows is not None and request.rows.delivery == "delta":
-                    self._answers.stream_rows(request_id)
+            self._delivery.open(request, is_streamed=message.is_streamed)
 
     def _check_room(self) -> None:
         """Raise `ServiceUnavailable` if there are as many requests as this engine takes."""
@@ -297,8 +291,7 @@ class EngineServer:
         """Let go of all that a request held outside the scheduler's books; its leases as soon as nobody reads."""
         self._requests.pop(request_id, None)
         self._items.forget(request_id)
-        self._answers.forget(request_id)
-        self._streams.forget(request_id)
+        self._delivery.forget(request_id)
         self._leases.end_request(request_id)
 
     # ---- workers
@@ -381,35 +374,19 @@ class EngineServer:
             self._withdraw(finished, finished.error)
 
     def _commit(self, done: FinishedStep, output: received.StepOutput) -> None:
-        step, payload = done.step, done.payload
-        for made in output.rows:
-            if made.request_id in self._requests:
-                self._answers.put_rows(made.request_id, made.rows, payload)
-        for embedding in output.embeddings:
-            if embedding.request_id in self._requests:
-                self._answers.put_embedding(embedding, payload)
+        step = done.step
+        self._delivery.gather(output, done.payload, self._requests)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
         finished = self._scheduler.commit(step, sampled, done.prefix_report, output.missing)
         if self._config.debug_check_workers:
             book = self._scheduler.encoder_cache_manager
             check_encoder_caches(book.ready_keys(), book.lingering_keys(), done.encoder_keys, step=step.step_id)
         for request in finished:
-            self._answer(request)
-        if self._streams:  # those that were just answered are streamed no more
-            self._tell_streams(step, output.rows)
-
-    def _tell_streams(self, step: ScheduledStep, made: Sequence[received.RowsMade]) -> None:
-        streams = self._streams.untold(chunk.request for chunk in step.chunks if chunk.sample)
-        rows, frames = self._answers.untold_rows(dict.fromkeys(part.request_id for part in made))
-        if not streams and not rows:
-            return
-        try:
-            self._contact.channel.send(to_frontend.TokensCommitted(streams, rows), frames)
-        except ChannelFull as error:
-            log.warning("tokens and rows wait for the next step", reason=str(error))
-        else:
-            self._streams.told(streams)
-            self._answers.rows_told(rows)
+            if request.request_id in self._requests:
+                self._num_finished += 1
+                self._delivery.answer(request)
+                self._forget(request.request_id)
+        self._delivery.tell_streams(step, output)  # those that were just answered are streamed no more
 
     def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
         """A worker could not run the step: none of it counts, and the requests that were in it fail with the reason."""
@@ -421,31 +398,6 @@ class EngineServer:
                 self._scheduler.abort(request_id)
                 self._forget(request_id)
                 self._contact.tell(to_frontend.RequestFailed(request_id, error))
-
-    # ---- answers
-
-    def _answer(self, request: Request) -> None:
-        request_id = request.request_id
-        if request_id not in self._requests:
-            return
-        self._num_finished += 1
-        if request.kind == "encode":
-            tensors, frames = self._answers.take_embeddings(request_id, len(request.features))
-            self._contact.tell(to_frontend.RequestEncoded(request_id, tensors), frames)
-        else:
-            self._answer_generation(request)
-        self._forget(request_id)
-
-    def _answer_generation(self, request: Request) -> None:
-        rows, frames = self._answers.take_rows(request)
-        message = to_frontend.RequestGenerated(
-            request_id=request.request_id,
-            token_ids=list(request.output_token_ids),
-            finish_reason="stop" if request.finish_reason == "stop" else "length",
-            num_cached_tokens=request.num_cached_tokens,
-            rows=rows,
-        )
-        self._contact.tell(message, frames)
 
     # ---- looking in
 
