@@ -170,6 +170,21 @@ def test_preempted_and_resumed() -> None:
     assert hidden(store, 0, 0, 6) == [0, 1, 2, 3, 104, 105]
 
 
+def test_what_is_read_as_it_was_written_is_looked_up_anew_when_somebody_has_left() -> None:
+    store = make_store(num_blocks=2)
+    write(store, RowChunk(0, 0, 1), RowChunk(1, 0, 1), base=10)
+    spans = [RowSpan(0, 0, 1), RowSpan(1, 0, 1)]
+    for _ in range(2):
+        with store.read(spans, ["hidden_states"]) as rows:
+            assert [rows.get("hidden_states", span)[0, 0].item() for span in (0, 1)] == [10, 10]
+    store.release([0])
+    write(store, RowChunk(2, 0, 1), base=50)  # where request 0 was
+    with store.read(spans, ["hidden_states"]) as rows:
+        assert rows.get("hidden_states", 1)[0, 0].item() == 10
+        with pytest.raises(MissingRows):
+            rows.get("hidden_states", 0)
+
+
 def test_two_that_generate_the_same_block_share_it_from_then_on() -> None:
     store = make_store()
     for request_id in (0, 1):

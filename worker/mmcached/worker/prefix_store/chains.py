@@ -11,7 +11,7 @@ Knows nothing of rows. Invariant: what a request holds is a prefix of its sequen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from mmcached.wire.errors import InvalidRequest, InvariantError
 from mmcached.worker.prefix_store.slots import SlotBook
@@ -39,6 +39,7 @@ class ChainBook:
     def __init__(self, slots: SlotBook) -> None:
         self.of_request: dict[int, Chain] = {}
         self._slots = slots
+        self._last: tuple[Sequence[int], Sequence[int], list[int]] | None = None  # until any request's slots change
 
     def open(self, request_id: int) -> Chain:
         """Return a request's chain; an empty one if it has none."""
@@ -47,13 +48,24 @@ class ChainBook:
             chain = self.of_request[request_id] = Chain()
         return chain
 
-    def slots_of(self, request_ids: Iterable[int], blocks: Iterable[int]) -> list[int]:
-        """Return the slot of one block, from 0 on, of each request; `ABSENT` where it holds none. Changes nothing."""
+    def slots_of(self, request_ids: Sequence[int], blocks: Sequence[int]) -> list[int]:
+        """Return the slot of one block, from 0 on, of each request; `ABSENT` where it holds none. Changes nothing.
+
+        A step is often read just as it was written: of the same blocks as before the answer is at hand.
+        """
+        if self._last is not None and self._last[0] == request_ids and self._last[1] == blocks:
+            return self._last[2].copy()
         get = self.of_request.get
-        return [
+        found = [
             slots[index] if (chain := get(request_id)) is not None and index < len(slots := chain.slots) else ABSENT
             for request_id, index in zip(request_ids, blocks, strict=True)
         ]
+        self.remember(request_ids, blocks, found)
+        return found
+
+    def remember(self, request_ids: Sequence[int], blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """Have the next `slots_of` the same blocks answered with these, as long as nothing changes."""
+        self._last = request_ids, blocks, list(slots)
 
     def check_names(self, request_id: int, first_block: int, names: Sequence[bytes]) -> None:
         """Return if these may be the names of a request's blocks from `first_block` on. Changes nothing.
@@ -102,6 +114,7 @@ class ChainBook:
                 continue  # what comes before it is not: these names do not belong together
             slot = self._slots.take()
             if slot is not None:
+                self._last = None
                 slots[index] = slot
                 new.append(slot)
                 if name is not None:
@@ -116,6 +129,7 @@ class ChainBook:
             self._slots.name(mine, name)
         else:
             self._slots.hold(other)
+            self._last = None
             chain.slots[index] = other
             self._slots.changed[name] = None
             merge(mine, other)
@@ -125,6 +139,7 @@ class ChainBook:
         """Let go of all that a request holds, its tail first; an unknown one changes nothing."""
         chain = self.of_request.pop(request_id, None)
         if chain is not None:
+            self._last = None
             for slot in reversed(chain.slots):
                 if slot != ABSENT:
                     self._slots.let_go(slot)
@@ -134,6 +149,7 @@ class ChainBook:
         for chain in reversed(self.of_request.values()):
             for index in range(len(chain.slots) - 1, -1, -1):
                 if chain.slots[index] != ABSENT:
+                    self._last = None
                     slot, chain.slots[index] = chain.slots[index], ABSENT
                     self._slots.let_go(slot)
                     return True
@@ -146,6 +162,11 @@ class ChainBook:
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if holders, names or order contradict what the slots say."""
+        if self._last is not None:
+            request_ids, blocks, slots = self._last
+            self._last = None
+            if self.slots_of(request_ids, blocks) != slots:
+                raise InvariantError(f"blocks of requests {request_ids} are remembered in slots {slots}")
         refs = Counter(slot for chain in self.of_request.values() for slot in chain.slots if slot != ABSENT)
         self._slots.check_integrity(refs)
         for request_id, chain in self.of_request.items():
@@ -172,5 +193,6 @@ class ChainBook:
             if slot is None:
                 return False
             self._slots.hold(slot)
+            self._last = None
             slots[at] = slot
         return True

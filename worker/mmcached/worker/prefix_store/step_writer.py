@@ -159,6 +159,7 @@ class StepWriter:
             found = self._chains.slots_of(request_ids, first_blocks)
             for number in [number for number, slot in enumerate(found) if slot == ABSENT]:
                 found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
+            self._chains.remember(request_ids, first_blocks, found)
         else:
             blocks = zip(request_ids, first_blocks, runs.num_blocks.tolist(), strict=True)
             for number, (request_id, first, num_blocks) in enumerate(blocks):
