@@ -178,7 +178,6 @@ def test_what_is_read_as_it_was_written_is_looked_up_anew_when_somebody_has_left
         with store.read(spans, ["hidden_states"]) as rows:
             assert [rows.get("hidden_states", span)[0, 0].item() for span in (0, 1)] == [10, 10]
     store.release([0])
-    write(store, RowChunk(2, 0, 1), base=50)  # where request 0 was
     with store.read(spans, ["hidden_states"]) as rows:
         assert rows.get("hidden_states", 1)[0, 0].item() == 10
         with pytest.raises(MissingRows):
