@@ -45,7 +45,7 @@ def test_requests_are_served_in_order_with_their_whole_prompts() -> None:
     scheduler = scheduler_with([generate(number, 10 + number, max_tokens=3) for number in range(10)])
     step = schedule(scheduler)
     assert list(tokens(step).items()) == [(number, 10 + number) for number in range(10)]
-    assert all(chunk.sample and chunk.start == 0 and not chunk.is_new_hit for chunk in step.chunks)
+    assert all(chunk.sample and chunk.start == 0 for chunk in step.chunks)
     assert (scheduler.num_running, scheduler.num_waiting) == (10, 0)
     commit(scheduler, step)
     assert list(tokens(schedule(scheduler)).values()) == [1] * 10
@@ -92,7 +92,7 @@ def test_a_committed_prefix_is_hit_and_counted_once() -> None:
     run(scheduler)
     scheduler.add_request(second)
     (chunk,) = schedule(scheduler).chunks
-    assert (chunk.start, chunk.num_tokens, chunk.is_new_hit) == (64, 2, True)
+    assert (chunk.start, chunk.num_tokens) == (64, 2)
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 64)
     stats = scheduler.kv_cache_manager.stats()
     assert (stats.queries, stats.hits) == (136, 64)
@@ -140,7 +140,7 @@ def test_the_last_running_request_is_preempted_and_resumes() -> None:
     run(scheduler)  # the first one ends
     (chunk,) = schedule(scheduler).chunks
     # Its last block was given to the other one; the rest of its prefix is still there, and its output is not lost.
-    assert (chunk.request, chunk.start, chunk.num_tokens, chunk.is_new_hit) == (second, 64, 17, True)
+    assert (chunk.request, chunk.start, chunk.num_tokens) == (second, 64, 17)
     assert second.num_cached_tokens == 0
     assert scheduler.kv_cache_manager.stats().hits == hits_before
 

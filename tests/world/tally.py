@@ -43,7 +43,7 @@ class Tally:
             for block_id in list(chunk.block_ids)[chunk.start // block_size : -(-chunk.end // block_size)]
         }
         for chunk in step.chunks:
-            if chunk.is_new_hit and written & set(list(chunk.block_ids)[: chunk.start // block_size]):
+            if written & set(list(chunk.block_ids)[: chunk.start // block_size]):
                 self.seen["same-step hits"] += 1
                 self.seen["same-step hits that want rows"] += chunk.request.rows is not None
         self.seen["encoded"] += len(step.encode)

@@ -31,7 +31,6 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
         block_ids: the request's block table from position 0 on, long enough for the chunk; it grows later on.
         spans: where encoder outputs replace token embeddings; positions count from the chunk's start.
         sample: the chunk ends at the last known token, so the next one is wanted.
-        is_new_hit: first chunk of an admission or resumption, after a prefix hit of `start` tokens.
         names: digests of the request's blocks that the prefix store has not been told yet.
     """
 
@@ -41,7 +40,6 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     block_ids: Sequence[int]
     spans: Sequence[EmbedSpan]
     sample: bool
-    is_new_hit: bool
     names: BlockNames = NOTHING_TO_TELL
 
     @property

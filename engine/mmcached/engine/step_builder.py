@@ -95,7 +95,7 @@ class StepBuilder:
             num_left -= 1
             # Only the token that fills a block gives it a name.
             names = NOTHING_TO_TELL if (start + 1) % block_size else name_rows(request, start, 1)
-            add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, False, names))
+            add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, names))
         self._token_budget = num_left
         return first_other
 
@@ -159,9 +159,7 @@ class StepBuilder:
         table = self._kv.block_table(request.request_id)
         spans = self._spans(request, start, end) if plan is not None else ()
         names = self._rows.reserve(request, start, end - start)
-        self._chunks.append(
-            ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, num_hit_tokens > 0, names)
-        )
+        self._chunks.append(ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, names))
         return Outcome.SCHEDULED
 
     def _add_items(self, request: Request) -> Outcome:
