@@ -25,7 +25,6 @@ import torch
 from mmcached.engine import KVCacheConfig, KVCacheManager, Request, RequestStatus
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
-from mmcached.wire.errors import MissingRows
 from mmcached.wire.messages.parts import RowsWanted
 from mmcached.worker.prefix_store import RowChunk, RowSpan, TensorPrefixStore
 from tests.worker.prefix_store.journeys import DIRECT, Journey
@@ -252,12 +251,13 @@ class MiniEngine:
             RowSpan(plan.chunks[number].client.request.request_id, 0, plan.chunks[number].start) for number in hits
         ]
         with self.store.read(spans, self.keys) as found:
+            lacking = {(hits[each.span], each.key): each.first for each in found.missing()}
             for span, number in enumerate(hits):
                 for key in plan.chunks[number].client.wants:
-                    try:
+                    if (number, key) in lacking:
+                        missing[number, key] = lacking[number, key]
+                    else:
                         rows[number, key] = values_of(found.get(key, span), spec_of(key))
-                    except MissingRows as error:
-                        missing[number, key] = int(str(error.details["first"]))
         return rows, missing
 
     # ---- the end of a step

@@ -146,7 +146,7 @@ def test_a_span_that_lacks_rows_does_not_disturb_the_others() -> None:
             [2],
             None,
         ]
-        assert [(span, error.details["first"]) for span, error in rows.missing()] == [(1, 3), (3, 0)]
+        assert [(lacking.span, lacking.first) for lacking in rows.missing()] == [(1, 3), (3, 0)]
     assert (store.stats().read, store.stats().missing) == (5, 10)
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import torch
 
-from mmcached.wire.errors import InvariantError, MissingRows
+from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import PrefixReport, RowsMade, RowsMissing
 from mmcached.wire.messages.parts import Rows
 from mmcached.wire.messages.worker import RunChunk, StepPlan
@@ -96,8 +96,10 @@ class PrefixRows:
             )
             for chunk in chunks
         ]
-        for refusal in store.write(rows, outputs):
-            raise InvariantError(f"rows of request {refusal.request_id} were refused: {refusal.error}")
+        refusals = store.write(rows, outputs)
+        if refusals:
+            first = refusals[0]
+            raise InvariantError(f"{len(refusals)} refused: {first.key!r} of request {first.request_id}: {first.error}")
 
 
 class _StepRows:
@@ -125,17 +127,19 @@ def _end(chunk: RunChunk) -> int:
 def _rows_before(
     step: _StepRows, behind: Sequence[int], rows: RowsRead, made: StepResult
 ) -> dict[tuple[int, str], torch.Tensor]:
-    """Return what lies before these chunks by chunk and key; note what is missing."""
-    found = {}
-    for span, index in enumerate(behind):
-        chunk = step.chunks[index]
-        for key in chunk.row_keys:
-            try:
-                found[index, key] = rows.get(key, span)
-            except MissingRows as error:
-                first, end = (int(str(error.details[name])) for name in ("first", "end"))
-                made.missing.append(RowsMissing(chunk.request_id, key, first, end))
-    return found
+    """Return what lies before those of these chunks that lack no row, by chunk and key; note what is missing."""
+    lacking = set()
+    for span, key, first, end in rows.missing():
+        chunk = step.chunks[behind[span]]
+        if key in chunk.row_keys:
+            lacking.add(span)
+            made.missing.append(RowsMissing(chunk.request_id, key, first, end))
+    return {
+        (index, key): rows.get(key, span)
+        for span, index in enumerate(behind)
+        if span not in lacking
+        for key in step.chunks[index].row_keys
+    }
 
 
 def _answer(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,15 @@ from mmcached.worker.prefix_store.buffers import BufferPool
 
 MissingRun = tuple[int, int]
 """Positions `[first, end)` that were not written."""
+
+
+class LackingSpan(NamedTuple):
+    """A span that lacks rows of a key: the first run of them is `[first, end)`."""
+
+    span: int
+    key: str
+    first: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +118,11 @@ class RowsRead:
             spans[span] = None
         return spans
 
-    def missing(self) -> Iterator[tuple[int, MissingRows]]:
-        """Yield the number of each span that lacks rows, and which; once for each key that lacks them."""
+    def missing(self) -> Iterator[LackingSpan]:
+        """Yield each span that lacks rows, and which; once for each key that lacks them."""
         for key, gathered in self._keys.items():
             for span, run in gathered.missing.items():
-                yield span, MissingRows(key, *run)
+                yield LackingSpan(span, key, *run)
 
     def release(self) -> None:
         """Give the buffers back; the second time changes nothing."""
