@@ -120,6 +120,14 @@ def test_images_are_encoded_kept_emitted_and_placed() -> None:
     assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states(tokens, replaced))
 
 
+def test_what_is_measured_of_one_embedding_is_what_is_kept_of_each() -> None:
+    runner, image = make_runner(), IMAGES[2]
+    width, itemsize = runner.measure_embedding()
+    assert runner.stats().encoder_entries == runner.stats().items_encoded == 0, "what was measured is not kept"
+    output, _ = run(runner, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
+    assert output.stats.encoder_bytes == len(image.pixel_values) * width * itemsize
+
+
 def test_an_item_encoded_among_others_has_the_same_bits() -> None:
     frames: list[Frame] = []
     items = []

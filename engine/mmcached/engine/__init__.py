@@ -10,7 +10,7 @@ from mmcached.engine.encoder_budget import (
     make_encoder_cache_manager,
     service_encoder_budget,
 )
-from mmcached.engine.encoder_bytes import EmbeddingRow, EncoderBytes, service_embedding_row
+from mmcached.engine.encoder_bytes import EmbeddingRow, EncoderBytes
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_cache_manager import EncoderCacheManager
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
@@ -48,6 +48,5 @@ __all__ = [
     "compute_encoder_budget",
     "engine_receiver_cache_from_config",
     "make_encoder_cache_manager",
-    "service_embedding_row",
     "service_encoder_budget",
 ]

@@ -1,10 +1,8 @@
 """The encoder's budgets in bytes: rows x width x itemsize. A mirror: what is decided is decided in rows.
 
 A row is what the workers keep of one embedding. Its width counts the numbers of all tensors of an output, so it may be
-more than the language model's: an encoder that also hands up its inner layers makes rows several times as wide.
-
-    declared   `service_embedding_row`: what the reference encoder returns, `(n, hidden_size)` int32
-    measured   `EmbeddingRow.measured`: an output's rows and bytes, as `WorkerStats.encoder_bytes` counts them
+more than the language model's: an encoder that also hands up its inner layers makes rows several times as wide. So it is
+measured: each worker says what it has kept of one (`WorkerAttached`).
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ from dataclasses import dataclass
 
 from mmcached.engine.encoder_budget import EncoderBudget
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
-from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +19,6 @@ class EmbeddingRow:
 
     >>> EmbeddingRow(width=1_024, itemsize=2).nbytes
     2048
-    >>> EmbeddingRow.measured(num_embeds=10, nbytes=81_920, itemsize=2)
-    EmbeddingRow(width=4096, itemsize=2)
     """
 
     width: int
@@ -33,17 +27,6 @@ class EmbeddingRow:
     @property
     def nbytes(self) -> int:
         return self.width * self.itemsize
-
-    @classmethod
-    def measured(cls, *, num_embeds: int, nbytes: int, itemsize: int) -> EmbeddingRow:
-        """Return the row of an output of `num_embeds` embeddings that takes `nbytes` in all.
-
-        Raises:
-            InvariantError: that is no whole number of items for each; the rows are not alike.
-        """
-        if num_embeds < 1 or nbytes % (num_embeds * itemsize):
-            raise InvariantError(f"{nbytes} bytes are not {num_embeds} equal rows of {itemsize}-byte numbers")
-        return cls(nbytes // (num_embeds * itemsize), itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +54,3 @@ class EncoderBytes:
             used_bytes=(book.cache_size - book.num_free_slots) * row.nbytes,
             freeable_bytes=book.num_freeable_slots * row.nbytes,
         )
-
-
-def service_embedding_row(config: ServiceConfig) -> EmbeddingRow:
-    """Return the row that the reference encoder of a service makes."""
-    return EmbeddingRow(config.model.hidden_size, itemsize=4)
