@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from mmcached.engine.step_queue import OpenedStep, StepQueue
+from mmcached.engine.step_queue import QueuedStep, StepQueue
 from mmcached.wire.errors import LocalProtocolError
 
 
-def queue_of(*step_ids: int) -> StepQueue[OpenedStep]:
-    queue: StepQueue[OpenedStep] = StepQueue()
+def queue_of(*step_ids: int) -> StepQueue[QueuedStep]:
+    queue: StepQueue[QueuedStep] = StepQueue()
     for step_id in step_ids:
-        queue.begin(OpenedStep(step_id))
+        queue.begin(QueuedStep(step_id))
     return queue
 
 
-def state_of(queue: StepQueue[OpenedStep]) -> object:
+def state_of(queue: StepQueue[QueuedStep]) -> object:
     newest, building = (step and step.step_id for step in (queue.newest, queue.building))
     return [(step.step_id, step.is_launched) for step in queue], newest, building
 
@@ -37,7 +37,7 @@ def test_steps_end_from_the_oldest_on() -> None:
     assert state_of(queue) == ([(3, False)], 3, 3)
     assert queue.end_oldest(3).step_id == 3
     assert state_of(queue) == ([], None, None)
-    queue.begin(OpenedStep(1))
+    queue.begin(QueuedStep(1))
     assert len(queue) == 1, "numbers rise among steps that are open"
 
 
@@ -50,8 +50,8 @@ def test_a_withdrawn_step_takes_the_later_ones_along() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda queue: queue.begin(OpenedStep(2)), "cannot begin"),
-        (lambda queue: queue.begin(OpenedStep(1)), "cannot begin"),
+        (lambda queue: queue.begin(QueuedStep(2)), "cannot begin"),
+        (lambda queue: queue.begin(QueuedStep(1)), "cannot begin"),
         (lambda queue: queue.launch(1), "cannot be launched"),
         (lambda queue: queue.check_oldest(2), "cannot be committed"),
         (lambda queue: queue.end_oldest(2), "cannot be committed"),
@@ -59,7 +59,7 @@ def test_a_withdrawn_step_takes_the_later_ones_along() -> None:
     ],
 )
 def test_what_is_out_of_order_is_refused_and_changes_nothing(
-    call: Callable[[StepQueue[OpenedStep]], object], said: str
+    call: Callable[[StepQueue[QueuedStep]], object], said: str
 ) -> None:
     queue = queue_of(1, 2)
     before = state_of(queue)

@@ -1,8 +1,8 @@
 """The encoder's budgets in bytes: rows x width x itemsize. A mirror: what is decided is decided in rows.
 
 A row is what the workers keep of one embedding. Its width counts the numbers of all tensors of an output, so it may be
-more than the language model's: an encoder that also hands up its inner layers makes rows several times as wide. So it is
-measured: each worker says what it has kept of one (`WorkerAttached`).
+more than the language model's: an encoder that also hands up its inner layers makes rows several times as wide. So it
+is measured: each worker says what it has kept of one (`WorkerAttached`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 
-from mmcached.engine.step_queue import OpenedStep, StepQueue
+from mmcached.engine.step_queue import QueuedStep, StepQueue
 
 PromisedRows = tuple[bytes, int, int]
 """Rows `[first, end)` of the block with this digest."""
@@ -35,7 +35,7 @@ class Promise:
         self.keys = keys
 
 
-class PrefixStep(OpenedStep):
+class PrefixStep(QueuedStep):
     """One step.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from mmcached.wire.errors import LocalProtocolError
 
 
-class OpenedStep:
+class QueuedStep:
     """A step that has not ended; books add what they do in it."""
 
     __slots__ = ("is_launched", "step_id")
@@ -27,7 +27,7 @@ class OpenedStep:
         self.is_launched = False
 
 
-StepT = TypeVar("StepT", bound=OpenedStep)
+StepT = TypeVar("StepT", bound=QueuedStep)
 
 
 class StepQueue(Generic[StepT]):

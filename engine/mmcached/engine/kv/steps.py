@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mmcached.engine.kv.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import RequestBlocks
 from mmcached.engine.request import Request
-from mmcached.engine.step_queue import OpenedStep, StepQueue
+from mmcached.engine.step_queue import QueuedStep, StepQueue
 from mmcached.wire.errors import LocalProtocolError
 
 Run = tuple[int, int, int]
@@ -39,7 +39,7 @@ class Reservation:
     keys: Sequence[bytes]
 
 
-class Step(OpenedStep):
+class Step(QueuedStep):
     """One step.
 
     Attributes:
