@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 from collections.abc import Sequence
@@ -308,7 +309,8 @@ def test_keys_are_not_declared_within_a_step() -> None:
     store.write([chunk_of(0, "a")], {"hidden_states": torch.zeros(1, WIDTH)})
     store.declare(HIDDEN)
     with pytest.raises(LocalProtocolError, match="between two steps"):
-        store.declare(CODES)
+        store.declare(dataclasses.replace(HIDDEN, copy="deferred"), CODES)
+    assert store.schema == {"hidden_states": HIDDEN}
     store.withdraw()
     store.declare(CODES)
 

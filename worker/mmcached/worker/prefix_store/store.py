@@ -122,12 +122,12 @@ class TensorPrefixStore:
             ConfigError: so much memory cannot even be mapped; nothing has changed.
         """
         changed = [spec for spec in specs if not spec.has_rows_of(self._specs.get(spec.name))]
-        self._specs.update((spec.name, spec) for spec in specs if spec not in changed)
+        specs_after = self._specs | {spec.name: spec for spec in specs}
         if not changed:
+            self._specs = specs_after
             return
         if self._writer.is_open:
             raise LocalProtocolError("keys are declared between two steps: commit or withdraw first")
-        specs_after = self._specs | {spec.name: spec for spec in changed}
         row_specs = [spec for spec in specs_after.values() if spec.kind == "per_token"]
         block_nbytes = self.block_size * sum(spec.nbytes for spec in row_specs)
         capacity = self.byte_budget // block_nbytes if block_nbytes else 0
@@ -140,8 +140,8 @@ class TensorPrefixStore:
         }
         if any(spec.name in self._arenas for spec in changed):
             self._slots.changed.update(dict.fromkeys(self._slots.all_names))
+        self._specs = specs_after
         for spec in changed:
-            self._specs[spec.name] = spec
             self._values.forget_key(spec.name)
         for key, arena in self._arenas.items():
             if arenas.get(key) is not arena:
