@@ -31,6 +31,16 @@ def test_what_was_not_queued_comes_with_the_next_step_and_what_was_comes_never_a
     assert streams.untold([request]) == [CommittedTokens(1, 2, [9])]
 
 
+def test_who_was_set_back_in_its_step_has_nothing_to_tell() -> None:
+    streams = TokenStreams()
+    request = generate(1, 5, max_tokens=9)
+    streams.open(1)
+    assert streams.untold([request]) == []
+    request.append_output_token(7)
+    streams.told(streams.untold([request]))
+    assert streams.untold([request]) == []
+
+
 def test_nothing_is_kept_of_those_that_are_over() -> None:
     streams = TokenStreams()
     streams.open(1)

@@ -39,6 +39,7 @@ class TokenStreams:
             CommittedTokens(request.request_id, num_told, request.token_ids[request.num_prompt_tokens + num_told :])
             for request in requests
             if (num_told := self._num_told.get(request.request_id)) is not None
+            and request.num_prompt_tokens + num_told < request.num_tokens  # none of who was set back in this step
         ]
 
     def told(self, streams: Iterable[CommittedTokens]) -> None:
