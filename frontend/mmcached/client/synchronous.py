@@ -270,7 +270,7 @@ class Client:
     def invalidate(self, *, timeout_s: float = 30.0) -> None:
         """Begin a new epoch, because weights or a processor have changed: nothing that was computed before is found.
 
-        As `flush`, and what is being computed now is not kept either. Never fails open.
+        As `flush`, but what is being computed now is not kept either, and generations that run go on. Never fails open.
         """
         message, _ = self._call(self._talk.flush(new_epoch=True), (), timeout_s)
         expect(message, Flushed)

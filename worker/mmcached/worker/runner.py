@@ -253,7 +253,8 @@ class ModelRunner:
         for chunk in chunks:
             self._pool.check_computed(context_slots(chunk, self._config.block_size))
         layers: list[torch.Tensor] = []
-        hidden = self._model.decoder.forward(embeddings, batch, self._pool, layers_out=layers)
+        layers_out = layers if len(self._row_keys) > 1 else None
+        hidden = self._model.decoder.forward(embeddings, batch, self._pool, layers_out=layers_out)
         sampling = [index for index, chunk in enumerate(chunks) if chunk.sample]
         if sampling:
             tokens = self._model.decoder.sample(hidden[[batch.starts[index + 1] - 1 for index in sampling]])
