@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.limits import LIMITS, LimitsConfig, check_limits
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -126,6 +128,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_encoder_input_tokens: int = 512
     disable_chunked_mm_input: bool = False
 
+    # what one client, message, picture or turn of a loop may take
+    limits: LimitsConfig = LimitsConfig()
+
     # what the engine publishes about its prefix cache
     kv_events: KVEventsConfig = KVEventsConfig()
 
@@ -176,6 +181,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _check_range(field, getattr(self, field), 0.001, 86_400.0)
         for field in ("hidden_size", "num_layers", "num_heads", "encoder_width", "encoder_layers", "patch_size"):
             _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
+        check_limits(self.limit_values())
         _check_range("kv_watermark", self.kv_watermark, 0.0, 0.5)
         _check_range("model.max_patches_per_image", self.model.max_patches_per_image, 1, 4096)
         _check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
@@ -247,6 +253,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """What the records of one tenant may take; None for no limit."""
         return int(self.store_tenant_quota_gb * GIB) or None
 
+    def limit_values(self) -> dict[str, float]:
+        """Return the value of each limit in `LIMITS`, by its name."""
+        return {name: attrgetter(name)(self) for name in LIMITS}
+
     def digest(self) -> str:
         """Return 16 hex digits that two processes compare to see whether they were started alike."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
@@ -272,11 +282,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 _CAPACITIES = (
     "mm_processor_cache_gb",
-    "ring_reader_quota_gb",
     "tensor_prefix_cache_gb",
     "store_gb",
-    "store_client_quota_gb",
-    "store_tenant_quota_gb",
 )
 
 _DURATIONS = (
@@ -293,20 +300,11 @@ _DURATIONS = (
 _INT_RANGES = (
     ("max_restarts", 0, 1_000_000),
     ("http_port", 0, 65_535),
-    ("mm_shm_cache_max_object_size_mb", 1, 1 << 20),
     ("mm_shm_inline_max_kb", 0, 1 << 20),
     ("ring_num_slots", 1, 1 << 20),
     ("ring_max_rows", 1, 64),
     ("mm_processor_workers", 0, 256),
-    ("mm_processor_max_waiting", 1, 1 << 20),
-    ("store_max_object_mb", 1, 1 << 20),
     ("store_num_slots", 1, 1 << 20),
-    ("store_max_clients", 1, 64),
-    ("max_image_bytes", 1, 1 << 32),
-    ("max_image_pixels", 1, 1 << 32),
-    ("max_images_per_request", 1, 1024),
-    ("max_num_requests", 1, 1 << 20),
-    ("max_model_len", 1, 1 << 24),
     ("block_size", 1, 1024),
     ("num_kv_blocks", 2, 1 << 24),
     ("max_num_seqs", 1, 4096),

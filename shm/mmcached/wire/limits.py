@@ -1,0 +1,175 @@
+"""Lists every limit that the service sets to what peers may ask of it: the one table of limits.
+
+    LimitsConfig    limits that an operator may change: section `limits` of the configuration, `--limits.max-clients`
+    LIMITS          for each of them, and for the older limits that are fields of `ServiceConfig` itself: its range, its
+                    unit, what it bounds, and what happens to a peer that exceeds it
+
+`docs/limits.md` shows the same table; a test keeps them equal. A limit is checked before work is spent on what exceeds
+it. Limits of a format (a message's field, a record's depth) stand beside the format.
+
+Knows nothing of sockets, pictures or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import msgspec
+
+from mmcached.wire.errors import ConfigError
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits on what one client, one message, one picture or one turn of a loop may take; see `LIMITS`."""
+
+    # connections
+    max_clients: int = 1024
+    reserved_descriptors: int = 64
+
+    # messages
+    max_message_frames: int = 4096
+    max_record_head_kb: int = 1024
+    max_record_elements: int = 65_536
+    max_queued_mb_per_client: int = 64
+
+    # shares of one client
+    max_requests_per_client: int = 128
+    max_claims_per_client: int = 64
+    claim_timeout_s: float = 120.0
+
+    # turns of a loop
+    messages_per_turn: int = 64
+    turn_s: float = 0.005
+    log_lines_per_peer: int = 10
+
+    # pictures
+    max_image_aspect_ratio: int = 200
+    max_jpeg_scans: int = 200
+    max_png_chunks: int = 32_768
+    max_decoding_pixels: int = 128_000_000
+    image_cpu_s: float = 10.0
+    image_memory_mb: int = 1024
+
+    # roles
+    max_deaths_per_request: int = 2
+    silence_timeout_s: float = 30.0
+    not_ready_timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Describes one limit.
+
+    Attributes:
+        low, high: the range of its setting.
+        unit: of its value.
+        bounds: what it bounds, as a noun phrase.
+        beyond: what happens to a peer that exceeds it.
+    """
+
+    low: float
+    high: float
+    unit: str
+    bounds: str
+    beyond: str
+
+
+LIMITS: Mapping[str, Limit] = MappingProxyType(
+    {
+        # ---- connections
+        "limits.max_clients": Limit(1, 1 << 16, "clients", "client connections at a time", "`ServiceUnavailable`"),
+        "limits.reserved_descriptors": Limit(
+            16, 1 << 16, "descriptors", "file descriptors that client connections leave free", "`ServiceUnavailable`"
+        ),
+        # ---- messages
+        "limits.max_message_frames": Limit(64, 1 << 20, "frames", "frames of one message", "`RemoteProtocolError`"),
+        "limits.max_record_head_kb": Limit(1, 1 << 16, "KiB", "head of one record", "`InvalidRequest`"),
+        "limits.max_record_elements": Limit(
+            64, 1 << 24, "elements", "keys, list items and tensors of one record", "`InvalidRequest`"
+        ),
+        "limits.max_queued_mb_per_client": Limit(
+            1, 1 << 20, "MiB", "answers that wait for one client to read them", "disconnected"
+        ),
+        # ---- shares of one client
+        "limits.max_requests_per_client": Limit(
+            1, 1 << 20, "requests", "open requests of one client", "`ServiceUnavailable`"
+        ),
+        "limits.max_claims_per_client": Limit(
+            1, 1 << 20, "claims", "keys that one client computes at a time", "`ServiceUnavailable`"
+        ),
+        "limits.claim_timeout_s": Limit(
+            0.1, 86_400, "s", "time from a claim to its put", "another waiter gets the claim"
+        ),
+        # ---- turns of a loop
+        "limits.messages_per_turn": Limit(1, 1 << 16, "messages", "messages of one peer in a turn", "waits a turn"),
+        "limits.turn_s": Limit(0.0001, 10, "s", "time that one source takes of a turn", "waits a turn"),
+        "limits.log_lines_per_peer": Limit(
+            1, 1 << 16, "lines", "log lines that one peer causes in ten seconds", "counted, then one line says how many"
+        ),
+        # ---- pictures
+        "limits.max_image_aspect_ratio": Limit(1, 1 << 20, "", "longer side ÷ shorter side", "`ImageTooLarge`"),
+        "limits.max_jpeg_scans": Limit(1, 1 << 20, "scans", "scans of a JPEG file", "`ImageTooLarge`"),
+        "limits.max_png_chunks": Limit(16, 1 << 24, "chunks", "chunks of a PNG file", "`ImageTooLarge`"),
+        "limits.max_decoding_pixels": Limit(
+            1, 1 << 34, "pixels", "pixels that are decoded at a time, all clients together", "waits"
+        ),
+        "limits.image_cpu_s": Limit(0.1, 3600, "s", "CPU time of one picture", "`ImageTooLarge`"),
+        "limits.image_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder process", "`ImageTooLarge`"),
+        # ---- roles
+        "limits.max_deaths_per_request": Limit(
+            1, 100, "deaths", "worker deaths in whose step a request was", "the request fails: `RequestAborted`"
+        ),
+        "limits.silence_timeout_s": Limit(1, 86_400, "s", "time without a heartbeat of a role", "killed and restarted"),
+        "limits.not_ready_timeout_s": Limit(
+            1, 86_400, "s", "time in which all roles live and the service is not ready", "its group is restarted"
+        ),
+        # ---- limits that are fields of ServiceConfig itself
+        "max_image_bytes": Limit(1, 1 << 32, "bytes", "size of one image file", "`ImageTooLarge`"),
+        "max_image_pixels": Limit(1, 1 << 32, "pixels", "width × height of one image", "`ImageTooLarge`"),
+        "max_images_per_request": Limit(1, 1024, "images", "images of one request", "`InvalidRequest`"),
+        "max_num_requests": Limit(1, 1 << 20, "requests", "open requests of all clients", "`ServiceUnavailable`"),
+        "max_model_len": Limit(1, 1 << 24, "tokens", "prompt and answer of one request", "`InvalidRequest`"),
+        "mm_processor_max_waiting": Limit(
+            1, 1 << 20, "images", "images that wait to be processed", "`ServiceUnavailable`"
+        ),
+        "store_max_clients": Limit(1, 64, "clients", "clients that read the store in place", "gets copies"),
+        "store_max_object_mb": Limit(1, 1 << 20, "MiB", "size of one record of the store", "not kept"),
+        "store_client_quota_gb": Limit(0, 4096, "GiB", "records that one client holds under lease", "gets copies"),
+        "store_tenant_quota_gb": Limit(
+            0, 4096, "GiB", "records of one tenant (0: no limit)", "its own oldest records go"
+        ),
+        "ring_reader_quota_gb": Limit(
+            0, 4096, "GiB", "items that one engine holds under lease (0: no limit)", "items travel inline"
+        ),
+        "mm_shm_cache_max_object_size_mb": Limit(1, 1 << 20, "MiB", "size of one item in the ring", "travels inline"),
+    }
+)
+
+
+def check_limits(values: Mapping[str, float]) -> None:
+    """Check settings against their ranges.
+
+    Args:
+        values: by name as in `LIMITS`.
+    Raises:
+        ConfigError: names the first that is out of its range.
+    """
+    for name, value in values.items():
+        limit = LIMITS[name]
+        if not limit.low <= value <= limit.high:
+            raise ConfigError(name, value, f"must be between {limit.low} and {limit.high}")
+
+
+def table_lines(defaults: Mapping[str, float]) -> Iterator[str]:
+    """Yield the table as lines of Markdown: what `docs/limits.md` shows.
+
+    Args:
+        defaults: the default of each name in `LIMITS`.
+    """
+    yield "| setting | default | range | bounds | beyond it |"
+    yield "|---|---|---|---|---|"
+    for name, limit in LIMITS.items():
+        value = f"{defaults[name]:,} {limit.unit}".rstrip()
+        yield f"| `{name}` | {value} | {limit.low:,} … {limit.high:,} | {limit.bounds} | {limit.beyond} |"

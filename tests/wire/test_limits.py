@@ -1,0 +1,40 @@
+"""The table of limits: complete, equal to the documentation, and believed by the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.limits import LIMITS, LimitsConfig, table_lines
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+
+
+def test_the_table_lists_every_setting_of_its_section() -> None:
+    settings = {f"limits.{name}" for name in LimitsConfig.__struct_fields__}
+    assert settings == {name for name in LIMITS if name.startswith("limits.")}
+
+
+def test_the_page_shows_the_table() -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    assert lines == list(table_lines(ServiceConfig().limit_values()))
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_setting_outside_its_range_is_refused_by_name(name: str) -> None:
+    limit = LIMITS[name]
+    for value in (limit.low - 1, limit.high + 1):
+        with pytest.raises(ConfigError) as raised:
+            _config_with(name, value)
+        assert raised.value.details["field"] == name
+
+
+def _config_with(name: str, value: float) -> ServiceConfig:
+    section, _, field = name.rpartition(".")
+    if section:
+        return ServiceConfig(limits=msgspec.structs.replace(LimitsConfig(), **{field: value}))
+    return msgspec.structs.replace(ServiceConfig(), **{field: value})
