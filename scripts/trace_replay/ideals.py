@@ -5,14 +5,16 @@ found if all blocks before it are (the prefix rule) and it is not the prompt's l
 
 LRU       gives up tails before heads, like a request that is freed
 Belady    knows all prompts to come. After each prompt it keeps, of what was there and what the prompt brought, the
-          blocks whose next use is nearest; of one prompt's, its head
+          blocks whose next use is nearest; of one prompt's, its head. A block that a prompt will bring anew without
+          finding it has no next use before that, and is given up at once
 
-Why Belady is the optimum: without the prefix rule, a block found is a span kept from one use to the next, and no more
-spans may lie over any gap between prompts than there are blocks. To keep as many spans as possible, giving up the one
-that ends last is optimal. And this choice obeys the prefix rule by itself: whoever uses a tail uses its head, so a
-head's next use is never the later one. So no policy under the rule finds more, not even one that leaves new blocks out;
-one that holds blocks for running requests can only find less. It is a bound for blocks found; the best policy for time
-or for requests would keep others.
+Why Belady is the optimum: leave the prefix rule out. Then a block found is a span kept from the last prompt that
+brought it to the one that finds it, and no more spans may lie over any gap between prompts than there are blocks. To
+keep as many spans as possible, giving up the one that ends last is optimal. And this choice obeys the prefix rule by
+itself: when a tail is found, its head is wanted by the same prompt, and whoever brought the tail brought the head. So
+the head's span began no earlier and ends at the same time, and of such spans the tail's is given up first. So no policy
+under the rule finds more, not even one that leaves new blocks out; one that holds blocks for running requests can only
+find less. It is a bound for blocks found; the best policy for time or for requests would keep others.
 """
 
 from __future__ import annotations
@@ -78,13 +80,16 @@ def _num_found(prompt: Prompt, cached: Container[int]) -> int:
 def _next_uses(prompts: Sequence[Prompt]) -> list[list[int]]:
     """Return for each full block of each prompt the index of the next prompt that would find it.
 
-    As the last block of a prompt it would not be found. What is not counted is not worth keeping anything for.
+    `NEVER` if none does, or if another prompt brings it before that: as its last block, which is computed in any case,
+    or without being counted. Nothing is worth keeping for these.
     """
     next_uses: list[list[int]] = []
     block_to_next: dict[int, int] = {}
     for index in range(len(prompts) - 1, -1, -1):
         prompt = prompts[index]
-        next_uses.append([block_to_next.get(block_id, NEVER) for block_id in prompt.block_ids[: prompt.num_full]])
+        brought = prompt.block_ids[: prompt.num_full]
+        next_uses.append([block_to_next.get(block_id, NEVER) for block_id in brought])
+        block_to_next.update(dict.fromkeys(brought, NEVER))
         if prompt.is_counted:
             block_to_next.update(dict.fromkeys(prompt.block_ids[:-1], index))
     return next_uses[::-1]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
@@ -138,10 +138,17 @@ def test_belady_finds_the_most_that_can_be_found(paths: list[str], num_blocks: i
 
 
 @example(["ax", "by", "a", "bz"], 1)  # as the last block of the third prompt, a would not be found
+@example(["b", "aa", "ba", "a", "aaa"], 2)  # the fourth prompt brings a again: until then, it need not be kept
 @given(PATHS, st.integers(1, 8))
 def test_last_blocks_that_are_full_are_kept_for_longer_prompts_only(paths: list[str], num_blocks: int) -> None:
     prompts = [Prompt(prompt.block_ids[:-1], prompt.num_full) for prompt in chain(*paths)]
     assert belady(prompts, num_blocks) == most_that_can_be_found(prompts, num_blocks)
+
+
+def test_belady_is_the_optimum_of_every_small_traffic() -> None:
+    for paths in product(("a", "aa", "aaa", "b", "ba"), repeat=5):
+        prompts = [Prompt(prompt.block_ids[:-1], prompt.num_full) for prompt in chain(*paths)]
+        assert belady(prompts, 2) == most_that_can_be_found(prompts, 2), paths
 
 
 def test_belady_knows_what_lru_does_not() -> None:
