@@ -2,9 +2,11 @@
 #
 #   PYTHON       the interpreter that makes .venv, 3.11 or newer
 #   CONSTRAINTS  the file of pinned versions; another file, or nothing (`CONSTRAINTS=`), lets you bring another torch
+#   SEED         what `make soak` draws its examples from; it shows the one it took, to be given again
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,8 +37,9 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-soak: $(INSTALLED) ## the tests that run long under load
-	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0
+soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the others, from a new SEED
+	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
+	  --timeout=0 -o faulthandler_timeout=0
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for a minute, and check every byte
 	$(BIN)/python scripts/chaos.py --seconds 60

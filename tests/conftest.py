@@ -1,4 +1,4 @@
-"""What holds for every test: one math thread, no leftovers, hypothesis without a clock."""
+"""Sets what holds for every test: one math thread, no leftovers, the same examples in every run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,16 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
 
+from tests.house.drawing import register_profiles, soak_seeds
 from tests.house.leaks import Snapshot, adopt_orphans, find_leaks
 
-settings.register_profile(
-    "mmcached",
-    deadline=None,  # a time limit per example is a test of the machine's load
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
-)
-settings.load_profile("mmcached")
+register_profiles()
 # What a role's own start does in its process; left alone, structlog would print to stdout, where tests read answers.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 adopt_orphans()
@@ -84,3 +78,16 @@ def run_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="mmc-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Show the seed of a soak, so that it can be given again."""
+    seed = config.getoption("hypothesis_seed")
+    return None if seed is None else f"seed: {seed}"
+
+
+@pytest.fixture
+def draw_seeds(request: pytest.FixtureRequest) -> Callable[[int], range]:
+    """Return `draw_seeds(count)`: seeds that the suite does not play, new ones for each seed of a soak."""
+    seed = int(request.config.getoption("hypothesis_seed") or 0)
+    return lambda count: soak_seeds(seed, count)

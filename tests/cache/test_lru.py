@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mmcached.cache import CacheInfo, LRUCache
 from mmcached.wire.errors import CacheFull, InvariantError, ItemTooLarge
+from tests.house.drawing import examples
 
 
 class RemovalsNoted(LRUCache[int, str]):
@@ -346,4 +347,4 @@ class LRUMachine(RuleBasedStateMachine):
 
 
 TestLRUMachine = LRUMachine.TestCase
-TestLRUMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestLRUMachine.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -17,6 +17,7 @@ from mmcached.engine.encoder_cache_book import EncoderCacheScope
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 from tests.engine.encoder_mutants import REQUEST_MUTANTS, SHARED_MUTANTS
 from tests.engine.encoder_pair import ACTIONS, CACHE_SIZE, NUMBERS, Pair
+from tests.house.drawing import examples
 
 SCOPES: tuple[EncoderCacheScope, ...] = ("shared", "request")
 EVERYWHERE = [
@@ -32,7 +33,7 @@ HISTORIES = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, NUMBERS 
 
 
 @pytest.mark.timeout(280)  # a failure is first made small, which takes minutes
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(st.sampled_from(SCOPES), HISTORIES)
 def test_equal_after_any_history(scope: EncoderCacheScope, history: list[tuple[str, int]]) -> None:
     pair = Pair(scope, make_encoder_cache_manager(scope, CACHE_SIZE))

@@ -12,6 +12,7 @@ from mmcached.engine import Request, ScheduledStep, Scheduler
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from tests.engine.builders import encode, generate, image
 from tests.engine.honest_worker import HonestWorker, expected_output
+from tests.house.drawing import examples
 
 NUM_EMBEDS = {"a": 1, "b": 2, "c": 3, "d": 4}
 MAX_MODEL_LEN = 24
@@ -179,4 +180,4 @@ class BooksUnderLoad(RuleBasedStateMachine):
 
 
 TestBooksUnderLoad = BooksUnderLoad.TestCase
-TestBooksUnderLoad.settings = settings(max_examples=300, stateful_step_count=50)
+TestBooksUnderLoad.settings = settings(max_examples=examples(300), stateful_step_count=50)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 from hypothesis import settings
@@ -17,6 +17,7 @@ from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import RowsWanted
 from tests.engine.prefix_world import ACTIONS, NUMBERS, Setting, World, lead
+from tests.house.drawing import examples
 
 SETTINGS = st.builds(Setting, st.integers(1, 4), st.sampled_from([1000, 1000, 3]))
 EVERYWHERE = [
@@ -36,7 +37,7 @@ class IndexBesideWorker(RuleBasedStateMachine):
         self.world.do(action, number)
 
 
-IndexBesideWorker.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+IndexBesideWorker.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestIndexBesideWorker = IndexBesideWorker.TestCase
 
 
@@ -48,9 +49,9 @@ def test_long_histories_reach_everything() -> None:
 
 
 @pytest.mark.soak
-def test_histories_for_minutes() -> None:
-    for seed in range(5000):
-        lead(seed + 1000, 300)
+def test_histories_for_minutes(draw_seeds: Callable[[int], range]) -> None:
+    for seed in draw_seeds(5000):
+        lead(seed, 300)
 
 
 # ---- without one of its rules

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mmcached.frontend.computations import Asker, Computations, Handover, random_token
 from mmcached.wire.errors import RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.messages.frontend import ClaimRecord
+from tests.house.drawing import examples
 
 ANN, BOB, EVE = (letter * 32 for letter in "abe")
 
@@ -263,4 +264,4 @@ class ComputationsModel(RuleBasedStateMachine):
 
 
 TestComputationsModel = ComputationsModel.TestCase
-TestComputationsModel.settings = settings(max_examples=50, stateful_step_count=30)
+TestComputationsModel.settings = settings(max_examples=examples(50), stateful_step_count=30)

@@ -18,6 +18,7 @@ from mmcached.shm.layout import chunk_bytes
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import InvariantError, StaleHandle
 from mmcached.wire.handle import Handle
+from tests.house.drawing import examples
 from tests.shm.rings import attached, make_ring
 
 EPOCH = 1000
@@ -285,4 +286,4 @@ class TierModel(RuleBasedStateMachine):
 
 
 TestTierModel = TierModel.TestCase
-TestTierModel.settings = settings(max_examples=25, stateful_step_count=30)
+TestTierModel.settings = settings(max_examples=examples(25), stateful_step_count=30)

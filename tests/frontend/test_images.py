@@ -18,6 +18,7 @@ from PIL import Image, ImageFile
 from mmcached.frontend.images import decode_image
 from mmcached.wire.errors import CorruptImage, EmptyImage, ImageTooLarge, InvalidRequest
 from tests.frontend.pictures import PHOTOGRAPHS, encode, noise, photograph, plain, png_header, png_with
+from tests.house.drawing import examples
 
 NO_LIMIT: dict[str, Any] = {"max_pixels": 64_000_000, "max_bytes": 64 << 20}
 LOSSLESS: dict[str, dict[str, Any]] = {"WEBP": {"lossless": True}}
@@ -245,7 +246,7 @@ VICTIMS = {
 MUTATIONS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=12)
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(st.sampled_from(sorted(VICTIMS)), MUTATIONS, st.floats(0, 1), st.integers(0, 3))
 def test_mutated_files_give_a_picture_or_a_typed_error(
     name: str, mutations: list[tuple[float, int]], cut: float, cut_one_of: int
@@ -264,7 +265,7 @@ def test_mutated_files_give_a_picture_or_a_typed_error(
     assert caught == []
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"II*\0"]),
     st.binary(max_size=200),

@@ -20,6 +20,7 @@ from mmcached.wire.errors import CacheMiss, InvalidRequest, InvariantError, Stal
 from mmcached.wire.handle import Handle, LeaseId
 from tests.contracts import PROCESSOR_CACHE_PROMISES, Promise, an_item
 from tests.frontend.pictures import photograph
+from tests.house.drawing import examples
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -439,7 +440,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(OPERATIONS)
 def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None:
     """Whatever happens: what is leased reads as its own value, hits are hits, touched keys stay, nothing is wedged."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,8 @@ def test_matrix_with_real_processes(
 
 
 @pytest.mark.parametrize("mode", ["shm", "lru"])
-def test_fifty_random_kills(run_dir: Path, tmp_path: Path, mode: str) -> None:
-    rng = random.Random(50)
+def test_fifty_random_kills(run_dir: Path, tmp_path: Path, mode: str, draw_seeds: Callable[[int], range]) -> None:
+    rng = random.Random(draw_seeds(1)[0])
     config = small_config(
         mm_processor_cache_type=mode, restart_backoff_s=0.02, restart_backoff_max_s=0.1, max_restarts=1000
     )

@@ -35,6 +35,7 @@ from mmcached.frontend.lru_sender_cache import MirroredItem, MultiModalProcessor
 from mmcached.frontend.processor_only_cache import MultiModalProcessorOnlyCache
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
+from tests.house.drawing import examples
 
 CAPACITY = 1000
 KEYS = "abcdef"
@@ -265,7 +266,7 @@ class Service(RuleBasedStateMachine):
 
 
 TestService = Service.TestCase
-TestService.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestService.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 # ---- the machine sees each of these faults

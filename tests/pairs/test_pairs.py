@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.house.drawing import examples
 from tests.pairs.contracts import PAIR_PROMISES, PairPromise, contents
 from tests.pairs.library_pairs import PAIRS, Items, LibraryPair, Sent, expected
 
@@ -155,8 +156,8 @@ def any_order(name: str) -> type[AnyOrder]:
     return type("AnyOrderOfOne", (AnyOrder,), {"make": staticmethod(PAIRS[name])})
 
 
-def settings_of(max_examples: int) -> settings:
-    return settings(max_examples=max_examples, stateful_step_count=30, deadline=None)
+def settings_of(count: int) -> settings:
+    return settings(max_examples=examples(count), stateful_step_count=30)
 
 
 TestProcessorOnly = any_order("processor_only").TestCase

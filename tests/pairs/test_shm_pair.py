@@ -18,6 +18,7 @@ from mmcached.shm.leases import Barrier
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.handle import Handle, LeaseId
 from tests.contracts import content
+from tests.house.drawing import examples
 from tests.pairs.library_pairs import expected
 from tests.pairs.shm_service import WORKER_EPOCH, Add, Answer, Engine, Frontend, Link, Missed, Request, Running
 
@@ -317,7 +318,7 @@ class Service(RuleBasedStateMachine):
 
 
 TestService = Service.TestCase
-TestService.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestService.settings = settings(max_examples=examples(40), stateful_step_count=40)
 
 
 # ---- the machine sees each of these faults

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mmcached.shm.allocator import COOLER_SPEED, HIT_HEAT, MAX_HEAT, NEW_HEAT, Extent, Plan, RingAllocator
 from mmcached.shm.places import MANY_PLACES
 from mmcached.wire.errors import InvariantError
+from tests.house.drawing import examples
 
 
 def never(slot: int) -> bool:
@@ -356,4 +357,4 @@ class AllocatorModel(RuleBasedStateMachine):
 
 
 TestAllocatorModel = AllocatorModel.TestCase
-TestAllocatorModel.settings = settings(max_examples=80, stateful_step_count=40)
+TestAllocatorModel.settings = settings(max_examples=examples(80), stateful_step_count=40)

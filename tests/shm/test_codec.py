@@ -18,6 +18,7 @@ from mmcached.shm.codec import Library, Record, adopt_frames
 from mmcached.shm.record_head import MAX_DEPTH
 from mmcached.shm.tensor_bytes import _ITEMSIZES, _NUMPY_ITEMSIZES
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from tests.house.drawing import examples
 
 
 def written(record: Record) -> npt.NDArray[np.uint8]:
@@ -107,7 +108,7 @@ RECORDS = st.dictionaries(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(record=RECORDS)
 def test_plain_values_round_trip(record: Record) -> None:
     for again in both_ways(record, "numpy"):
@@ -329,7 +330,7 @@ def test_adopted_frames_are_not_copied() -> None:
 SAMPLE = written({"a": np.arange(5.0), "b": [{"c": np.ones((2, 2), np.int8)}, "text", b"bytes", 1.5, None, True]})
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     changes=st.lists(st.tuples(st.integers(0, SAMPLE.size - 1), st.integers(0, 255)), min_size=1, max_size=4),
     length=st.integers(0, SAMPLE.size),
@@ -351,7 +352,7 @@ def test_damaged_bytes_give_a_record_or_a_remote_error(
 SAMPLE_FRAMES = [bytes(frame) for frame in encode({"a": np.arange(5.0), "b": [np.ones((2, 2), np.int8), 1.5]}).frames()]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     changes=st.lists(st.tuples(st.integers(0, len(SAMPLE_FRAMES[0]) - 1), st.integers(0, 255)), min_size=1, max_size=3)
 )

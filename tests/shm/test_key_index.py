@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mmcached.shm import key_index
 from mmcached.shm.key_index import KeyIndexReader, KeyIndexWriter, fingerprint, index_words
 from mmcached.wire.errors import CacheFull, LocalProtocolError
+from tests.house.drawing import examples
 
 
 def table(num_words: int) -> memoryview:
@@ -120,4 +121,4 @@ class IndexModel(RuleBasedStateMachine):
 
 
 TestIndexModel = IndexModel.TestCase
-TestIndexModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestIndexModel.settings = settings(max_examples=examples(60), stateful_step_count=40)

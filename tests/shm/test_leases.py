@@ -12,6 +12,7 @@ from mmcached.shm.leases import Barrier, LeaseTable, Overrun
 from mmcached.shm.received import ReceivedLeases
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
+from tests.house.drawing import examples
 
 ROWS, SLOTS = 3, 4
 
@@ -335,4 +336,4 @@ class LeaseModel(RuleBasedStateMachine):
 
 
 TestLeaseModel = LeaseModel.TestCase
-TestLeaseModel.settings = settings(max_examples=80, stateful_step_count=50)
+TestLeaseModel.settings = settings(max_examples=examples(80), stateful_step_count=50)

@@ -22,6 +22,7 @@ from mmcached.wire.errors import (
     LocalProtocolError,
     StaleHandle,
 )
+from tests.house.drawing import examples
 from tests.shm.rings import attached, make_ring, put
 
 
@@ -388,4 +389,4 @@ class StoreModel(RuleBasedStateMachine):
 
 
 TestStoreModel = StoreModel.TestCase
-TestStoreModel.settings = settings(max_examples=25, stateful_step_count=30)
+TestStoreModel.settings = settings(max_examples=examples(25), stateful_step_count=30)

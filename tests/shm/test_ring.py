@@ -20,6 +20,7 @@ from mmcached.wire.errors import (
     StaleHandle,
 )
 from mmcached.wire.handle import Handle
+from tests.house.drawing import examples
 from tests.shm.rings import attached, make_ring, put, reading
 
 
@@ -507,4 +508,4 @@ class RingModel(RuleBasedStateMachine):
 
 
 TestRingModel = RingModel.TestCase
-TestRingModel.settings = settings(max_examples=40, stateful_step_count=40)
+TestRingModel.settings = settings(max_examples=examples(40), stateful_step_count=40)

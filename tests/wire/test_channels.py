@@ -24,6 +24,7 @@ from mmcached.wire.channels import (
 from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
 from mmcached.wire.messages.client import Failed, ToClient, Welcome
 from mmcached.wire.messages.frontend import ClientHello, FromClient, GetStats
+from tests.house.drawing import examples
 from tests.wire.examples import EXAMPLES, UNIONS
 
 DEADLINE_S = 20.0
@@ -268,7 +269,7 @@ def test_endless_nesting_inside_a_field_is_refused() -> None:
 ANY_UNION = st.sampled_from(sorted(UNIONS))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ANY_UNION, st.lists(st.binary(max_size=40), max_size=3), st.booleans())
 def test_random_bytes_give_a_typed_error(union: str, frames: list[bytes], has_version: bool) -> None:
     try:
@@ -277,7 +278,7 @@ def test_random_bytes_give_a_typed_error(union: str, frames: list[bytes], has_ve
         assert error.code == "remote_protocol_error"  # noqa: PT017
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(EXAMPLES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6)
 )

@@ -19,6 +19,7 @@ from mmcached.worker import decoder as decoders
 from mmcached.worker.batch import check_chunk, pack
 from mmcached.worker.decoder import CausalDecoder, pick_tokens
 from mmcached.worker.kv_pool import KVPool
+from tests.house.drawing import examples
 from tests.worker.oracle import Oracle
 from tests.worker.plans import chunk
 
@@ -46,7 +47,7 @@ def run_step(chunks: Sequence[RunChunk], pool: KVPool, model: CausalDecoder = DE
     return [hidden[start:end] for start, end in zip(packed.starts, packed.starts[1:], strict=False)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(TOKENS, min_size=1, max_size=4), st.sampled_from([1, 2, 4, 5]), st.integers(0, 2**32))
 def test_any_chunking_batching_and_layout_equals_one_recomputation(
     prompts: list[list[int]], block_size: int, seed: int

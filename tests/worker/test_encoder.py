@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.encoder import VisionEncoder
+from tests.house.drawing import examples
 from tests.worker.oracle import Image, Oracle, random_image
 
 CONFIG = ModelConfig(seed=3, hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9)
@@ -21,7 +22,7 @@ def encode(image: Image, encoder: VisionEncoder = ENCODER) -> torch.Tensor:
     return encoder.encode(torch.from_numpy(image.pixel_values), image.grid)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 2**32), st.sampled_from([(1, 1), (1, 4), (2, 3), (3, 3)]))
 def test_equals_plain_integers(seed: int, grid: tuple[int, int]) -> None:
     image = random_image(np.random.default_rng(seed), grid, CONFIG.patch_size)

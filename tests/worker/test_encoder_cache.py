@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.wire.errors import InvariantError
 from mmcached.worker import EncoderCache
+from tests.house.drawing import examples
 
 
 def test_keeps_a_copy_and_not_the_batch_it_was_cut_from() -> None:
@@ -87,4 +88,4 @@ class EncoderCacheMachine(RuleBasedStateMachine):
 
 
 TestEncoderCacheMachine = EncoderCacheMachine.TestCase
-TestEncoderCacheMachine.settings = settings(max_examples=25, stateful_step_count=15)
+TestEncoderCacheMachine.settings = settings(max_examples=examples(25), stateful_step_count=15)

@@ -24,6 +24,7 @@ from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, 
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.runner import ModelRunner
+from tests.house.drawing import examples
 from tests.worker.oracle import Image, IntArray, Oracle, random_image
 from tests.worker.plans import EPOCH, NONCE, chunk, names_of, plan
 from tests.worker.rings import engine_ring, inline_frames, record_of
@@ -553,7 +554,7 @@ def play(seed: int, device: torch.device = CPU) -> None:
         assert np.array_equal(np.concatenate(request.rows), expected)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_any_schedule_gives_what_a_whole_recomputation_gives(seed: int) -> None:
     play(seed)

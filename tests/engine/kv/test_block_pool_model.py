@@ -19,6 +19,7 @@ from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.published import Watch
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 from tests.engine.kv.naive_pool import NaivePool
+from tests.house.drawing import examples
 
 NUM_BLOCKS = 9  # with the null block
 KEYS = [b"key %d" % number for number in range(12)]
@@ -203,4 +204,4 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=50, stateful_step_count=40)
+TestAnyHistory.settings = settings(max_examples=examples(50), stateful_step_count=40)

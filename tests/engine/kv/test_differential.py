@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.engine.kv.dice import NUMBERS
 from tests.engine.kv.pair import ACTIONS, Pair, Setting
+from tests.house.drawing import examples
 from tests.models.kv_model import Group
 
 EVERYWHERE = [
@@ -44,7 +46,7 @@ HISTORIES = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, NUMBERS 
 
 
 @pytest.mark.timeout(280)  # a failure is first made small, which takes minutes
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(SETTINGS, HISTORIES)
 def test_equal_after_any_history(setting: Setting, history: list[tuple[str, int]]) -> None:
     pair = Pair(setting)
@@ -85,6 +87,6 @@ def test_long_histories_reach_everything(num_groups: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 4])
-def test_equal_for_minutes(num_groups: int) -> None:
-    seen = lead(8, num_groups, 150, 1000)
+def test_equal_for_minutes(num_groups: int, draw_seeds: Callable[[int], range]) -> None:
+    seen = lead(draw_seeds(1)[0], num_groups, 150, 1000)
     assert seen["hit"] > 5_000

@@ -25,6 +25,7 @@ from tests.engine.kv.builders import (
     tables,
     with_tail,
 )
+from tests.house.drawing import examples
 
 FULL, TWO, THREE, FOUR = 16, (16, 32), (16, 48), (16, 64)  # windows of so many blocks
 
@@ -221,7 +222,7 @@ def can_go_on_behind(num_tokens: int, spec: Spec, pattern: str, use_eagle: bool)
     return all(pattern[position // block_size : position // block_size + 1] == "T" for position in seen)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(caches())
 def test_the_longest_hit_by_its_definition(cache: tuple[tuple[Spec, ...], tuple[str, ...], bool]) -> None:
     specs, patterns, use_eagle = cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mmcached.wire.errors import MmcachedError
@@ -24,8 +26,8 @@ def test_what_is_delivered_is_what_was_written_last_or_is_called_missing() -> No
 
 
 @pytest.mark.soak
-def test_thousands_of_histories() -> None:
-    for seed in range(90, 6_000):
+def test_thousands_of_histories(draw_seeds: Callable[[int], range]) -> None:
+    for seed in draw_seeds(6_000):
         run(seed, NUM_STEPS, declares=seed % 4 > 0)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from tests.house.drawing import examples
 from tests.worker.prefix_store.journeys import LARGE, Journey, drawn
 from tests.worker.prefix_store.pair import ACTIONS, NUMBERS, Pair, Setting, lead
 
@@ -36,7 +38,7 @@ class StoreBesideModel(RuleBasedStateMachine):
         self.pair.do(action, number)
 
 
-StoreBesideModel.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
+StoreBesideModel.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=30)
 TestStoreBesideModel = StoreBesideModel.TestCase
 
 
@@ -66,6 +68,6 @@ def test_journeys_reach_everything() -> None:
 
 
 @pytest.mark.soak
-def test_equal_for_minutes() -> None:
-    for seed in range(3000):
-        lead(seed + 1000, 200, journey=drawn(seed))
+def test_equal_for_minutes(draw_seeds: Callable[[int], range]) -> None:
+    for seed in draw_seeds(3000):
+        lead(seed, 200, journey=drawn(seed))

@@ -6,7 +6,7 @@ The tests that need a device are skipped without one. Those of packing run anywh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -116,8 +116,8 @@ def test_no_journey_shows_on_a_device(deferred: int) -> None:
 
 @needs_cuda
 @pytest.mark.soak
-def test_no_journey_shows_on_a_device_for_minutes() -> None:
-    for seed in range(1000):
+def test_no_journey_shows_on_a_device_for_minutes(draw_seeds: Callable[[int], range]) -> None:
+    for seed in draw_seeds(1000):
         journey = Journey(seed % 4, None, [0, 200, LARGE][seed % 3], [0, 200, LARGE][seed % 5 % 3], seed, "cuda")
         lead(seed, 200, journey=journey)
 
