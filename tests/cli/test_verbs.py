@@ -31,6 +31,7 @@ from tests.client.fake_service import fake_service
 from tests.house import REPOSITORY
 from tests.shm.processes import DEADLINE_S, Process, wait_until
 from tests.shm.rings import make_ring
+from tests.shm.test_sweep import planted
 
 Service = subprocess.Popen[str]
 ANSWERED = "1 engine(s) and 2 worker(s) answered the probe"
@@ -195,6 +196,21 @@ def test_shm_lists_the_living_and_the_dead_and_removes_the_dead() -> None:
 
 def shown() -> set[tuple[str, bool, int | None]]:
     return {(entry["name"], entry["is_live"], entry["pid"]) for entry in json.loads(call("shm", "ls", "--json").stdout)}
+
+
+def test_shm_says_what_a_segment_is_for() -> None:
+    with make_ring() as ring, make_ring(has_index=True) as store:
+        found = {entry["name"]: entry for entry in json.loads(call("shm", "ls", "--json").stdout)}
+        assert found[ring.announcement.data_name]["purpose"] == "ring"
+        assert found[store.announcement.data_name]["purpose"] == "store"
+
+
+def test_shm_passes_over_what_others_plant() -> None:
+    with planted() as names:
+        entries = call("shm", "ls", "--json")
+        assert entries.exit_code == 0
+        assert not names & {entry["name"] for entry in json.loads(entries.stdout)}
+        assert call("shm", "gc").exit_code == 0
 
 
 # ---- drain and flush

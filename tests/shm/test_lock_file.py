@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,32 @@ def test_file_removed_between_open_and_lock_is_made_again(tmp_path: Path, monkey
     monkeypatch.setattr("mmcached.shm.lock_file.try_exclusive", remove_first)
     with LockFile(path):
         assert is_held(path)
+
+
+def test_what_is_no_file_is_no_lock(tmp_path: Path) -> None:
+    """Nor is it followed, waited for, or removed."""
+    target = tmp_path / "target"
+    target.touch()
+    directory, pipe, link, loop = (tmp_path / name for name in ("directory", "pipe", "link", "loop"))
+    directory.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    loop.symlink_to(loop)
+    for path in (directory, pipe, link, loop):
+        assert not is_held(path)
+        assert not remove_if_free(path)
+        with pytest.raises(OSError, match=path.name):
+            LockFile(path)
+        assert path.lstat()
+    assert target.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "theirs"
+    path.touch()
+    os.chown(path, 65534, 65534)
+    assert not is_held(path)
+    assert not remove_if_free(path)
+    with pytest.raises(PermissionError, match="65534"):
+        LockFile(path)

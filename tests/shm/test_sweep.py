@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import msgspec
 import posix_ipc
 import pytest
 
 from mmcached.shm import RingReader, segment, sweep
+from mmcached.shm.own_file import open_own
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.processes import Process
 from tests.shm.rings import make_ring, put, reading
@@ -70,7 +78,6 @@ def test_other_users_and_other_names_are_not_touched() -> None:
         for name in foreign:
             make_object(name)
         assert swept(*foreign) == []
-        assert foreign[0] in sweep(uid + 1)
     finally:
         for name in foreign:
             segment.unlink(name)
@@ -80,20 +87,88 @@ def test_a_name_that_leads_elsewhere_by_now_is_left(monkeypatch: pytest.MonkeyPa
     """Another sweep and a new service were faster, between our open and our lock."""
     name = f"/mmc.{os.getuid()}.{secrets.token_hex(16)}.ctl"
     make_object(name)
-    open_object = posix_ipc.SharedMemory
 
-    def open_then_lose(*arguments: str) -> object:
-        opened = open_object(*arguments)
-        if arguments[0] != name:
-            return opened
-        segment.unlink(name)
-        monkeypatch.setattr(posix_ipc, "SharedMemory", open_object)
-        make_object(name)
-        return opened
+    def open_then_lose(path: Path) -> int:
+        fd = open_own(path)
+        if path.name == name.lstrip("/"):
+            segment.unlink(name)
+            make_object(name)
+        return fd
 
-    monkeypatch.setattr(posix_ipc, "SharedMemory", open_then_lose)
+    module = importlib.import_module("mmcached.shm.sweep")  # the package has a function of that name
+    monkeypatch.setattr(module, "open_own", open_then_lose)
     try:
         assert swept(name) == []
         assert name in segment.leftover_names(os.getuid())
     finally:
         segment.unlink(name)
+
+
+@contextmanager
+def planted() -> Iterator[set[str]]:
+    """Put everything under our names that another user could put there; yield the names."""
+    uid = os.getuid()
+    with ExitStack() as stack:
+        names = set()
+
+        def new(suffix: str) -> Path:
+            path = Path(f"/dev/shm/mmc.{uid}.{secrets.token_hex(16)}.{suffix}")
+            names.add(f"/{path.name}")
+            return path
+
+        for suffix in ("ctl", "data"):
+            link = new(suffix)
+            link.symlink_to("/nowhere")
+            stack.callback(link.unlink)
+            loop = new(suffix)
+            loop.symlink_to(loop)
+            stack.callback(loop.unlink)
+            directory = new(suffix)
+            directory.mkdir()
+            stack.callback(directory.rmdir)
+            pipe = new(suffix)
+            os.mkfifo(pipe)
+            stack.callback(pipe.unlink)
+            bound = new(suffix)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(bound))
+            stack.callback(bound.unlink)
+            if uid == 0:
+                foreign = new(suffix)
+                foreign.touch()
+                os.chown(foreign, 65534, 65534)
+                stack.callback(foreign.unlink)
+        yield names
+
+
+def test_what_others_plant_stops_no_sweep_and_stays_theirs() -> None:
+    empty = f"/mmc.{os.getuid()}.{secrets.token_hex(16)}.ctl"
+    last = f"/mmc.{os.getuid()}.{'f' * 32}.ctl"
+    with planted() as names:
+        make_object(empty)
+        make_object(last)
+        assert sorted(swept(*names, empty, last)) == sorted([empty, last])
+        assert all(stat.S_IFMT(Path(f"/dev/shm{name}").lstat().st_mode) for name in names)
+        assert not names & set(segment.leftover_names(os.getuid()))
+
+
+def test_a_data_object_that_was_replaced_keeps_no_control_object_alive() -> None:
+    stem = f"/mmc.{os.getuid()}.{secrets.token_hex(16)}"
+    make_object(f"{stem}.ctl")
+    other = Path(f"/dev/shm{stem}.data")
+    other.mkdir()
+    try:
+        assert swept(f"{stem}.ctl", f"{stem}.data") == [f"{stem}.ctl"]
+    finally:
+        other.rmdir()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_link_of_another_user_stops_no_sweep() -> None:
+    path = Path(f"/dev/shm/mmc.0.{secrets.token_hex(16)}.ctl")
+    other_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    subprocess.run([*other_user, "ln", "-s", "/nowhere", str(path)], check=True)
+    try:
+        sweep()
+    finally:
+        path.unlink()

@@ -101,7 +101,7 @@ def info(run_dir: _RunDirOption = None, as_json: _JsonOption = False) -> None:
 
 
 def shm_ls(as_json: _JsonOption = False) -> None:
-    """List the segments: name, size, whether the writer lives, its pid."""
+    """List the segments: name, what for, size, whether the writer lives, its pid, and its service."""
     from mmcached.cli.shm_list import list_segments
 
     entries = list_segments()
@@ -109,8 +109,8 @@ def shm_ls(as_json: _JsonOption = False) -> None:
         _print_json(entries)
     elif entries:
         words = {True: "live", False: "dead"}
-        rows = [[e.name, f"{e.nbytes:,}", words[e.is_live], str(e.pid or "")] for e in entries]
-        _print_table(rows, "name", "bytes", "writer", "pid")
+        rows = [[e.name, e.purpose, f"{e.nbytes:,}", words[e.is_live], str(e.pid or ""), e.run_dir] for e in entries]
+        _print_table(rows, "name", "purpose", "bytes", "writer", "pid", "run directory")
     else:
         typer.echo("no segments")
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from mmcached.shm.locks import is_free, try_exclusive
+from mmcached.shm.own_file import open_own
 
 _BYTE = 0
 
@@ -21,6 +22,7 @@ class LockFile:
     Raises:
         BlockingIOError: another process holds it.
         FileNotFoundError: there is no such directory.
+        OSError: what is there is not a regular file of this user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,35 +55,42 @@ class LockFile:
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove the file of a dead holder; return False, and change nothing, if it is held or gone."""
+    """Remove the file of a dead holder; return False, and change nothing, if it is held, gone, or no lock file."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = open_own(path)
+    except OSError:
         return False
     try:
         # Only the holder of the lock may unlink: a process that is just making the file then sees that it is gone.
         if not try_exclusive(fd, _BYTE) or not _is_still(path, fd):
             return False
         path.unlink()
-        return True
+    except OSError:
+        return False
     finally:
         os.close(fd)
+    return True
 
 
 def is_held(path: Path) -> bool:
-    """Return whether the file exists and some other process, or descriptor, holds its lock. Takes nothing."""
+    """Return whether this is a lock file and some other process, or descriptor, holds its lock. Takes nothing.
+
+    Whatever else is there, a directory or somebody else's file, is no lock.
+    """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = open_own(path)
+    except OSError:
         return False
     try:
         return not is_free(fd, _BYTE)
+    except OSError:
+        return False
     finally:
         os.close(fd)
 
 
 def _open_locked(path: Path) -> int:
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd = open_own(path, create=True)
     if not try_exclusive(fd, _BYTE):
         os.close(fd)
         raise BlockingIOError(f"{path} is locked by another process")
@@ -90,6 +99,6 @@ def _open_locked(path: Path) -> int:
 
 def _is_still(path: Path, fd: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except OSError:
         return False

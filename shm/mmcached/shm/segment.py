@@ -23,6 +23,7 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,10 +128,10 @@ class WriterSegment:
 
 
 def unlink(name: str) -> bool:
-    """Remove a name; False if it was gone, or is another user's: anybody may make names in /dev/shm."""
+    """Remove a name; False if it was gone, or is no object of ours: anybody may make names in /dev/shm."""
     try:
         posix_ipc.unlink_shared_memory(name)
-    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError, OSError):
         return False
     return True
 
@@ -225,6 +226,9 @@ def _boot_id() -> bytes:
 
 
 def leftover_names(uid: int) -> Iterator[str]:
-    """Yield the POSIX names of this user's ring objects in /dev/shm, living or not."""
+    """Yield the POSIX names of this user's ring objects in /dev/shm, living or not; no link, no file of others."""
     for path in sorted(SHM_DIR.glob(f"mmc.{uid}.*")):
-        yield f"/{path.name}"
+        with contextlib.suppress(OSError):  # it went while we looked
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
+                yield f"/{path.name}"
