@@ -8,7 +8,8 @@ Fields: `ts` (UTC), `level`, `role`, `pid`, `event`, `request_id` where one is b
 What never leaves the process: fields that hold user data (`USER_DATA_FIELDS`) are dropped, and `withheld` names them;
 bytes and tensors under any name become their size or type; keys (`KEY_FIELDS`, any 64 hex digits in a text) are cut
 to their first 12 digits, enough to follow an item. A traceback shows no variables. Text is not understood otherwise: do
-not put user data into it. Nothing is raised: a log line must not end a request.
+not put user data into it. Nothing is raised: a log line must not end a request. How many lines one peer can cause is
+bounded, see `log_limit`.
 
 Roles may use either logger and need nothing from here; only the process's `main` calls `set_up_logging`. Packages that
 a host program imports (wire, shm, cache, client) keep to `logging.getLogger`, because structlog without a set-up
@@ -26,7 +27,9 @@ from typing import Any, TextIO
 
 import structlog
 
+from mmcached.cli.log_limit import LogLimit
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.limits import LimitsConfig
 
 KEY_DIGITS = 12
 KEY_FIELDS = frozenset({"key", "keys", "mm_hash", "mm_hashes", "block_hash", "identifier", "client_id"})
@@ -51,6 +54,8 @@ def set_up_logging(role: str, config: ServiceConfig | None = None, *, stream: Te
     """
     stream = stream or sys.stderr
     level, form = _settings(config)
+    limits = LimitsConfig() if config is None else config.limits
+    limit = LogLimit(limits.log_lines_per_peer)
     is_console = form == "console" or (form == "auto" and stream.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -61,6 +66,7 @@ def set_up_logging(role: str, config: ServiceConfig | None = None, *, stream: Te
         withhold_user_data,
     ]
     handler = logging.StreamHandler(stream)
+    handler.addFilter(limit)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
@@ -77,6 +83,7 @@ def set_up_logging(role: str, config: ServiceConfig | None = None, *, stream: Te
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
+            limit.limit,
             structlog.stdlib.PositionalArgumentsFormatter(),
             *shared,
             structlog.processors.StackInfoRenderer(),

@@ -103,10 +103,16 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             0.1, 86_400, "s", "time from a claim to its put", "another waiter gets the claim"
         ),
         # ---- turns of a loop
-        "limits.messages_per_turn": Limit(1, 1 << 16, "messages", "messages of one peer in a turn", "waits a turn"),
+        "limits.messages_per_turn": Limit(
+            1, 1 << 16, "messages", "messages of one source (clients, engines, workers) in a turn", "waits a turn"
+        ),
         "limits.turn_s": Limit(0.0001, 10, "s", "time that one source takes of a turn", "waits a turn"),
         "limits.log_lines_per_peer": Limit(
-            1, 1 << 16, "lines", "log lines that one peer causes in ten seconds", "counted, then one line says how many"
+            1,
+            1 << 16,
+            "lines",
+            "log lines of one kind that one peer causes in ten seconds",
+            "counted, the next line says how many",
         ),
         # ---- pictures
         "limits.max_image_aspect_ratio": Limit(1, 1 << 20, "", "longer side ÷ shorter side", "`ImageTooLarge`"),

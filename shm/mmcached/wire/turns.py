@@ -1,0 +1,97 @@
+"""What keeps a role's loop fair and alive: a share of a turn for each source, and a guard around each handler.
+
+    for _ in share:                                     so many messages, or so much time, whichever is used up first
+        raw = channel.receive_raw()
+        if raw is None:
+            break
+        error = guard.call("message", handle, *raw)     an unexpected exception ends this message, not the role
+
+A source that has more than its share waits for the next turn, behind deadlines, deaths and all other sources. Knows
+nothing of sockets or messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ParamSpec, Self
+
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.limits import LimitsConfig
+
+_logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+MAX_PLACES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShare:
+    """What one source may take of one turn: iterate over it, once per message.
+
+    >>> [number for number, _ in enumerate(TurnShare(num_messages=3, seconds=60.0))]
+    [0, 1, 2]
+    """
+
+    num_messages: int
+    seconds: float
+
+    @classmethod
+    def of(cls, limits: LimitsConfig) -> Self:
+        return cls(limits.messages_per_turn, limits.turn_s)
+
+    def __iter__(self) -> Iterator[None]:
+        end = time.monotonic() + self.seconds
+        for _ in range(self.num_messages):
+            yield
+            if time.monotonic() >= end:
+                return
+
+
+class Guard:
+    """Calls the handlers of one loop, so that an exception which is not ours ends neither the loop nor the role.
+
+    The caller decides what the failed handler may have left half done, and fails that: the request, the peer.
+
+    Args:
+        ends: exceptions that do end the loop: they are raised.
+    Attributes:
+        num_faults: handlers that have failed; it only rises.
+    """
+
+    def __init__(self, ends: tuple[type[Exception], ...] = ()) -> None:
+        self._ends = ends
+        self.num_faults = 0
+
+    def call(
+        self, what: str, handler: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> InvariantError | None:
+        """Call a handler; return None, or the error to answer its peer with if it raised.
+
+        Args:
+            what: for the log, as "message of a client".
+        """
+        try:
+            handler(*args, **kwargs)
+        except self._ends:
+            raise
+        except Exception as error:
+            self.num_faults += 1
+            # The text of a foreign exception may hold a user's data: only its class and places are told.
+            fields = {"peer": what, "error": type(error).__name__, "where": _places(error)}
+            _logger.error("a handler failed", extra=fields)
+            return InvariantError(
+                f"{what}: {type(error).__name__} where none was expected; see the service's log, and report it",
+                what=what,
+                error=type(error).__name__,
+            )
+        return None
+
+
+def _places(error: BaseException) -> str:
+    """Return where it was raised, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_PLACES:]
+    return " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames))
