@@ -71,6 +71,6 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 $(PEERS_INSTALLED): scripts/peers.txt pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
-	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/peers.txt --editable .
+	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/peers.txt --editable '.[server]'
 	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM) $(VLLM_OMNI)
 	touch $@

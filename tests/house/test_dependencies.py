@@ -1,0 +1,53 @@
+"""What is installed with mmcached: listed with its licence, and no more for a client than a client imports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+from tests.house import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+IMPORT_NAMES = {"pillow": "PIL"}
+REFUSED_LICENCES = re.compile(r"(?<![A-Z])A?GPL|SSPL|BUSL")
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [re.split(r"[><=\[; ]", requirement)[0] for requirement in requirements]
+
+
+def listed() -> dict[str, str]:
+    """Licences by package, as the page says."""
+    rows = re.findall(r"^\| ([\w-]+) \| (.+?) \|", (REPOSITORY / "docs" / "dependencies.md").read_text(), re.MULTILINE)
+    return {name: licence for name, licence in rows if name != "package"}
+
+
+def test_every_dependency_is_listed_once_with_the_licence_that_it_states() -> None:
+    extras = PROJECT["optional-dependencies"]
+    wanted = [*names(PROJECT["dependencies"]), *names(extras["server"]), *names(extras["demo"][1:])]
+    assert list(listed()) == wanted
+    for name, licence in listed().items():
+        stated = metadata.metadata(name)
+        expression = next((stated[key] for key in ("License-Expression", "License") if key in stated), "")
+        assert licence.removesuffix(" AND more") in expression, name
+        assert not REFUSED_LICENCES.search(expression), name
+
+
+def test_a_client_and_the_caches_work_without_what_the_server_needs() -> None:
+    of_server = [
+        IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names(PROJECT["optional-dependencies"]["server"])
+    ]
+    without = f"import sys; sys.modules.update(dict.fromkeys({of_server})); "
+    run_python(without + "import mmcached.client, mmcached.engine, mmcached.shm, mmcached.cache")
+    refused = run_python(without + "from mmcached.cli import main; main()", status=1)
+    assert "pip install 'mmcached[server]'" in refused
+
+
+def run_python(code: str, status: int = 0) -> str:
+    """Run code in a process of its own; return what it wrote to stderr."""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert child.returncode == status, child.stderr
+    return child.stderr
