@@ -63,6 +63,10 @@ class OmniTensorPrefixCache:
         num_blocks, block_size: as of the KV pool: slots 0 … num_blocks * block_size - 1.
         hidden_size, hs_dtype: of the hidden states. Their memory is not touched before they are written.
         discover: when an output becomes a key that was not declared; see `mmcached.worker.omni.keys`.
+
+    Raises:
+        InvalidRequest: a size below 1.
+        ConfigError: there is no memory for so many rows.
     """
 
     def __init__(
@@ -130,8 +134,12 @@ class OmniTensorPrefixCache:
         self._keys.declare(key, width, dtype)
 
     def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, Any], seq_len: int) -> None:
-        """Look for keys among the outputs of a step of `seq_len` tokens; known keys are not touched."""
-        self._keys.observe(multimodal_outputs, (seq_len,))
+        """Look for keys among the outputs of a step of `seq_len` tokens; known keys are not touched.
+
+        Raises:
+            ConfigError: there is no memory for a key's rows.
+        """
+        raise_first(self._keys.observe(multimodal_outputs, (seq_len,)))
 
     # ---- writing
 
@@ -161,6 +169,7 @@ class OmniTensorPrefixCache:
         Raises:
             InvalidRequest: names what does not fit. If it is a key, its rows are missing in these slots, and all others
                 are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
+            Anything else, of a device or for want of memory: rows that were not written yet are missing.
         """
         num_rows, padded = num_tokens_unpadded, num_tokens_padded or num_tokens_unpadded
         if padded < num_rows:
@@ -169,10 +178,14 @@ class OmniTensorPrefixCache:
         self._forget_step()
         self._step_slots = slots
         former = self._slots.take_over(slots)
-        errors = self._writer.write_hidden(hidden_states, hidden_states_cpu, slots, former)
-        if multimodal_outputs is None:
-            self._writer.forget_outputs(former)
-        else:
+        # Whatever is raised from here on, no row of a former tenant is left.
+        self._hidden.forget(former if hidden_states is None else slots)
+        for store in self._key_stores():
+            store.forget(former if multimodal_outputs is None else slots)
+        errors: list[InvalidRequest] = []
+        if hidden_states is not None:
+            errors += self._writer.write_hidden(hidden_states, hidden_states_cpu, slots)
+        if multimodal_outputs is not None:
             errors += self._writer.write_outputs(multimodal_outputs, skip_mm_cache_keys or (), slots, padded)
         raise_first(errors)
 
@@ -340,8 +353,11 @@ class OmniTensorPrefixCache:
     def _make_store(self, key: str, width: int, dtype: torch.dtype) -> RowStore:
         return RowStore(key, num_blocks=self.num_blocks, block_size=self.block_size, width=width, dtype=dtype)
 
+    def _key_stores(self) -> tuple[RowStore, ...]:
+        return (*self._keys.known.values(), *self._keys.undecided())
+
     def _stores(self) -> tuple[RowStore, ...]:
-        return (self._hidden, *self._keys.known.values(), *self._keys.undecided())
+        return (self._hidden, *self._key_stores())
 
     def _forget_step(self) -> None:
         """Let go of what the last step has left for its own later calls."""

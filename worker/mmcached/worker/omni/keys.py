@@ -61,6 +61,7 @@ class KeyBook:
 
         Raises:
             InvalidRequest: it is known with another width or dtype.
+            ConfigError: there is no memory for its rows.
         """
         if width < 1:
             raise InvalidRequest(f"{key}.width", width, "must be at least 1")
@@ -76,24 +77,31 @@ class KeyBook:
         self._by_two_lengths.discard(key)  # what is declared stays a key, whatever its lengths
         return store
 
-    def observe(self, outputs: Mapping[str, Any], lengths: Collection[int], declared: Collection[str] = ()) -> None:
-        """Look at the outputs of a step whose outputs of rows have one of `lengths`.
+    def observe(
+        self, outputs: Mapping[str, Any], lengths: Collection[int], declared: Collection[str] = ()
+    ) -> list[InvalidRequest]:
+        """Look at the outputs of a step whose outputs of rows have one of `lengths`; return what went wrong.
 
         Args:
             declared: keys that are rows if they look like it.
         """
+        errors: list[InvalidRequest] = []
         for key, value in outputs.items():
             if key in self.known:
                 continue
             looks_like_rows = isinstance(value, torch.Tensor) and value.ndim == 2 and len(value) in lengths
             if looks_like_rows and value.shape[1]:
-                if key in declared:
-                    self.declare(key, value.shape[1], value.dtype)
-                elif key not in self._refused:
-                    self._see(key, value)
+                try:
+                    if key in declared:
+                        self.declare(key, value.shape[1], value.dtype)
+                    elif key not in self._refused:
+                        self._see(key, value)
+                except InvalidRequest as error:  # no memory for its rows: the others have theirs
+                    errors.append(error)
             elif isinstance(value, torch.Tensor) and key in self._undecided:
                 del self._undecided[key]
                 self._refused.add(key)
+        return errors
 
     def refuse(self, key: str) -> bool:
         """Refuse a key that two lengths have made known, return whether it was one; a declared one stays."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.wire.errors import ConfigError, InvalidRequest, InvariantError
 
 _WORDS = (np.int64, np.int32, np.int16, np.int8)
 Run = tuple[int, int]
@@ -29,6 +29,9 @@ class RowStore:
 
     Args:
         key: for error messages.
+
+    Raises:
+        ConfigError: so much memory cannot even be mapped.
     """
 
     def __init__(self, key: str, *, num_blocks: int, block_size: int, width: int, dtype: torch.dtype) -> None:
@@ -37,7 +40,11 @@ class RowStore:
         self.dtype = dtype
         self.row_nbytes = width * dtype.itemsize
         # Not zeroed: a row is never read before it was written, and untouched pages cost no memory.
-        self.rows = torch.empty((num_blocks, block_size, width), dtype=dtype)
+        try:
+            self.rows = torch.empty((num_blocks, block_size, width), dtype=dtype)
+        except (RuntimeError, MemoryError) as error:
+            nbytes = num_blocks * block_size * self.row_nbytes
+            raise ConfigError(f"{key}: bytes to map", nbytes, f"{num_blocks} blocks of {block_size} rows") from error
         self._word = next(word for word in _WORDS if self.row_nbytes % np.dtype(word).itemsize == 0)
         self._words = self._as_words(self.rows.view(-1, width))
         self._written = np.zeros(num_blocks * block_size, dtype=np.bool_)

@@ -1,6 +1,6 @@
 """A step's rows on their way to their slots: what fits is written, what does not costs its own key only.
 
-Knows nothing of requests.
+Knows nothing of requests or of former tenants: the slots that it is given hold nothing.
 
 Invariant: after a step has written its slots, each key has there the step's rows, or nothing. Only of a key that the
 call says nothing about, rows of another call in the same step stay.
@@ -32,45 +32,33 @@ class StepWriter:
         self._host = host
 
     def write_hidden(
-        self, hidden_states: torch.Tensor | None, staged: torch.Tensor | None, slots: np.ndarray, former: np.ndarray
+        self, hidden_states: torch.Tensor, staged: torch.Tensor | None, slots: np.ndarray
     ) -> list[InvalidRequest]:
-        """Write hidden states to `slots`, of which the step had not written `former` before; return what went wrong."""
+        """Write hidden states to `slots`, which have none; return what went wrong."""
         errors: list[InvalidRequest] = []
-        if hidden_states is None:
-            self._hidden.forget(former)
-        else:
-            self._hidden.forget(slots)
-            with _collect(errors):
-                rows = self.hidden_rows(hidden_states, staged, len(slots))
-                self._hidden.write(slots, self._host.make(HIDDEN_STATES, rows, len(slots)))
+        with _collect(errors):
+            rows = self.hidden_rows(hidden_states, staged, len(slots))
+            self._hidden.write(slots, self._host.make(HIDDEN_STATES, rows, len(slots)))
         return errors
 
     def write_outputs(
         self, outputs: Mapping[str, Any], skipped: Collection[str], slots: np.ndarray, padded: int
     ) -> list[InvalidRequest]:
-        """Write all keys to `slots`, but those that are `skipped`, and return what went wrong.
+        """Write all keys to `slots`, which have no rows, but those that are `skipped`; return what went wrong.
 
         Args:
             padded: rows of the step with its padding.
         """
-        errors: list[InvalidRequest] = []
-        self._keys.observe(outputs, (len(slots), padded), skipped)
+        errors = self._keys.observe(outputs, (len(slots), padded), skipped)
         for key, store in tuple(self._keys.known.items()):
-            store.forget(slots)
             value = outputs.get(key) if key not in skipped else None
             if value is not None:
                 with _collect(errors):
                     self.write_key(store, value, slots, padded)
         for store in self._keys.undecided():
-            store.forget(slots)
             if self._keys.may_be_rows(store.key, outputs.get(store.key)):
                 store.write(slots, self._host.make(store.key, outputs[store.key], len(slots)))
         return errors
-
-    def forget_outputs(self, former: np.ndarray) -> None:
-        """Forget what the keys have in slots that have new tenants."""
-        for store in (*self._keys.known.values(), *self._keys.undecided()):
-            store.forget(former)
 
     def write_key(self, store: RowStore, value: object, slots: np.ndarray, padded: int) -> None:
         """Write one key. Raises: InvalidRequest."""
