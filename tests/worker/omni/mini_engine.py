@@ -1,8 +1,8 @@
 """An engine of paged KV blocks that calls the cache as a runner does, beside `PlainCache`; one seed is one history.
 
 Requests share prompts, hit prefixes of any length, are computed in chunks, preempted, resumed, aborted, and finish.
-Blocks are taken again by others. Steps are padded or not, withdrawn now and then; outputs lie in one buffer that is
-filled with garbage after every step, and so are results.
+Blocks are taken again by others. Steps are padded or not, withdrawn or not staged now and then; outputs lie in one
+buffer that is filled with garbage after every step, and so are results.
 
 A row is `(content, step)`: what the tokens up to its position determine, and the step that computed it. Every row that
 is delivered must have the content of its position, and be the very row that the plain cache names.
@@ -42,7 +42,7 @@ class Running:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     hit: int | None = None
-    staged_until: int | None = None
+    is_aborted: bool = False
 
     def content(self, position: int) -> int:
         return hash(self.tokens[: position + 1]) & 0xFFFFFFFF
@@ -72,7 +72,7 @@ class MiniEngine:
     def __init__(self, seed: int, cache: OmniTensorPrefixCache, *, declares: bool) -> None:
         self.draw = random.Random(seed)
         self.cache = cache
-        self.plain = PlainCache([HIDDEN, *KEYS], BLOCK)
+        self.plain = PlainCache([HIDDEN, *KEYS], DEFERRED, num_slots=NUM_BLOCKS * BLOCK, block_size=BLOCK)
         self.declares = declares
         for key in KEYS if declares else ():
             cache.declare(key, WIDTH, torch.int64)
@@ -143,9 +143,8 @@ class MiniEngine:
         for offset in range(length % BLOCK, BLOCK) if length % BLOCK else ():
             self.kv.pop(blocks[-1] * BLOCK + offset, None)
         request.blocks, request.computed = blocks, length
-        jumps = request.staged_until is not None and length > request.staged_until
-        # A resumed request is told as a hit only where it must be.
-        request.hit = length if length and (is_new or jumps) else None
+        # A resumed request is told as a hit or not: its rows before were delivered already.
+        request.hit = length if length and (is_new or self.draw.random() < 0.5) else None
         self.running.append(request)
 
     def preempt(self, request: Running) -> None:
@@ -193,13 +192,14 @@ class MiniEngine:
         cache, plain, draw = self.cache, self.plain, self.draw
         done, self.finished = self.finished, []
         if done:
-            ids = [request.req_id for request in done]
             in_batch = [request for request in done if draw.random() < 0.9]  # the others have left it
-            cache.commit_deferred_mm_outputs(ids, self.batch([*in_batch, *(request for request, _ in chunks)]))
-            plain.commit([request.req_id for request in in_batch], {one.req_id: one.blocks for one in in_batch})
-            for req_id in ids:
-                plain.discard(req_id)
-                cache.discard_deferred_mm_outputs(req_id)
+            batch = self.batch([*in_batch, *(request for request, _ in chunks)])
+            committed = [request.req_id for request in done if not request.is_aborted or draw.random() < 0.5]
+            cache.commit_deferred_mm_outputs(committed, batch)
+            plain.commit(committed)
+            for request in done:
+                plain.discard(request.req_id)
+                cache.discard_deferred_mm_outputs(request.req_id)
         cache.reset_prefix_cached_new_req_ids()
         draw.shuffle(chunks)
         hits = {}
@@ -229,7 +229,11 @@ class MiniEngine:
                 slots.append(self.slot(request, position))
                 rows.append((request.content(position), self.number))
         padded = self.draw.choice([None, None, -(-len(rows) // 8) * 8])
-        emitted = [HIDDEN, ALWAYS, DEFERRED, *([SPARSE] if self.draw.random() < 0.7 else [])]
+        emitted = [
+            HIDDEN,
+            ALWAYS,
+            *(key for key, share in ((DEFERRED, 0.9), (SPARSE, 0.7)) if self.draw.random() < share),
+        ]
         outputs = {}
         for key in emitted:
             buffer = self.buffers[key]
@@ -256,16 +260,20 @@ class MiniEngine:
         self.plain.write(played.slots, {key: rows for key in played.emitted if key not in lacking})
 
     def stage(self, played: Played) -> None:
+        """Stage the step's rows of the deferred key, but now and then."""
+        if self.draw.random() < 0.05:
+            return
         counts = {request.req_id: count for request, count in played.chunks}
         self.cache.stage_deferred_mm_outputs(played.starts, played.batch, played.outputs, counts, {DEFERRED})
-        for request, count in played.chunks:
-            if count:
-                self.plain.stage(request.req_id, DEFERRED, request.computed, played.own_rows(request, count))
-                request.staged_until = request.computed + count
+        if DEFERRED in played.emitted and played.rows:
+            owners = [request.req_id for request, count in played.chunks for _ in range(count)]
+            self.plain.stage(played.slots, owners, played.rows)
 
     def check(self, played: Played) -> None:
         """Compare what every request gets of every key, or lacks."""
         found, lacking = self.merge(played)
+        for request, _ in played.chunks:
+            self.plain.settle(self.slot(request, position) for position in range(played.hits.get(request.req_id, 0)))
         for buffer in self.buffers.values():
             buffer.fill_(GARBAGE)
         expected_lacking = {}
@@ -333,8 +341,8 @@ class MiniEngine:
             for position in range(request.computed, request.computed + count):
                 self.kv[self.slot(request, position)] = request.content(position)
             request.computed += count
-            is_aborted = count > 0 and self.draw.random() < 0.04
-            if request.computed == len(request.tokens) or is_aborted:
+            request.is_aborted = count > 0 and self.draw.random() < 0.04
+            if request.computed == len(request.tokens) or request.is_aborted:
                 self.running.remove(request)
                 self.release(request)
                 self.finished.append(request)

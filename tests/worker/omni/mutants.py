@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +39,8 @@ def _hands_out_step_buffers(cache: OmniTensorPrefixCache) -> None:
 def _hands_out_the_cache(cache: OmniTensorPrefixCache) -> None:
     alone = cache._merger.prefixes_alone
 
-    def aliasing(store: RowStore, prefixes: Prefixes, missing: list[MissingRun], *, may_lack: bool) -> Any:
-        found = alone(store, prefixes, missing, may_lack=may_lack)
+    def aliasing(store: RowStore, prefixes: Prefixes, missing: list[MissingRun]) -> Any:
+        found = alone(store, prefixes, missing)
         flat = store.rows.view(-1, store.width)
         for req_id in found:
             slots = prefixes[req_id]
@@ -52,20 +52,18 @@ def _hands_out_the_cache(cache: OmniTensorPrefixCache) -> None:
 
 
 def _stages_views(cache: OmniTensorPrefixCache) -> None:
-    stage_all, stage = cache._deferral.stage, cache._deferral.rows.stage
-    outputs_of_step: Mapping[str, Any] = {}
+    rows = cache._staging.rows
+    stage = rows.stage
 
-    def remember(outputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        nonlocal outputs_of_step
-        outputs_of_step = outputs
-        return stage_all(outputs, *args, **kwargs)
+    def aliasing(key: str, values: torch.Tensor, parts: Any) -> None:
+        stage(key, values, parts)
+        rows._of_key[key].pieces[-1] = values
 
-    _replace(cache._deferral, "stage", remember)
-    _replace(cache._deferral.rows, "stage", lambda key, _, parts: stage(key, outputs_of_step[key], parts))
+    _replace(rows, "stage", aliasing)
 
 
 def _takes_the_counter_for_the_number_after_the_step(cache: OmniTensorPrefixCache) -> None:
-    stage = cache._deferral.stage
+    stage = cache._staging.stage
 
     def shifted(outputs: Any, keys: Any, step: Any, input_batch: InputBatch, table: Any, **_: Any) -> Any:
         computed = list(input_batch.num_computed_tokens_cpu)
@@ -75,7 +73,7 @@ def _takes_the_counter_for_the_number_after_the_step(cache: OmniTensorPrefixCach
         batch = replace(input_batch, num_computed_tokens_cpu=computed)
         return stage(outputs, keys, step, batch, table, written=None, hits=step.req_ids)
 
-    _replace(cache._deferral, "stage", shifted)
+    _replace(cache._staging, "stage", shifted)
 
 
 def _fills_with_what_is_there(cache: OmniTensorPrefixCache) -> None:
@@ -103,17 +101,30 @@ def _keeps_rows_of_former_tenants(cache: OmniTensorPrefixCache) -> None:
         _replace(store, "forget", lambda slots: None)
 
 
-def _commits_over_later_tenants(cache: OmniTensorPrefixCache) -> None:
-    _replace(cache._slots, "are_as_of", lambda slots, times: np.ones(len(slots), dtype=np.bool_))
+def _writes_staged_rows_over_later_tenants(cache: OmniTensorPrefixCache) -> None:
+    _replace(cache._staging.rows, "forget", lambda slots: None)
 
 
-def _keeps_what_is_computed_again(cache: OmniTensorPrefixCache) -> None:
-    rows = cache._deferral.rows
+def _keeps_what_was_staged_first(cache: OmniTensorPrefixCache) -> None:
+    rows = cache._staging.rows
+    stage = rows.stage
+    _replace(rows, "forget", lambda slots: None)
 
-    def go_on(req_id: str, first: int, num_rows: int) -> None:
-        rows._next[req_id] = first + num_rows
+    def only_where_none_is(key: str, values: torch.Tensor, parts: Any) -> None:
+        if key in rows._of_key:
+            number = rows._of_key[key].number
+            parts = [(req_id, start, np.where(number[slots] < 0, slots, -1)) for req_id, start, slots in parts]
+        stage(key, values, parts)
 
-    _replace(rows, "go_on", go_on)
+    _replace(rows, "stage", only_where_none_is)
+
+
+def _hides_what_is_staged(cache: OmniTensorPrefixCache) -> None:
+    _replace(cache._staging.rows, "settle", lambda slots: None)
+
+
+def _keeps_what_is_discarded(cache: OmniTensorPrefixCache) -> None:
+    _replace(cache._staging.rows, "discard", lambda req_id: None)
 
 
 def _writes_deferred_keys_at_once(cache: OmniTensorPrefixCache) -> None:
@@ -171,8 +182,10 @@ MUTANTS: dict[str, tuple[MakeCache, Break]] = {
     ),
     "broadcasts": (make_cache, _broadcasts),
     "keeps rows of former tenants": (make_cache, _keeps_rows_of_former_tenants),
-    "commits over later tenants": (make_cache, _commits_over_later_tenants),
-    "keeps what is computed again": (make_cache, _keeps_what_is_computed_again),
+    "writes staged rows over later tenants": (make_cache, _writes_staged_rows_over_later_tenants),
+    "keeps what was staged first": (make_cache, _keeps_what_was_staged_first),
+    "hides what is staged": (make_cache, _hides_what_is_staged),
+    "keeps what is discarded": (make_cache, _keeps_what_is_discarded),
     "writes deferred keys at once": (make_cache, _writes_deferred_keys_at_once),
     "writes late": (make_cache, _writes_late),
     "fails for all when one key does not fit": (make_cache, _fails_for_all_when_one_key_does_not_fit),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 Row = tuple[int, ...]
 Found = list[Row] | tuple[int, int]
@@ -10,23 +10,29 @@ Found = list[Row] | tuple[int, int]
 
 
 class PlainCache:
-    """Keys are known beforehand. Times are those of steps."""
+    """Keys are known beforehand.
 
-    def __init__(self, keys: Sequence[str], block_size: int) -> None:
+    Attributes:
+        rows: of each key, by slot.
+        staged: of the deferred key, by slot: the request and its row.
+    """
+
+    def __init__(self, keys: Sequence[str], deferred: str, *, num_slots: int, block_size: int) -> None:
         self.rows: dict[str, dict[int, Row]] = {key: {} for key in keys}
-        self.written_at: dict[int, int] = {}
-        self.staged: dict[str, list[tuple[str, int, Row, int]]] = {}
+        self.deferred = deferred
+        self.staged: dict[int, tuple[str, Row]] = {}
+        self.stagers: set[str] = set()
+        self.num_staged = 0  # since the last writing out
+        self.num_slots = num_slots
         self.block_size = block_size
-        self.time = 0
 
     def slot(self, blocks: Sequence[int], position: int) -> int:
         return blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def write(self, slots: Sequence[int], outputs: Mapping[str, Sequence[Row]]) -> None:
         """Replace the tenants of the slots: what `outputs` lacks is missing."""
-        self.time += 1
         for index, slot in enumerate(slots):
-            self.written_at[slot] = self.time
+            self.staged.pop(slot, None)
             for key, kept in self.rows.items():
                 kept.pop(slot, None)
                 if key in outputs:
@@ -35,21 +41,33 @@ class PlainCache:
     def forget(self, slots: Sequence[int]) -> None:
         self.write(slots, {})
 
-    def stage(self, req_id: str, key: str, first: int, rows: Sequence[Row]) -> None:
-        """Keep rows of positions `first …`, in place of all that the request had from there on."""
-        earlier = [entry for entry in self.staged.get(req_id, []) if entry[0] != key or entry[1] < first]
-        staged = [(key, first + index, row, self.time) for index, row in enumerate(rows)]
-        self.staged[req_id] = earlier + staged
+    def stage(self, slots: Sequence[int], owners: Sequence[str], rows: Sequence[Row]) -> None:
+        """Keep the rows of a step. If there were more than slots, what was there before is written first."""
+        if self.num_staged + len(rows) > self.num_slots:
+            self.write_out()
+        self.num_staged += len(rows)
+        for slot, owner, row in zip(slots, owners, rows, strict=True):
+            self.staged[slot] = owner, row
+            self.stagers.add(owner)
 
-    def commit(self, req_ids: Sequence[str], blocks: Mapping[str, Sequence[int]]) -> None:
-        staged = [(*entry, blocks[req_id]) for req_id in req_ids for entry in self.staged.pop(req_id, [])]
-        for key, position, row, time, table in sorted(staged, key=lambda entry: entry[3]):
-            slot = self.slot(table, position)
-            if self.written_at.get(slot, 0) <= time:
-                self.rows[key][slot] = row
+    def commit(self, req_ids: Iterable[str]) -> None:
+        if self.stagers.intersection(req_ids):
+            self.write_out()
 
     def discard(self, req_id: str) -> None:
-        self.staged.pop(req_id, None)
+        self.stagers.discard(req_id)
+        self.staged = {slot: (owner, row) for slot, (owner, row) in self.staged.items() if owner != req_id}
+
+    def write_out(self) -> None:
+        self.rows[self.deferred] |= {slot: row for slot, (_, row) in self.staged.items()}
+        self.staged.clear()
+        self.stagers.clear()
+        self.num_staged = 0
+
+    def settle(self, slots: Iterable[int]) -> None:
+        """These slots are read."""
+        if not self.staged.keys().isdisjoint(slots):
+            self.write_out()
 
     def prefix(self, key: str, blocks: Sequence[int], num_rows: int) -> Found:
         found = [self.rows[key].get(self.slot(blocks, position)) for position in range(num_rows)]

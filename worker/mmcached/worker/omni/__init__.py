@@ -7,7 +7,7 @@
     slots           which slots may be named, who has written them last
     input_batch     what an engine's batch says: packed rows, positions, block tables
     merging         rows of a step behind the cached prefix         missing    what is said if that is not all there
-    deferral        rows that get their slots at a request's end    deferred_rows
+    staging         what a step may stage of deferred keys          staged_rows
     host_copies     one transfer to the CPU for each output of a step
     passthrough     outputs that are no keys
 
@@ -24,8 +24,9 @@ Source: `OmniTensorPrefixCache` of vllm-omni 0.22, its ten methods. Deliberate d
 * slots, widths, dtypes and lengths are checked, nothing is broadcast, truncated or wrapped around, no slot is named
   twice; a key that does not fit costs its own rows, and no others;
 * `num_computed_tokens_cpu` is the number before the step, for staging as well as for merging, and is checked;
-* staged rows are copies; what was staged later wins, what a later step has replaced is not written; positions beyond
-  the block table are refused;
+* staged rows are copies, and belong to their slots from then on: hits on them are served, also of a request that runs;
+  what was staged later wins, what a later step has replaced is not written; positions beyond the block table are
+  refused;
 * every result is a copy, one for each request, and never a view of the step's buffers or of the cache;
 * a hit is delivered its prefix of a key that its step lacks;
 * a key is also recognised unpadded on a padded step; only `(tokens, width)` tensors become keys; a 0-d tensor passes

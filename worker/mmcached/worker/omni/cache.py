@@ -1,9 +1,10 @@
 """The cache itself: the seed's methods over rows by KV slot.
 
 Knows nothing of models, engines or devices beyond what its arguments say; keeps everything on the CPU but what is
-deferred. Whoever writes a slot replaces what stood there. The order of one step's calls:
+deferred, and waits for the device that it copies from. Whoever writes a slot replaces what stood there. The order of
+one step's calls:
 
-    commit_deferred_mm_outputs(finished)            while they are still in the batch
+    commit_deferred_mm_outputs(finished)
     reset_prefix_cached_new_req_ids()               the step begins
     discard_deferred_mm_outputs(each finished)
     add_prefix_cached_new_req_id(each new hit)
@@ -28,7 +29,6 @@ import structlog
 import torch
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.omni.deferral import Deferral
 from mmcached.worker.omni.host_copies import HostCopies
 from mmcached.worker.omni.input_batch import BlockTable, EngineBatch, Starts, Step, num_kv_groups
 from mmcached.worker.omni.keys import Discover, KeyBook
@@ -37,6 +37,7 @@ from mmcached.worker.omni.missing import MissingPrefix, MissingRun
 from mmcached.worker.omni.passthrough import split_per_request
 from mmcached.worker.omni.row_store import RowStore
 from mmcached.worker.omni.slots import SlotBook
+from mmcached.worker.omni.staging import Staging
 from mmcached.worker.omni.writing import HIDDEN_STATES, StepWriter, at_least, raise_first
 
 log = structlog.get_logger("mmcached.worker")
@@ -46,7 +47,7 @@ log = structlog.get_logger("mmcached.worker")
 class PrefixCacheStats:
     """`row_queries` and `row_hits` count rows asked for behind hits and delivered; the rest are gauges.
 
-    `written_bytes` are the bytes of rows that can be delivered, `deferred_rows` those staged and not committed.
+    `written_bytes` are the bytes of rows that can be delivered, `deferred_rows` those staged and not written out.
     """
 
     keys: int
@@ -58,6 +59,10 @@ class PrefixCacheStats:
 
 class OmniTensorPrefixCache:
     """Slot-addressed rows of hidden states and of other per-token outputs.
+
+    Rows lie in host memory. A step's output that lies on a device is copied to the host once in the step, and the call
+    that copies it waits for the device; only deferred keys are not waited for in their step. Who must not wait takes
+    `TensorPrefixStore`.
 
     Args:
         num_blocks, block_size: as of the KV pool: slots 0 … num_blocks * block_size - 1.
@@ -87,7 +92,7 @@ class OmniTensorPrefixCache:
         self._hidden = self._make_store(HIDDEN_STATES, hidden_size, hs_dtype)
         self._keys = KeyBook(self._make_store, discover)
         self._slots = SlotBook(num_blocks * block_size)
-        self._deferral = Deferral(self._keys, self._slots)
+        self._staging = Staging(self._keys, num_blocks * block_size)
         self._merger = Merger()
         self._host = HostCopies()
         self._writer = StepWriter(self._hidden, self._keys, self._host)
@@ -101,7 +106,7 @@ class OmniTensorPrefixCache:
 
     @property
     def mm_outputs_cache(self) -> dict[str, torch.Tensor]:
-        """Key -> `(num_blocks, block_size, width)`; rows that were not written hold anything."""
+        """Key -> `(num_blocks, block_size, width)`; rows that were not written, or are staged, hold anything."""
         return {key: store.rows for key, store in self._keys.known.items()}
 
     @property
@@ -179,6 +184,7 @@ class OmniTensorPrefixCache:
         self._step_slots = slots
         former = self._slots.take_over(slots)
         # Whatever is raised from here on, no row of a former tenant is left.
+        self._staging.rows.forget(slots)
         self._hidden.forget(former if hidden_states is None else slots)
         for store in self._key_stores():
             store.forget(former if multimodal_outputs is None else slots)
@@ -197,13 +203,15 @@ class OmniTensorPrefixCache:
         num_scheduled_tokens: Mapping[str, int],
         deferred_mm_cache_keys: Collection[str],
     ) -> None:
-        """Keep copies of a step's rows of the deferred keys, until their request is committed or discarded.
+        """Keep copies of a step's rows of the deferred keys, on their device, until somebody needs them.
 
-        Rows belong to positions `num_computed_tokens_cpu …` of their request: the number BEFORE the step. It is
-        compared with the slots that the step has written, if `update_omni_tensor_prefix_cache` was called before; and
-        a request's rows must follow those that it had in the last step, or begin earlier (they are computed again
-        then, and the later rows are right), or follow a hit. Copies stay on the rows' device. A deferred key needs no
-        discovery.
+        Rows belong to positions `num_computed_tokens_cpu …` of their request: the number BEFORE the step, and so to
+        the slots of these positions, until the slots are written anew. The slots are compared with those that the step
+        has written, if `update_omni_tensor_prefix_cache` was called before; otherwise a request's rows must follow
+        those that it had in the last step, or begin earlier, or follow a hit. A deferred key needs no discovery.
+
+        Staged rows are found by hits as if they were written: then, when a request that has staged some is committed,
+        or when there are as many of a key as slots, all are written, in one transfer for each key.
 
         Raises:
             InvalidRequest: names the request whose positions contradict, or the key whose rows do not fit: of that
@@ -215,7 +223,7 @@ class OmniTensorPrefixCache:
         # Requests without rows need not be named here.
         scheduled = {req_id: num_scheduled_tokens.get(req_id, 0) for req_id in input_batch.req_ids}
         step = Step(query_start_loc, input_batch, scheduled)
-        refused = self._deferral.stage(
+        refused = self._staging.stage(
             multimodal_outputs or {},
             deferred_mm_cache_keys,
             step,
@@ -227,25 +235,22 @@ class OmniTensorPrefixCache:
         raise_first(refused)
 
     def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: EngineBatch) -> None:
-        """Write the staged rows of requests that end; call it while they are still in the batch.
+        """Write the staged rows of requests that end to their slots, but those whose slot a later step has written.
 
-        A request without a block table any more is forgotten: its rows stay missing. So do rows whose slot a later step
-        has written.
-
-        Raises:
-            InvalidRequest: rows of a request do not fit the block table; they stay staged, all others are written.
+        Args:
+            input_batch: not looked at: rows have their slots since they were staged.
         """
-        if not self._deferral.rows.is_empty:
-            raise_first(self._deferral.commit(finished_req_ids, input_batch, self._block_table(input_batch)))
+        self._staging.commit(finished_req_ids)
 
     def discard_deferred_mm_outputs(self, req_id: str) -> None:
-        """Forget the staged rows of a request; an unknown one changes nothing."""
-        self._deferral.rows.discard(req_id)
+        """Forget the rows of a request that are still staged; an unknown one changes nothing."""
+        self._staging.discard(req_id)
 
     def forget_slots(self, slot_mapping: torch.Tensor) -> None:
         """Say that slots hold nothing, nor get what is staged for them: the step that wrote them was withdrawn."""
         slots = self._slots.check(slot_mapping, len(slot_mapping))
         self._slots.take_over(slots)
+        self._staging.rows.forget(slots)
         for store in self._stores():
             store.forget(slots)
 
@@ -254,7 +259,7 @@ class OmniTensorPrefixCache:
         for store in self._stores():
             store.clear()
         self._merger.hits.clear()
-        self._deferral.rows.clear()
+        self._staging.clear()
         self._forget_step()
 
     # ---- merging
@@ -307,6 +312,8 @@ class OmniTensorPrefixCache:
         outputs = {key: value for key, value in (multimodal_outputs or {}).items() if value is not None}
         step = Step(query_start_loc, input_batch, num_scheduled_tokens)
         prefixes = self._prefixes(step, input_batch)
+        for slots in prefixes.values():
+            self._staging.rows.settle(slots)
         missing: list[MissingRun] = []
         merged: dict[str, dict[str, Any]] = {}
         for key, value in outputs.items():
@@ -322,8 +329,7 @@ class OmniTensorPrefixCache:
         if prefixes:
             for key, store in self._keys.known.items():
                 if key not in outputs:
-                    may_lack = not self._deferral.rows.has(key)
-                    merged[key] = self._merger.prefixes_alone(store, prefixes, missing, may_lack=may_lack)
+                    merged[key] = self._merger.prefixes_alone(store, prefixes, missing)
             for store in self._keys.undecided():
                 if store.key not in outputs:
                     self._merger.miss_undecided(store, prefixes, missing)
@@ -341,13 +347,13 @@ class OmniTensorPrefixCache:
             self._merger.row_queries,
             self._merger.row_hits,
             sum(store.written_bytes for store in stores),
-            self._deferral.rows.num_rows,
+            self._staging.rows.num_rows,
         )
 
     def check_integrity(self) -> None:
         for store in self._stores():
             store.check_integrity()
-        self._deferral.rows.check_integrity()
+        self._staging.rows.check_integrity()
         self._merger.check_integrity()
 
     def _make_store(self, key: str, width: int, dtype: torch.dtype) -> RowStore:

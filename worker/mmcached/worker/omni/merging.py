@@ -81,18 +81,14 @@ class Merger:
                 self.row_queries += len(slots)
                 missing.append(MissingRun(req_id, store.key, 0, len(slots)))
 
-    def prefixes_alone(
-        self, store: RowStore, prefixes: Prefixes, missing: list[MissingRun], *, may_lack: bool
-    ) -> dict[str, torch.Tensor]:
+    def prefixes_alone(self, store: RowStore, prefixes: Prefixes, missing: list[MissingRun]) -> dict[str, torch.Tensor]:
         """Return request id -> its prefix, of a key that the step lacks.
 
-        Args:
-            may_lack: a prefix of which no row was written is one that never had this key.
+        A prefix of which no row was written is one that never had this key.
         """
         found = {}
         for req_id, slots in prefixes.items():
-            never_had_it = may_lack and not store.has_any(slots)
-            if len(slots) and not never_had_it and self._is_there(store, req_id, slots, missing):
+            if store.has_any(slots) and self._is_there(store, req_id, slots, missing):
                 found[req_id] = torch.empty((len(slots), store.width), dtype=store.dtype)
                 store.read_into(slots, found[req_id])
         return found

@@ -3,9 +3,7 @@
 Knows nothing of rows. A slot has one tenant at a time: a step that writes a slot's KV replaces whatever was kept
 for it.
 
-    written_at   (num_slots,) the time of the slot's last step; rows staged before it belong to a former tenant
-
-Time is a counter that every step, every staging and every withdrawal moves on.
+    written_in   (num_slots,) number of the step that wrote the slot last
 """
 
 from __future__ import annotations
@@ -17,14 +15,13 @@ from mmcached.wire.errors import InvalidRequest
 
 
 class SlotBook:
-    """Checks slot mappings and remembers their last writers' times."""
+    """Checks slot mappings and remembers their last writers."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._written_at = np.zeros(num_slots, dtype=np.int64)
+        self._written_in = np.zeros(num_slots, dtype=np.int64)
         self._scratch = np.empty(num_slots, dtype=np.int64)
-        self._now = 0
-        self._step_began = 0
+        self._step = 1
 
     def check(self, slot_mapping: torch.Tensor, num_rows: int) -> np.ndarray:
         """Return the first `num_rows` slots as int64, after checking that each exists and none occurs twice.
@@ -54,21 +51,11 @@ class SlotBook:
             raise InvalidRequest("slot_mapping", twice, "must name each slot once")
         return slots
 
-    def tick(self) -> int:
-        """Move time on, return it."""
-        self._now += 1
-        return self._now
-
     def begin_step(self) -> None:
-        self._step_began = self.tick()
+        self._step += 1
 
     def take_over(self, slots: np.ndarray) -> np.ndarray:
-        """Note that a step has written `slots`; return those that it had not written before."""
-        former: np.ndarray = slots[self._written_at[slots] < self._step_began]
-        self._written_at[slots] = self.tick()
+        """Note that the step has written `slots`; return those that it had not written before."""
+        former: np.ndarray = slots[self._written_in[slots] < self._step]
+        self._written_in[slots] = self._step
         return former
-
-    def are_as_of(self, slots: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Return for each slot whether no step has written it after its time."""
-        unchanged: np.ndarray = self._written_at[slots] <= times
-        return unchanged

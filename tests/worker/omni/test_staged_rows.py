@@ -1,4 +1,4 @@
-"""Rows that get their slots when their request ends: owned, at their true positions, the later ones in time."""
+"""Rows that wait on their device: owned, at their true positions, and found by hits all the time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker import MissingRows, OmniTensorPrefixCache
-from mmcached.worker.omni.deferred_rows import MAX_PIECES
+from mmcached.worker.omni.staged_rows import MAX_PIECES
 from tests.worker.omni.cases import HIDDEN, SLOTS, TABLE, batch, hit, make_cache, rows_at, with_keys
 
 CODES = "codes.audio"
@@ -86,13 +86,22 @@ def test_a_gap_is_refused_and_the_others_are_staged() -> None:
 
 def test_a_resumed_request_may_go_on_behind_a_hit() -> None:
     cache = make_cache()
-    step(cache, 0, numbers(0, 4))
+    step(cache, 0, numbers(0, 4), writes=False)
     hit(cache)
     ended = batch([8], [TABLE[0]])
     cache.stage_deferred_mm_outputs([0], ended, {CODES: numbers(8, 2)}, {"req1": 2}, {CODES})
     cache.commit_deferred_mm_outputs(["req1"], ended)
     assert rows_at(cache, CODES, SLOTS[:4])[:, 0].tolist() == [1, 2, 3, 4]
     assert rows_at(cache, CODES, torch.tensor([16, 17]))[:, 0].tolist() == [9, 10]
+    with pytest.raises(MissingRows) as caught:
+        prefix_of(cache, 10)
+    assert (caught.value.details["first"], caught.value.details["end"]) == (4, 8)
+
+
+def test_where_the_slots_are_known_a_request_may_begin_anywhere() -> None:
+    cache = make_cache()
+    step(cache, 0, numbers(0, 4))
+    cache.commit_deferred_mm_outputs(["nobody"], step(cache, 8, numbers(8, 2)))
     with pytest.raises(MissingRows) as caught:
         prefix_of(cache, 10)
     assert (caught.value.details["first"], caught.value.details["end"]) == (4, 8)
@@ -128,13 +137,14 @@ def test_what_is_computed_again_replaces_what_was_there() -> None:
     assert prefix_of(cache, 9) == list(range(101, 110))
 
 
-def test_what_a_request_had_behind_its_resumption_never_reaches_the_null_block() -> None:
-    """The rest of the block table names block 0, where another request's rows are."""
+def test_what_a_request_had_before_it_was_set_back_stays_where_it_was() -> None:
+    """The rest of its new block table names block 0, where another request's rows are."""
     cache = make_cache()
     step(cache, 0, numbers(0, 12))
     cache.commit_deferred_mm_outputs(["req1"], step(cache, 0, numbers(100, 5), table=(6, 7, 0, 0)))
     assert prefix_of(cache, 5, (6, 7)) == [101, 102, 103, 104, 105]
-    assert cache.stats().written_bytes == 5 * 2 * 8
+    assert prefix_of(cache, 12) == list(range(1, 13))
+    assert cache.stats().written_bytes == (12 + 5) * 2 * 8
 
 
 def test_rejected_drafts_are_replaced() -> None:
@@ -143,6 +153,20 @@ def test_rejected_drafts_are_replaced() -> None:
     step(cache, 3, numbers(103, 2))
     cache.commit_deferred_mm_outputs(["req1"], step(cache, 5, numbers(205, 1)))
     assert prefix_of(cache, 6) == [1, 2, 3, 104, 105, 206]
+
+
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_a_later_tenant_of_another_step_that_lacks_the_key_has_none(is_read_before: bool) -> None:
+    cache = make_cache()
+    ended = step(cache, 0, numbers(0, 8))
+    if is_read_before:
+        assert prefix_of(cache, 8) == list(range(1, 9))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.update_omni_tensor_prefix_cache(None, None, 4, SLOTS[4:])
+    cache.commit_deferred_mm_outputs(["req1"], ended)
+    with pytest.raises(MissingRows) as caught:
+        prefix_of(cache, 8)
+    assert (caught.value.details["first"], caught.value.details["end"]) == (4, 8)
 
 
 def test_a_later_tenant_keeps_its_slots() -> None:
@@ -172,16 +196,31 @@ def test_withdrawn_slots_do_not_get_what_was_staged_for_them() -> None:
     assert cache.stats().written_bytes == 4 * 2 * 8
 
 
-def test_rows_still_deferred_are_missing_for_a_hit() -> None:
+def test_rows_of_a_request_that_runs_are_found() -> None:
     cache = make_cache()
-    cache.update_omni_tensor_prefix_cache(None, {CODES: numbers(0, 8)}, 8, SLOTS)
-    cache.reset_prefix_cached_new_req_ids()
     step(cache, 0, numbers(0, 8))
-    with pytest.raises(MissingRows):
-        prefix_of(cache, 8)
+    assert cache.stats().deferred_rows == 8
+    assert prefix_of(cache, 8) == list(range(1, 9))
+    assert cache.stats().deferred_rows == 0
+    cache.commit_deferred_mm_outputs(["req1"], step(cache, 8, numbers(8, 4)))
+    assert prefix_of(cache, 12) == list(range(1, 13))
+
+
+def test_rows_of_a_request_that_runs_are_found_by_a_step_that_lacks_the_key() -> None:
+    cache = make_cache()
+    step(cache, 0, numbers(0, 8))
     hit(cache, "other")
-    with pytest.raises(MissingRows):  # of a key that the step lacks, too: these rows will be there
-        cache.get_merged_multimodal_states([0], batch([8], [TABLE[0]], ["other"]), {}, {"other": 1})
+    now = batch([8], [TABLE[0]], ["other"])
+    merged: dict[str, Any] = cache.get_merged_multimodal_states([0], now, {}, {"other": 1})
+    assert merged[CODES]["other"][:, 0].tolist() == list(range(1, 9))
+
+
+def test_a_hit_that_needs_none_of_them_leaves_them_staged() -> None:
+    cache = make_cache()
+    cache.commit_deferred_mm_outputs(["req1"], step(cache, 0, numbers(0, 8)))
+    step(cache, 0, numbers(20, 4), table=(6,))
+    assert prefix_of(cache, 8) == list(range(1, 9))
+    assert cache.stats().deferred_rows == 4
 
 
 def test_discarded_rows_are_never_written_and_a_reused_id_starts_anew() -> None:
@@ -195,21 +234,31 @@ def test_discarded_rows_are_never_written_and_a_reused_id_starts_anew() -> None:
     assert prefix_of(cache, 8) == list(range(1, 9))
 
 
-def test_a_request_that_left_the_batch_is_not_committed() -> None:
+def test_discarded_rows_leave_those_that_another_has_staged_for_their_slots() -> None:
+    cache = with_keys({CODES: 2}, torch.int64)
+    same = batch([0, 0], [TABLE[0], TABLE[0]])
+    cache.stage_deferred_mm_outputs([0, 4], same, {CODES: numbers(0, 4)}, {"req1": 4}, {CODES})
+    cache.stage_deferred_mm_outputs([0, 0], same, {CODES: numbers(10, 2)}, {"req2": 2}, {CODES})
+    cache.discard_deferred_mm_outputs("req1")
+    assert prefix_of(cache, 2) == [11, 12]
+    assert cache.stats().written_bytes == 2 * 2 * 8
+
+
+def test_a_request_that_left_the_batch_is_committed_all_the_same() -> None:
     cache = make_cache()
     step(cache, 0, numbers(0, 4))
     cache.commit_deferred_mm_outputs(["req1"], batch([0], [TABLE[1]], ["other"]))
     assert cache.stats().deferred_rows == 0
-    assert cache.stats().written_bytes == 0
+    assert prefix_of(cache, 4) == [1, 2, 3, 4]
 
 
-def test_rows_beyond_the_block_table_are_refused_and_stay_and_the_others_are_written() -> None:
+def test_rows_beyond_the_block_table_are_refused_and_the_others_staged() -> None:
     cache = with_keys({CODES: 2}, torch.int64)
     two = batch([14, 0], TABLE)
-    cache.stage_deferred_mm_outputs([0, 4], two, {CODES: numbers(0, 6)}, {"req1": 4, "req2": 2}, {CODES})
     with pytest.raises(InvalidRequest, match="block table of req1 has 16"):
-        cache.commit_deferred_mm_outputs(["req1", "req2"], two)
-    assert cache.stats().deferred_rows == 4
+        cache.stage_deferred_mm_outputs([0, 4], two, {CODES: numbers(0, 6)}, {"req1": 4, "req2": 2}, {CODES})
+    assert cache.stats().deferred_rows == 2
+    cache.commit_deferred_mm_outputs(["req1", "req2"], two)
     assert rows_at(cache, CODES, torch.tensor([24, 25]))[:, 0].tolist() == [5, 6]
     assert cache.stats().written_bytes == 2 * 2 * 8
 
@@ -261,31 +310,58 @@ def test_requests_without_rows_need_not_be_named() -> None:
     assert cache.stats().deferred_rows == 4
 
 
-def test_many_small_pieces_become_one_that_holds_no_others_rows() -> None:
+def test_many_small_pieces_become_one() -> None:
     cache = OmniTensorPrefixCache(40, 4, HIDDEN, torch.float32)
     table = [list(range(20)), list(range(20, 40))]
     for at in range(MAX_PIECES + 5):
         rows = torch.cat([numbers(at, 1), numbers(100 + at, 1)])
         now = batch([at, at], table)
         cache.stage_deferred_mm_outputs([0, 1], now, {CODES: rows}, {"req1": 1, "req2": 1}, {CODES})
-    [(_, kept)] = cache._deferral.rows.keys("req1")
-    assert len(kept.pieces) == 5, "the first 33 are one"
-    assert kept.pieces[0].untyped_storage().nbytes() == len(kept.pieces[0]) * 2 * 8
+    assert len(cache._staging.rows._of_key[CODES].pieces) == 5, "the first 33 are one"
     cache.check_integrity()
-    cache.commit_deferred_mm_outputs(["req1", "req2"], now)
+    cache.discard_deferred_mm_outputs("req2")
+    cache.check_integrity()
+    cache.commit_deferred_mm_outputs(["req1"], now)
     assert prefix_of(cache, 37, range(20)) == list(range(1, 38))
-    assert prefix_of(cache, 37, range(20, 40)) == list(range(101, 138))
+    assert cache.stats().written_bytes == 37 * 2 * 8
 
 
-def test_a_cut_goes_through_pieces_and_ranges() -> None:
-    cache = OmniTensorPrefixCache(40, 4, HIDDEN, torch.float32)
-    table = tuple(range(20))
-    for at in range(MAX_PIECES + 5):
-        step(cache, at, numbers(at, 1), writes=False, table=table)
-    ended = step(cache, 20, numbers(200, 3), writes=False, table=table)
+def test_what_nobody_commits_takes_no_more_than_there_are_slots() -> None:
+    """Neither on the device nor, by request, in the books."""
+    cache = make_cache()
+    for number in range(300):
+        block = number % 10
+        now = batch([0], [[block]], [f"r{number}"])
+        cache.reset_prefix_cached_new_req_ids()
+        cache.update_omni_tensor_prefix_cache(None, None, 4, torch.arange(4) + 4 * block)
+        cache.stage_deferred_mm_outputs([0], now, {CODES: numbers(number, 4)}, {f"r{number}": 4}, {CODES})
+    staged = cache._staging.rows._of_key[CODES]
+    assert sum(len(piece) for piece in staged.pieces) <= 40
+    assert len(cache._staging._ends) <= 40
+    assert len(cache._staging.rows._of_request) <= 40
+    cache.check_integrity()
+    for block in range(10):
+        assert prefix_of(cache, 4, (block,)) == [291 + block + offset for offset in range(4)]
+
+
+def test_a_transfer_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = with_keys({CODES: 2}, torch.int64)
+    ended = step(cache, 0, numbers(0, 8))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", lambda rows: (_ for _ in ()).throw(RuntimeError("device")))
+        with pytest.raises(RuntimeError, match="device"):
+            cache.commit_deferred_mm_outputs(["req1"], ended)
     cache.check_integrity()
     cache.commit_deferred_mm_outputs(["req1"], ended)
-    assert prefix_of(cache, 23, table) == [*range(1, 21), 201, 202, 203]
+    assert prefix_of(cache, 8) == list(range(1, 9))
+
+
+def test_a_second_call_in_the_step_replaces_what_was_staged() -> None:
+    cache = make_cache()
+    ended = step(cache, 0, numbers(0, 4))
+    cache.update_omni_tensor_prefix_cache(None, {CODES: numbers(50, 4)}, 4, SLOTS[:4])
+    cache.commit_deferred_mm_outputs(["req1"], ended)
+    assert prefix_of(cache, 4) == [51, 52, 53, 54]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -294,8 +370,7 @@ def test_cuda_rows_stay_on_the_device_until_the_commit() -> None:
     buffer = numbers(0, 8).cuda()
     ended = batch([0], [TABLE[0]])
     cache.stage_deferred_mm_outputs([0], ended, {CODES: buffer}, {"req1": 8}, {CODES})
-    [(_, kept)] = cache._deferral.rows.keys("req1")
-    assert kept.pieces[0].is_cuda
+    assert cache._staging.rows._of_key[CODES].pieces[0].is_cuda
     buffer.fill_(-9)
     cache.commit_deferred_mm_outputs(["req1"], ended)
     assert prefix_of(cache, 8) == list(range(1, 9))
