@@ -49,7 +49,7 @@ class RingCache:
         plan = self._allocator.plan(size, lambda slot: False)
         if plan is None:
             return False
-        for victim in plan.victims:
+        for victim in plan.evicted:
             del self._key_to_slot[self._slot_to_key.pop(victim.slot)]
         self._allocator.apply(plan)
         self._key_to_slot[key] = plan.extent.slot

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.allocator import COOLER_SPEED, HIT_HEAT, MAX_HEAT, NEW_HEAT, Extent, Plan, RingAllocator
+from mmcached.shm.allocator import COOLER_SPEED, HIT_HEAT, IDLE_RINGS, MAX_HEAT, NEW_HEAT, Extent, Plan, RingAllocator
 from mmcached.shm.places import MANY_PLACES
 from mmcached.wire.errors import InvariantError
 from tests.house.drawing import examples
@@ -142,6 +142,53 @@ def test_what_is_hit_again_and_again_stays() -> None:
         assert chunks[3] not in place(allocator, 10).victims
 
 
+@pytest.mark.parametrize("hits_of_each", [0, 1, 3])
+@pytest.mark.parametrize("large_first", [True, False])
+def test_what_nobody_asks_for_is_gone_when_twice_the_ring_was_placed(large_first: bool, hits_of_each: int) -> None:
+    # 15 of 16 in 250 and 600 of 1: without an end to idleness, all newcomers would share the one hole of 10.
+    allocator = RingAllocator(250, 1000)
+    sizes = (16, 1) if large_first else (1, 16)
+    former = {place(allocator, sizes[0]).extent for _ in range(240 // sizes[0])}
+    for chunk in former:
+        for _ in range(hits_of_each):
+            allocator.hit(chunk.slot)
+    begun = allocator._placed_bytes
+    newcomers = list[Extent]()
+    while allocator._placed_bytes - begun < IDLE_RINGS * 250:
+        if allocator._placed_bytes - begun > 250 and newcomers:
+            allocator.hit(newcomers[-1].slot)  # what is young may be hit as often as it likes
+        newcomers.append(place(allocator, sizes[1]).extent)
+    present = {allocator.extent(slot) for slot in allocator.slots()}
+    assert not former & present
+    for _ in range(250):
+        place(allocator, 1)
+    assert allocator.used_bytes > 0.9 * 250
+
+
+def test_hits_on_what_was_idle_for_long_shield_the_idle() -> None:
+    allocator, chunks = full_ring(8)
+    for chunk in chunks:
+        for _ in range(3):
+            allocator.hit(chunk.slot)
+    pinned = {chunk.slot for chunk in chunks[:7]}  # the newcomers share a hole
+    for _ in range(7):
+        place(allocator, 10, pinned)
+    allocator.hit(chunks[0].slot)  # after 7/8 of the ring
+    for _ in range(IDLE_RINGS * 8 - 1):
+        assert not place(allocator, 10, pinned).idle
+    assert place(allocator, 10).idle == (*chunks[1:7], chunks[0])
+
+
+def test_what_is_pinned_is_in_use() -> None:
+    allocator, chunks = full_ring(8)
+    pinned = {chunks[0].slot}
+    for _ in range(IDLE_RINGS * 8):
+        assert chunks[0] not in place(allocator, 10, pinned).evicted
+    for _ in range(IDLE_RINGS * 8 - 1):
+        allocator.hit(place(allocator, 10, pinned).extent.slot)
+    assert allocator.has(chunks[0].slot)
+
+
 def test_of_two_as_cold_the_smaller_is_worth_less() -> None:
     allocator = RingAllocator(200, 10)
     hot, large, small = (place(allocator, size).extent for size in (100, 64, 36))
@@ -233,13 +280,27 @@ def forget_a_slot(allocator: RingAllocator) -> None:
     allocator._free_slots.pop()
 
 
+def misorder(allocator: RingAllocator) -> None:
+    allocator._slot_to_use[0] = allocator._slot_to_use.pop(0) - 1
+
+
 def mistake_a_slot(allocator: RingAllocator) -> None:
     del allocator._slot_to_chunk[0]
 
 
 @pytest.mark.parametrize(
     "damage",
-    [lose_a_byte, overlap, leave_the_ring, put_the_hand_inside, misjudge, misplace, forget_a_slot, mistake_a_slot],
+    [
+        lose_a_byte,
+        overlap,
+        leave_the_ring,
+        put_the_hand_inside,
+        misjudge,
+        misplace,
+        forget_a_slot,
+        misorder,
+        mistake_a_slot,
+    ],
 )
 def test_integrity_finds_damage(damage: Callable[[RingAllocator], None]) -> None:
     allocator = RingAllocator(100, 10)
@@ -269,6 +330,8 @@ class AllocatorModel(RuleBasedStateMachine):
         self.pinned: set[int] = set()
         self.placed_bytes = 0
         self.bargain_per_root = 0.0
+        self.uses: dict[int, int] = {}
+        self.shielded_until = 0
 
     def overlapping(self, start: int, size: int) -> list[Extent]:
         found = [chunk for chunk in self.chunks.values() if chunk.offset < start + size and start < chunk.end]
@@ -297,12 +360,22 @@ class AllocatorModel(RuleBasedStateMachine):
         self.allocator.apply(plan)
         self.twin.apply(plan)
         self.bargain_per_root = self.worth(list(plan.victims)) / isqrt(size)
-        for victim in plan.victims:
-            del self.chunks[victim.slot], self.heats[victim.slot]
+        self.check_idle(plan)
+        for victim in plan.evicted:
+            del self.chunks[victim.slot], self.heats[victim.slot], self.uses[victim.slot]
+        self.uses |= dict.fromkeys(plan.used, self.placed_bytes)
         assert plan.extent.slot not in self.chunks
         self.chunks[plan.extent.slot] = plan.extent
         self.heats[plan.extent.slot] = NEW_HEAT
         self.cool(size)
+        self.uses[plan.extent.slot] = self.placed_bytes
+
+    def check_idle(self, plan: Plan) -> None:
+        now = self.placed_bytes + plan.extent.size
+        oldest = now - IDLE_RINGS * self.capacity
+        overdue = {slot for slot, used_at in self.uses.items() if used_at <= oldest and now >= self.shielded_until}
+        assert set(plan.used) == overdue & self.pinned
+        assert {chunk.slot for chunk in plan.idle} == overdue - self.pinned - {chunk.slot for chunk in plan.victims}
 
     def check_place(self, plan: Plan, least: int) -> None:
         extent, victims = plan.extent, list(plan.victims)
@@ -333,6 +406,9 @@ class AllocatorModel(RuleBasedStateMachine):
             self.allocator.hit(slot)
             self.twin.hit(slot)
             self.heats[slot] = min(self.heats[slot] + HIT_HEAT, MAX_HEAT)
+            if self.placed_bytes - self.uses[slot] > 3 * self.capacity // 4:
+                self.shielded_until = self.placed_bytes + IDLE_RINGS * self.capacity
+            self.uses[slot] = self.placed_bytes
 
     @precondition(lambda self: self.chunks)
     @rule(data=st.data())
@@ -345,7 +421,7 @@ class AllocatorModel(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.chunks)))
         self.allocator.free(slot)
         self.twin.free(slot)
-        del self.chunks[slot], self.heats[slot]
+        del self.chunks[slot], self.heats[slot], self.uses[slot]
         self.pinned.discard(slot)
 
     @invariant()

@@ -19,6 +19,11 @@ been once around: heat is never a reason to refuse.
 **Cooling.** A second hand, the cooler, moves by half of the bytes that are placed, and halves the heat of each chunk
 that it passes. What nobody hits is worth nothing in the end, however hot it was, and goes when the hand is there.
 
+**Idle chunks.** Few large chunks that were hot once would keep the hand among the newcomers for long. So what has not
+been hit while twice the ring was placed goes with the next plan, wherever it lies. The exception is a load that comes
+back to what it left long ago: after a hit on a chunk that was idle for 3/4 of a ring, nothing goes for idleness until
+twice the ring was placed. A pinned chunk is in use, and begins anew.
+
 Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
 has exactly one chunk; a plan that is refused or not applied has changed nothing.
 
@@ -63,6 +68,7 @@ NEW_HEAT = 2
 HIT_HEAT = 5
 MAX_HEAT = 15
 COOLER_SPEED = 2  # placed bytes per byte that the cooler moves
+IDLE_RINGS = 2  # what was not hit while so many rings were placed goes
 
 
 class Extent(NamedTuple):
@@ -78,10 +84,22 @@ class Extent(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A place that was found: evict `victims`, in this order, and `extent` is free."""
+    """A place that was found: evict `victims`, in this order, and `extent` is free.
+
+    Attributes:
+        idle: chunks elsewhere that go too, because nobody has asked for them.
+        used: slots that would, but are pinned: they count as hit.
+    """
 
     extent: Extent
     victims: tuple[Extent, ...]
+    idle: tuple[Extent, ...] = ()
+    used: tuple[int, ...] = ()
+
+    @property
+    def evicted(self) -> tuple[Extent, ...]:
+        """All that goes."""
+        return self.victims + self.idle
 
 
 class RingAllocator:
@@ -98,17 +116,23 @@ class RingAllocator:
         self._hand = 0
         self._paid = (0, 1)  # what the last chunk cost: worth of its victims, root of its size
         self._placed_bytes = 0  # ever
+        self._life_bytes = IDLE_RINGS * capacity
+        self._long_wait_bytes = 3 * capacity // 4
+        self._first_idle_at = 0  # placed bytes before which nothing goes for idleness; for speed, may be too early
+        self._shielded_until = 0  # the same for the sake of a hit on what was idle for long
         self._used_bytes = 0
         self._chunks: list[_Chunk] = []  # ascending by offset
         self._offsets: list[int] = []  # theirs, to search in
         self._slot_to_chunk: dict[int, _Chunk] = {}
+        self._slot_to_use: dict[int, int] = {}  # placed bytes when it was placed or hit last; the latest are last
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     def plan(self, size: int, is_pinned: Callable[[int], bool]) -> Plan | None:
         """Find room for `size` bytes; change nothing.
 
         Args:
-            is_pinned: whether the chunk of a slot may not be evicted now; asked at most once per slot.
+            is_pinned: whether the chunk of a slot may not be evicted now; asked at most once per slot, and once more
+                about one that is idle.
         Returns:
             the place and who must go, or None if nothing fits or no slot id can be had.
         """
@@ -126,7 +150,10 @@ class RingAllocator:
             _, _, first, last = single
         victims = tuple(chunk.extent for chunk in self._chunks[first:last])
         slot = self._free_slots[-1] if self._free_slots else victims[0].slot
-        return Plan(Extent(slot, offset, size), victims)
+        extent = Extent(slot, offset, size)
+        if self._placed_bytes + size < self._first_idle_at:
+            return Plan(extent, victims)
+        return Plan(extent, victims, *self._idle(self._placed_bytes + size, victims, is_pinned))
 
     def apply(self, plan: Plan) -> None:
         """Evict the victims, take the place and move both hands. The plan must be fresh."""
@@ -134,20 +161,30 @@ class RingAllocator:
         is_slot_free = bool(self._free_slots)
         if is_slot_free:
             self._free_slots.pop()
-        worth = sum(self._slot_to_chunk[victim.slot].worth for victim in plan.victims)
-        self._paid = worth, isqrt(extent.size)
+        worth = 0
         for victim in plan.victims:
+            worth += self._slot_to_chunk[victim.slot].worth
             self._forget(victim)
             if not extent.offset <= victim.offset < extent.end:  # only its slot id was wanted
                 self._unlist(victim)
+        self._paid = worth, isqrt(extent.size)
+        for chunk in plan.idle:
+            self._forget(chunk)
+            self._unlist(chunk)
         if not is_slot_free:
             self._free_slots.remove(extent.slot)  # the first victim's
+        for slot in plan.used:
+            self._use(slot)
         self._put(_Chunk(extent))
         self._hand = extent.end
         self._cool(extent.size)
+        self._slot_to_use[extent.slot] = self._placed_bytes
 
     def hit(self, slot: int) -> None:
         """Make a chunk young: it was asked for."""
+        if self._placed_bytes - self._slot_to_use[slot] > self._long_wait_bytes:
+            self._shielded_until = self._placed_bytes + self._life_bytes
+        self._use(slot)
         chunk = self._slot_to_chunk[slot]
         chunk.set_heat(min(chunk.heat + HIT_HEAT, MAX_HEAT))
 
@@ -194,11 +231,36 @@ class RingAllocator:
             raise InvariantError("chunks and their offsets differ")
         if self._used_bytes != sum(chunk.extent.size for chunk in self._chunks):
             raise InvariantError(f"the chunks do not have {self._used_bytes} bytes")
+        uses = list(self._slot_to_use.values())
+        if uses != sorted(uses) or self._slot_to_use.keys() != self._slot_to_chunk.keys():
+            raise InvariantError("the last uses are not those of the chunks, or not in order")
         taken = {chunk.extent.slot: chunk for chunk in self._chunks}
         if taken != self._slot_to_chunk or len(taken) != len(self._chunks):
             raise InvariantError("chunks by offset and chunks by slot differ")
         if sorted([*taken, *self._free_slots]) != list(range(self.num_slots)):
             raise InvariantError("a slot id is both free and taken, or neither")
+
+    def _idle(
+        self, now: int, victims: tuple[Extent, ...], is_pinned: Callable[[int], bool]
+    ) -> tuple[tuple[Extent, ...], tuple[int, ...]]:
+        """Return what goes because nobody has asked for it, and the slots of what stays because it is pinned."""
+        idle, used = list[Extent](), list[int]()
+        self._first_idle_at = self._shielded_until
+        if now >= self._shielded_until:
+            for slot, used_at in self._slot_to_use.items():
+                if now - used_at < self._life_bytes:
+                    self._first_idle_at = used_at + self._life_bytes
+                    break
+                if is_pinned(slot):
+                    used.append(slot)
+                elif (extent := self._slot_to_chunk[slot].extent) not in victims:
+                    idle.append(extent)
+        return tuple(idle), tuple(used)
+
+    def _use(self, slot: int) -> None:
+        """Note that a chunk is of use now."""
+        self._slot_to_use.pop(slot, None)  # so that it is last
+        self._slot_to_use[slot] = self._placed_bytes
 
     def _places(self, size: int) -> Iterator[Place]:
         """Yield the places for `size` bytes in hand order, once around or until one has no victims."""
@@ -215,8 +277,9 @@ class RingAllocator:
                 yield worth, offset, first, last
                 if first == last:
                     return  # nothing costs less than no victims
-                offset = chunks[first].end
-                worth -= chunks[first].worth
+                passed = chunks[first]
+                offset = passed.end
+                worth -= passed.worth
                 first += 1
 
     def _singles(self) -> Iterator[Place]:
@@ -251,7 +314,7 @@ class RingAllocator:
         del self._offsets[index], self._chunks[index]
 
     def _forget(self, extent: Extent) -> None:
-        del self._slot_to_chunk[extent.slot]
+        del self._slot_to_chunk[extent.slot], self._slot_to_use[extent.slot]
         self._free_slots.append(extent.slot)
         self._used_bytes -= extent.size
 

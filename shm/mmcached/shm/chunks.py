@@ -68,8 +68,8 @@ class ChunkTable:
 
     def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
         """Carry out a fresh plan; return the new generation, and the handles that it has evicted, in order."""
-        evicted = [self._slot_to_handle.pop(each.slot) for each in plan.victims if each.slot in self._slot_to_handle]
-        for victim in plan.victims:
+        evicted = [self._slot_to_handle.pop(each.slot) for each in plan.evicted if each.slot in self._slot_to_handle]
+        for victim in plan.evicted:
             self._pins.pop(victim.slot, None)
         self._allocator.apply(plan)
         self._generation += 1

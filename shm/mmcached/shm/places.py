@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 from operator import itemgetter
 
 MANY_PLACES = 64
@@ -59,18 +60,19 @@ class Pins:
 
 def choose(places: Iterator[Place], pins: Pins, *, bargain: int) -> Place | None:
     """Return the place to take, or None if a chunk is pinned in each."""
-    seen: list[Place] = []
-    for place in places:
-        if place[0] <= bargain and pins.has_none(place):
-            return place
-        seen.append(place)
-        if len(seen) == MANY_PLACES:
-            found = _least(seen, pins)
-            if found is not None:
-                return found
-            seen.clear()
-    return _least(seen, pins)
+    while True:
+        seen: list[Place] = []
+        for place in islice(places, MANY_PLACES):
+            if place[0] <= bargain and pins.has_none(place):
+                return place
+            seen.append(place)
+        found = _least(seen, pins)
+        if found is not None or len(seen) < MANY_PLACES:
+            return found
 
 
 def _least(places: list[Place], pins: Pins) -> Place | None:
+    least = min(places, key=_price, default=None)
+    if least is None or pins.has_none(least):  # nearly always: to sort them takes longer
+        return least
     return next(filter(pins.has_none, sorted(places, key=_price)), None)

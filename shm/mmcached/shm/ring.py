@@ -157,7 +157,7 @@ class RingWriter:
             raise CacheFull(nbytes, self._chunks.capacity, self._chunks.pinned_bytes())
         # Against the readers of the victims: their cells were read in `plan`; no write may start before those reads.
         require_word_store().acquire_fence()
-        for victim in plan.victims:
+        for victim in plan.evicted:
             self._invalidate(victim)
         self._invalidate(plan.extent)
         generation, evicted = self._chunks.claim(plan)
