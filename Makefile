@@ -29,7 +29,7 @@ demo: $(INSTALLED) ## start the service on this host and show what it saves
 	$(BIN)/mmcached demo
 
 test: lint ## lint, then the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $$($(BIN)/python tests/house/isolation.py)
 
 lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/ruff check

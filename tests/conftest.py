@@ -20,6 +20,7 @@ import pytest
 import structlog
 
 from tests.house.drawing import register_profiles, soak_seeds
+from tests.house.isolation import private_shm
 from tests.house.leaks import Snapshot, adopt_orphans, find_leaks
 
 register_profiles()
@@ -78,6 +79,26 @@ def run_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="mmc-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mmcached")
+    group.addoption("--hostile-seconds", type=float, default=600.0, help="how long the attacks of the soak last")
+    group.addoption("--hostile-attacks", default="", help="only attacks whose names have one of these words (a,b,…)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several test processes a /dev/shm of its own: leak gate and sweep look at all that is there."""
+    if hasattr(config, "workerinput"):
+        private_shm()
+
+
+TAKE_LONG = ("tests/integration/", "tests/world/", "tests/cli/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long first, so that two test processes end at about the same time."""
+    items.sort(key=lambda item: not item.nodeid.startswith(TAKE_LONG))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from mmcached.wire.config import ServiceConfig
@@ -36,5 +35,5 @@ def test_a_setting_outside_its_range_is_refused_by_name(name: str) -> None:
 def _config_with(name: str, value: float) -> ServiceConfig:
     section, _, field = name.rpartition(".")
     if section:
-        return ServiceConfig(limits=msgspec.structs.replace(LimitsConfig(), **{field: value}))
-    return msgspec.structs.replace(ServiceConfig(), **{field: value})
+        return ServiceConfig(limits=LimitsConfig(**{field: value}))  # type: ignore[arg-type]
+    return ServiceConfig(**{field: value})  # type: ignore[arg-type]

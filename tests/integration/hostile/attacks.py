@@ -1,0 +1,343 @@
+"""The attacks on a service, each played in rounds until its process is killed.
+
+An attack knows the run directory (or nothing but the host, as another user does), expects to be refused, and goes on
+whatever it is told. It runs at the lowest priority, so that what an honest client notices is what the service does with
+it, and not that the machine has few cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import zmq
+
+from mmcached.client import Client
+from mmcached.wire.channels import encode_frames
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.messages import frontend as said
+from mmcached.wire.paths import RunDir
+from tests.integration.hostile import files
+from tests.integration.hostile.zmtp import RawPeer, empty_frames
+
+OTHER_UID = 65_534
+ROUND_S = 3.0
+MIB = 1 << 20
+
+Attack = Callable[[RunDir, random.Random], None]
+
+
+# ---- floods
+
+
+@contextlib.contextmanager
+def _dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(address)
+        yield dealer
+
+
+def _flood(run_dir: RunDir, make: Callable[[str, int], list[bytes]]) -> None:
+    """Send messages as fast as they are taken, and read no answer but what hinders."""
+    client_id = secrets.token_hex(16)
+    with _dealer(run_dir.client_address) as dealer:
+        end = time.monotonic() + ROUND_S
+        for number in itertools.count(1):
+            if time.monotonic() > end:
+                return
+            with contextlib.suppress(zmq.Again):
+                dealer.send_multipart(make(client_id, number), zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):
+                while number % 64 == 0:
+                    dealer.recv_multipart(zmq.NOBLOCK)
+
+
+def _messages(client_id: str, number: int) -> list[object]:
+    """Return one message of each kind that a client can send."""
+    other = secrets.token_hex(16)
+    return [
+        said.ClientHello(client_id),
+        said.Generate(client_id, number, "flood", 1, None, 1.0),
+        said.TokensTaken(other, number, 5),
+        said.Cancel(other, number),
+        said.GetStats(number),
+        said.Probe(number, 1.0),
+        said.Flush(number),
+        said.Flush(number, new_epoch=True),
+        said.TakeRow(client_id, number, 1, number % 64, number),
+        said.GetRecords(client_id, number, [f"none {number}"]),
+        said.HaveRecords(number, [f"none {number}"] * 100),
+        said.ClaimRecord(client_id, number, f"claim {number}", 60.0),
+        said.DropClaim(other, number),
+        said.DropRecord(number, "none"),
+        said.Reconcile(number, number, {number: number}),
+        said.ClientBye(other),
+    ]
+
+
+NUM_KINDS = len(_messages("0" * 32, 0))
+
+
+def flood_of(kind: int) -> Attack:
+    def attack(run_dir: RunDir, rng: random.Random) -> None:
+        _flood(run_dir, lambda client_id, number: list(map(bytes, encode_frames(_messages(client_id, number)[kind]))))
+
+    return attack
+
+
+def garbage(run_dir: RunDir, rng: random.Random) -> None:
+    _flood(run_dir, lambda client_id, number: [rng.randbytes(rng.randrange(1, 40))])
+
+
+# ---- sockets
+
+
+def crowd(run_dir: RunDir, rng: random.Random) -> None:
+    """Open connections by the hundred, some of them with half a handshake, and hold them."""
+    path = run_dir.path / "client.sock"
+    peers = []
+    for index in range(600):
+        with contextlib.suppress(OSError):
+            peers.append(RawPeer(path, is_ready=index % 2 == 0))
+    time.sleep(ROUND_S)
+    for peer in peers:
+        peer.close()
+
+
+def endless_message(run_dir: RunDir, rng: random.Random) -> None:
+    peer = RawPeer(run_dir.path / "client.sock")
+    with contextlib.closing(peer):
+        for _ in range(2000):
+            peer.send_frame(bytes(MIB), more=True)
+
+
+def endless_small_frames(run_dir: RunDir, rng: random.Random) -> None:
+    peer = RawPeer(run_dir.path / "client.sock")
+    with contextlib.closing(peer):
+        for _ in range(200):
+            peer.socket.sendall(empty_frames(100_000))
+
+
+def many_frames(run_dir: RunDir, rng: random.Random) -> None:
+    peer = RawPeer(run_dir.path / "client.sock")
+    with contextlib.closing(peer):
+        peer.socket.sendall(empty_frames(4_000_000) + b"\0\0")
+        time.sleep(ROUND_S)
+
+
+def huge_frame(run_dir: RunDir, rng: random.Random) -> None:
+    peer = RawPeer(run_dir.path / "client.sock")
+    with contextlib.closing(peer):
+        peer.announce(8 << 30)
+        for _ in range(1000):
+            peer.socket.sendall(bytes(MIB))
+
+
+def stolen_name(run_dir: RunDir, rng: random.Random) -> None:
+    """Claim routing ids of the kind that the service gives by itself."""
+    peers = [
+        RawPeer(run_dir.path / "client.sock", routing_id=b"\0" + rng.randbytes(4) if index % 2 else b"")
+        for index in range(20)
+    ]
+    for peer in peers:
+        with contextlib.closing(peer), contextlib.suppress(OSError):
+            peer.send_frame(b"x")
+
+
+def deaf(run_dir: RunDir, rng: random.Random) -> None:
+    """Ask for large records and never read one."""
+    with Client(run_dir.path, timeout_s=5.0, tenant="deaf") as client:
+        client.put("large", {"a": np.zeros(3 * MIB, np.uint8)})
+    client_id = secrets.token_hex(16)
+    with _dealer(run_dir.client_address) as dealer:
+        for number in range(1, 400):
+            question = said.GetRecords(client_id, number, ["large"], "deaf")
+            with contextlib.suppress(zmq.Again):
+                dealer.send_multipart(list(map(bytes, encode_frames(question))), zmq.NOBLOCK)
+        time.sleep(ROUND_S)
+
+
+def false_engine(run_dir: RunDir, rng: random.Random) -> None:
+    with _dealer(run_dir.engine_address) as dealer:
+        hello = said.EngineHello(0, rng.getrandbits(62), "0" * 16)
+        dealer.send_multipart(list(map(bytes, encode_frames(hello))))
+        dealer.send_multipart([rng.randbytes(20)])
+        time.sleep(ROUND_S / 10)
+
+
+# ---- contents
+
+
+def pictures(run_dir: RunDir, rng: random.Random) -> None:
+    with Client(run_dir.path, timeout_s=20.0, tenant="painter") as client:
+        make = files.EVIL[rng.choice(list(files.EVIL))]
+        with contextlib.suppress(MmcachedError):
+            client.encode([make(rng.getrandbits(30))])
+
+
+def fresh_pictures(run_dir: RunDir, rng: random.Random) -> None:
+    """Send pictures without a fault, more than can be decoded."""
+    with Client(run_dir.path, timeout_s=20.0, tenant="photographer") as client, contextlib.suppress(MmcachedError):
+        client.encode([files.noise(1500, 1000, rng.getrandbits(30)) for _ in range(8)])
+
+
+def long_prompts(run_dir: RunDir, rng: random.Random) -> None:
+    message: list[object] = [
+        said.Generate(secrets.token_hex(16), 1, "x" * 20_000_000, 1, None, 1.0),
+        said.Generate(secrets.token_hex(16), 1, [7] * 10_000_000, 1, None, 1.0),
+        said.HaveRecords(1, ["k" * 100_000] * 100),
+    ]
+    with _dealer(run_dir.client_address) as dealer:
+        dealer.send_multipart(list(map(bytes, encode_frames(rng.choice(message)))))
+        dealer.poll(int(ROUND_S * 1000))
+
+
+def long_heads(run_dir: RunDir, rng: random.Random) -> None:
+    """Put records whose heads are lists of millions."""
+    from mmcached.shm.record_head import PREAMBLE
+
+    header = bytes(msgpack.packb([{"a": [None] * 4_000_000}, []]))
+    head = PREAMBLE.pack(b"MMREC\0\0\1", len(header), 0) + header
+    with _dealer(run_dir.client_address) as dealer:
+        put = said.PutRecord(secrets.token_hex(16), 1, f"head {rng.random()}", 1)
+        dealer.send_multipart([*map(bytes, encode_frames(put)), head])
+        dealer.poll(int(ROUND_S * 1000))
+
+
+def hoard(run_dir: RunDir, rng: random.Random) -> None:
+    """Hold views of records, and stop: the lease of a process that is stopped and not dead."""
+    client = Client(run_dir.path, timeout_s=5.0, tenant=f"hoarder {rng.random()}")
+    views = []
+    for index in range(8):
+        client.put(f"{index}", {"a": np.zeros(MIB, np.uint8)})
+        views.append(client.get(f"{index}", view=True))
+    os.kill(os.getpid(), signal.SIGSTOP)  # until it is killed
+
+
+def puts(run_dir: RunDir, rng: random.Random) -> None:
+    """Fill the store with what nobody asks for."""
+    with Client(run_dir.path, timeout_s=5.0, tenant="filler") as client:
+        for _ in range(50):
+            client.put(f"{rng.random()}", {"a": np.zeros(rng.choice([100, 50_000, MIB]), np.uint8)})
+
+
+# ---- the host, as another user
+
+
+@cache
+def _owner(run_dir: RunDir) -> int:
+    """Return whose service it is; the answer is kept, because another user cannot look."""
+    return run_dir.path.stat().st_uid
+
+
+@cache
+def _http_port(run_dir: RunDir) -> tuple[str, int]:
+    url = str(json.loads(run_dir.http_info.read_text())["url"])
+    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+    return host, int(port)
+
+
+def _become_other_user() -> None:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(OTHER_UID, OTHER_UID, OTHER_UID)
+        os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
+
+
+def planted_names(run_dir: RunDir, rng: random.Random) -> None:
+    """Make names in /dev/shm that look like the service's own."""
+    uid = _owner(run_dir)
+    _become_other_user()
+    plant: list[Callable[[Path], object]] = [
+        lambda name: name.symlink_to("/nowhere"),
+        Path.mkdir,
+        os.mkfifo,
+        Path.touch,
+        lambda name: socket.socket(socket.AF_UNIX).bind(str(name)),
+    ]
+    for make in plant:
+        with contextlib.suppress(OSError):
+            make(Path("/dev/shm") / f"mmc.{uid}.{rng.randbytes(16).hex()}.{rng.choice(['ctl', 'data'])}")
+    time.sleep(ROUND_S)
+
+
+def held_http(run_dir: RunDir, rng: random.Random) -> None:
+    """Hold connections to the HTTP port, each with half a request."""
+    address = _http_port(run_dir)
+    _become_other_user()
+    held = []
+    for _ in range(400):
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection(address, timeout=1.0)
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+            held.append(connection)
+    time.sleep(ROUND_S)
+    for connection in held:
+        connection.close()
+
+
+def junk_locks(run_dir: RunDir, rng: random.Random) -> None:
+    """Put what is no lock where the locks of clients are."""
+    path = run_dir.clients / f"{rng.randbytes(16).hex()}.lock"
+    make: list[Callable[[Path], object]] = [Path.mkdir, os.mkfifo, lambda name: name.symlink_to("/nowhere")]
+    with contextlib.suppress(OSError):
+        rng.choice(make)(path)
+    time.sleep(ROUND_S / 10)
+
+
+ATTACKS: dict[str, Attack] = {
+    **{f"flood {type(kind).__name__} {index}": flood_of(index) for index, kind in enumerate(_messages("0" * 32, 0))},
+    **{
+        attack.__name__: attack
+        for attack in (
+            garbage,
+            crowd,
+            endless_message,
+            endless_small_frames,
+            many_frames,
+            huge_frame,
+            stolen_name,
+            deaf,
+            false_engine,
+            pictures,
+            fresh_pictures,
+            long_prompts,
+            long_heads,
+            hoard,
+            puts,
+            planted_names,
+            held_http,
+            junk_locks,
+        )
+    },
+}
+
+
+def main() -> None:
+    """Play one attack for ever: `NAME RUN_DIR SEED`."""
+    name, run_dir, seed = sys.argv[1:]
+    os.nice(19)
+    rng = random.Random(f"{seed} {name}")
+    while True:
+        try:
+            ATTACKS[name](RunDir(Path(run_dir)), rng)
+        except (MmcachedError, OSError, zmq.ZMQError, MemoryError, KeyError, ValueError):
+            time.sleep(0.1)  # refused or thrown out; it comes again
+
+
+if __name__ == "__main__":
+    main()
