@@ -97,6 +97,7 @@ def _broadcasts(cache: OmniTensorPrefixCache) -> None:
 
 
 def _keeps_rows_of_former_tenants(cache: OmniTensorPrefixCache) -> None:
+    _replace(cache._slots, "take_over", lambda slots: None)
     for store in _stores(cache):
         _replace(store, "forget", lambda slots: None)
 

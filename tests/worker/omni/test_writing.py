@@ -215,11 +215,11 @@ def test_memory_is_not_touched_before_it_is_written() -> None:
     assert resident() - before < 16 << 20
 
 
-def test_integrity_sees_a_wrong_count() -> None:
+def test_integrity_sees_a_row_of_nobody() -> None:
     cache = make_cache()
     cache.check_integrity()
-    cache._hidden._written[3] = True
-    with pytest.raises(InvariantError, match="1 rows are written, 0"):
+    cache._hidden._written_for[3] = 7
+    with pytest.raises(InvariantError, match="the row of slot 3 was written for a tenant to come"):
         cache.check_integrity()
 
 

@@ -89,9 +89,9 @@ class OmniTensorPrefixCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.default_hidden_size = hidden_size
+        self._slots = SlotBook(num_blocks * block_size)
         self._hidden = self._make_store(HIDDEN_STATES, hidden_size, hs_dtype)
         self._keys = KeyBook(self._make_store, discover)
-        self._slots = SlotBook(num_blocks * block_size)
         self._staging = Staging(self._keys, num_blocks * block_size)
         self._merger = Merger()
         self._host = HostCopies()
@@ -182,12 +182,9 @@ class OmniTensorPrefixCache:
         slots = self._slots.check(slot_mapping, num_rows)
         self._forget_step()
         self._step_slots = slots
-        former = self._slots.take_over(slots)
         # Whatever is raised from here on, no row of a former tenant is left.
+        self._slots.take_over(slots)
         self._staging.rows.forget(slots)
-        self._hidden.forget(former if hidden_states is None else slots)
-        for store in self._key_stores():
-            store.forget(former if multimodal_outputs is None else slots)
         errors: list[InvalidRequest] = []
         if hidden_states is not None:
             errors += self._writer.write_hidden(hidden_states, hidden_states_cpu, slots)
@@ -357,13 +354,12 @@ class OmniTensorPrefixCache:
         self._merger.check_integrity()
 
     def _make_store(self, key: str, width: int, dtype: torch.dtype) -> RowStore:
-        return RowStore(key, num_blocks=self.num_blocks, block_size=self.block_size, width=width, dtype=dtype)
-
-    def _key_stores(self) -> tuple[RowStore, ...]:
-        return (*self._keys.known.values(), *self._keys.undecided())
+        return RowStore(
+            key, self._slots, num_blocks=self.num_blocks, block_size=self.block_size, width=width, dtype=dtype
+        )
 
     def _stores(self) -> tuple[RowStore, ...]:
-        return (self._hidden, *self._key_stores())
+        return (self._hidden, *self._keys.known.values(), *self._keys.undecided())
 
     def _forget_step(self) -> None:
         """Let go of what the last step has left for its own later calls."""

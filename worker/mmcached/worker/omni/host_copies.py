@@ -20,7 +20,7 @@ class HostCopies:
     def make(self, name: str, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
         """Return the first `num_rows` rows on the CPU; keep the copy for `take`."""
         if _is_on_host(rows):
-            return rows[:num_rows].detach()
+            return _first(rows, num_rows)
         copied = _to_host(rows[:num_rows].detach())
         self._kept[name] = (rows, _version(rows), copied)
         return copied
@@ -28,7 +28,7 @@ class HostCopies:
     def take(self, name: str, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
         """Return the first `num_rows` rows on the CPU: what `make` has kept of the same memory, or a copy."""
         if _is_on_host(rows):
-            return rows[:num_rows].detach()
+            return _first(rows, num_rows)
         kept = self._kept.pop(name, None)
         if kept is not None and num_rows <= len(kept[2]) and _is_same(rows, *kept[:2]):
             return kept[2][:num_rows]
@@ -53,8 +53,15 @@ def _version(rows: torch.Tensor) -> int:
     return 0 if rows.is_inference() else rows._version  # inference tensors do not count their writes
 
 
+def _first(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return the first rows: no new view where all of them are wanted, because each takes as long as to write a row."""
+    if rows.shape[0] != num_rows:
+        rows = rows[:num_rows]
+    return rows.detach() if rows.requires_grad else rows
+
+
 def _is_on_host(rows: torch.Tensor) -> bool:
-    return rows.device.type == "cpu"
+    return rows.is_cpu
 
 
 def _to_host(rows: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,10 @@ Knows nothing of tensors to be cached. Of an engine's batch it takes what vLLM's
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,33 +114,35 @@ class Step:
     __slots__ = ("counts", "is_packed", "num_rows", "req_ids", "starts")
 
     def __init__(self, query_start_loc: Starts, input_batch: EngineBatch, scheduled: Mapping[str, int]) -> None:
-        as_list = (
-            query_start_loc.tolist() if isinstance(query_start_loc, torch.Tensor | np.ndarray) else query_start_loc
-        )
-        indexes = input_batch.req_id_to_index
-        self.req_ids = list(input_batch.req_ids)
         try:
+            as_list = (
+                query_start_loc.tolist() if isinstance(query_start_loc, torch.Tensor | np.ndarray) else query_start_loc
+            )
+            indexes = input_batch.req_id_to_index
+            self.req_ids = list(input_batch.req_ids)
             self.starts: list[int] = [as_list[indexes[req_id]] for req_id in self.req_ids]
             self.counts: list[int] = [scheduled[req_id] for req_id in self.req_ids]
+            ends = list(accumulate(self.counts, initial=0))
+            operator.index(sum(self.starts) + ends[-1])  # one float among them, and the sum is one
         except (KeyError, IndexError) as error:
             limit = "must have a row for every request of the batch"
             raise InvalidRequest("query_start_loc, num_scheduled_tokens", str(error), limit) from error
-        end = self.num_rows = 0
-        self.is_packed = True
-        for start, count in zip(self.starts, self.counts, strict=True):
-            if start < 0 or count < 0:
-                raise InvalidRequest(
-                    "query_start_loc", start, f"it and the number of rows, {count}, must be at least 0"
-                )
-            self.is_packed = self.is_packed and start == end
-            end = start + count
-            if count and end > self.num_rows:
-                self.num_rows = end
+        except (AttributeError, TypeError) as error:
+            limit = "must be integers by request; a batch has req_ids and req_id_to_index"
+            raise InvalidRequest("query_start_loc, num_scheduled_tokens", str(error), limit) from error
+        if self.req_ids and (min(self.starts) < 0 or min(self.counts) < 0):
+            lowest = min(min(self.starts), min(self.counts))
+            raise InvalidRequest("query_start_loc, num_scheduled_tokens", lowest, "must be at least 0")
+        self.num_rows = ends.pop()
+        self.is_packed = self.starts == ends
+        if not self.is_packed:
+            parts = zip(self.starts, self.counts, strict=True)
+            self.num_rows = max((start + count for start, count in parts if count), default=0)
 
     def parts(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return each request's part of `(num_rows or more, …)`: views."""
+        """Return each request's part of `(num_rows, …)`: views."""
         if self.is_packed:
-            return torch.split(rows[: self.num_rows], self.counts)
+            return rows.split_with_sizes(self.counts)
         return [rows[start : start + count] for start, count in zip(self.starts, self.counts, strict=True)]
 
 

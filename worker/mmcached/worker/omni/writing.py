@@ -1,6 +1,7 @@
 """A step's rows on their way to their slots: what fits is written, what does not costs its own key only.
 
-Knows nothing of requests or of former tenants: the slots that it is given hold nothing.
+Knows nothing of requests or of former tenants: the slots that it is given hold nothing, or what another call of the
+same step has written.
 
 Invariant: after a step has written its slots, each key has there the step's rows, or nothing. Only of a key that the
 call says nothing about, rows of another call in the same step stay.
@@ -8,8 +9,7 @@ call says nothing about, rows of another call in the same step stay.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,27 +34,33 @@ class StepWriter:
     def write_hidden(
         self, hidden_states: torch.Tensor, staged: torch.Tensor | None, slots: np.ndarray
     ) -> list[InvalidRequest]:
-        """Write hidden states to `slots`, which have none; return what went wrong."""
-        errors: list[InvalidRequest] = []
-        with _collect(errors):
+        """Write hidden states to `slots`; return what went wrong."""
+        self._hidden.forget(slots)
+        try:
             rows = self.hidden_rows(hidden_states, staged, len(slots))
             self._hidden.write(slots, self._host.make(HIDDEN_STATES, rows, len(slots)))
-        return errors
+        except InvalidRequest as error:
+            return [error]
+        return []
 
     def write_outputs(
         self, outputs: Mapping[str, Any], skipped: Collection[str], slots: np.ndarray, padded: int
     ) -> list[InvalidRequest]:
-        """Write all keys to `slots`, which have no rows, but those that are `skipped`; return what went wrong.
+        """Write all keys to `slots`, but those that are `skipped`; return what went wrong.
 
         Args:
             padded: rows of the step with its padding.
         """
+        for store in (*self._keys.known.values(), *self._keys.undecided()):
+            store.forget(slots)
         errors = self._keys.observe(outputs, (len(slots), padded), skipped)
         for key, store in tuple(self._keys.known.items()):
             value = outputs.get(key) if key not in skipped else None
             if value is not None:
-                with _collect(errors):
+                try:
                     self.write_key(store, value, slots, padded)
+                except InvalidRequest as error:
+                    errors.append(error)
         for store in self._keys.undecided():
             if self._keys.may_be_rows(store.key, outputs.get(store.key)):
                 store.write(slots, self._host.make(store.key, outputs[store.key], len(slots)))
@@ -86,7 +92,7 @@ class StepWriter:
 
 def at_least(rows: torch.Tensor, num_rows: int, field: str) -> torch.Tensor:
     """Return `rows` if they are so many. Raises: InvalidRequest."""
-    if len(rows) < num_rows:
+    if rows.shape[0] < num_rows:  # `len` takes three times as long
         raise InvalidRequest(field, len(rows), f"must have at least {num_rows} rows")
     return rows
 
@@ -97,11 +103,3 @@ def raise_first(errors: list[InvalidRequest]) -> None:
         errors[0].add_note(str(other))
     if errors:
         raise errors[0]
-
-
-@contextmanager
-def _collect(errors: list[InvalidRequest]) -> Iterator[None]:
-    try:
-        yield
-    except InvalidRequest as error:
-        errors.append(error)
