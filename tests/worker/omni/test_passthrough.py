@@ -15,7 +15,7 @@ SCHEDULED = {"a": 3, "b": 2}
 
 
 def split(value: object) -> dict[str, Any]:
-    return split_per_request(value, Step([0, 3], BATCH, SCHEDULED))
+    return split_per_request("value", value, Step([0, 3], BATCH, SCHEDULED))
 
 
 def test_a_tensor_with_the_steps_length_is_cut() -> None:
@@ -51,6 +51,10 @@ def test_a_dict_is_split_by_the_same_rules() -> None:
     assert parts["b"]["rows"].tolist() == [3, 4]
     assert set(parts["a"]) == {"rows", "inner"}
     assert parts["a"]["inner"] == {"word": "w"}
+
+
+def test_nothing_is_left_out_within_a_list() -> None:
+    assert split([{"nothing": None, "empty": {}}])["a"] == [{"nothing": None, "empty": {}}]
 
 
 def test_a_list_within_a_dict_goes_whole_too() -> None:

@@ -31,7 +31,11 @@ Source: `OmniTensorPrefixCache` of vllm-omni 0.22, its ten methods. Deliberate d
 * a hit is delivered its prefix of a key that its step lacks;
 * a key is also recognised unpadded on a padded step; only `(tokens, width)` tensors become keys; a 0-d tensor passes
   through;
-* outputs None are no outputs.
+* outputs None are no outputs;
+* `mm_cache_keys` and `mm_outputs_cache` are copies: to change them changes nothing;
+* None and empty dicts within a list, however deep, stay where they are;
+* what does not fit is `InvalidRequest`, also a staged copy that does not: a `ValueError`, and no `RuntimeError`;
+* whole numbers of computed tokens may be floats; all other numbers are integers.
 """
 
 from mmcached.worker.omni.cache import OmniTensorPrefixCache, PrefixCacheStats

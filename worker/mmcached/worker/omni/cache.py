@@ -29,13 +29,14 @@ import structlog
 import torch
 
 from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.integers import as_integer
 from mmcached.worker.omni.host_copies import HostCopies
-from mmcached.worker.omni.input_batch import BlockTable, EngineBatch, Starts, Step, num_kv_groups
+from mmcached.worker.omni.input_batch import BlockTable, EngineBatch, Starts, Step
 from mmcached.worker.omni.keys import Discover, KeyBook
 from mmcached.worker.omni.merging import Merger, Prefixes
 from mmcached.worker.omni.missing import MissingPrefix, MissingRun
 from mmcached.worker.omni.passthrough import split_per_request
-from mmcached.worker.omni.row_store import RowStore
+from mmcached.worker.omni.row_store import RowStore, check_dtype
 from mmcached.worker.omni.slots import SlotBook
 from mmcached.worker.omni.staging import Staging
 from mmcached.worker.omni.writing import HIDDEN_STATES, StepWriter, at_least, raise_first
@@ -84,8 +85,9 @@ class OmniTensorPrefixCache:
         discover: Discover = "two_lengths",
     ) -> None:
         for field, value in (("num_blocks", num_blocks), ("block_size", block_size), ("hidden_size", hidden_size)):
-            if value < 1:
+            if as_integer(field, value) < 1:
                 raise InvalidRequest(field, value, "must be at least 1")
+        check_dtype(HIDDEN_STATES, hs_dtype)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.default_hidden_size = hidden_size
@@ -144,7 +146,7 @@ class OmniTensorPrefixCache:
         Raises:
             ConfigError: there is no memory for a key's rows.
         """
-        raise_first(self._keys.observe(multimodal_outputs, (seq_len,)))
+        raise_first(self._keys.observe(_as_outputs(multimodal_outputs), (seq_len,)))
 
     # ---- writing
 
@@ -176,9 +178,11 @@ class OmniTensorPrefixCache:
                 are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
             Anything else, of a device or for want of memory: rows that were not written yet are missing.
         """
-        num_rows, padded = num_tokens_unpadded, num_tokens_padded or num_tokens_unpadded
+        num_rows = as_integer("num_tokens_unpadded", num_tokens_unpadded)
+        padded = as_integer("num_tokens_padded", num_tokens_padded) if num_tokens_padded else num_rows
         if padded < num_rows:
             raise InvalidRequest("num_tokens_padded", padded, f"must be at least {num_rows}")
+        outputs = None if multimodal_outputs is None else _as_outputs(multimodal_outputs)
         slots = self._slots.check(slot_mapping, num_rows)
         self._forget_step()
         self._step_slots = slots
@@ -188,8 +192,8 @@ class OmniTensorPrefixCache:
         errors: list[InvalidRequest] = []
         if hidden_states is not None:
             errors += self._writer.write_hidden(hidden_states, hidden_states_cpu, slots)
-        if multimodal_outputs is not None:
-            errors += self._writer.write_outputs(multimodal_outputs, skip_mm_cache_keys or (), slots, padded)
+        if outputs is not None:
+            errors += self._writer.write_outputs(outputs, skip_mm_cache_keys or (), slots, padded)
         raise_first(errors)
 
     def stage_deferred_mm_outputs(
@@ -221,7 +225,7 @@ class OmniTensorPrefixCache:
         scheduled = {req_id: num_scheduled_tokens.get(req_id, 0) for req_id in input_batch.req_ids}
         step = Step(query_start_loc, input_batch, scheduled)
         refused = self._staging.stage(
-            multimodal_outputs or {},
+            _as_outputs(multimodal_outputs or {}),
             deferred_mm_cache_keys,
             step,
             input_batch,
@@ -245,7 +249,7 @@ class OmniTensorPrefixCache:
 
     def forget_slots(self, slot_mapping: torch.Tensor) -> None:
         """Say that slots hold nothing, nor get what is staged for them: the step that wrote them was withdrawn."""
-        slots = self._slots.check(slot_mapping, len(slot_mapping))
+        slots = self._slots.check(slot_mapping)
         self._slots.take_over(slots)
         self._staging.rows.forget(slots)
         for store in self._stores():
@@ -306,7 +310,7 @@ class OmniTensorPrefixCache:
             MissingPrefix, InvalidRequest: as `get_merged_hidden_states`; to go on without a key that does not fit,
                 leave it out of `multimodal_outputs`.
         """
-        outputs = {key: value for key, value in (multimodal_outputs or {}).items() if value is not None}
+        outputs = {key: value for key, value in _as_outputs(multimodal_outputs or {}).items() if value is not None}
         step = Step(query_start_loc, input_batch, num_scheduled_tokens)
         prefixes = self._prefixes(step, input_batch)
         for slots in prefixes.values():
@@ -322,7 +326,7 @@ class OmniTensorPrefixCache:
                 rows = self._host.take(key, value, step.num_rows)
                 merged[key] = self._merger.merge_undecided(undecided, rows, step, prefixes, missing)
             else:
-                merged[key] = split_per_request(value, step)
+                merged[key] = split_per_request(key, value, step)
         if prefixes:
             for key, store in self._keys.known.items():
                 if key not in outputs:
@@ -367,12 +371,20 @@ class OmniTensorPrefixCache:
         self._step_slots = None
 
     def _block_table(self, input_batch: EngineBatch) -> BlockTable:
-        if not self._has_warned and num_kv_groups(input_batch) > 1:
+        table = BlockTable(input_batch, num_blocks=self.num_blocks, block_size=self.block_size)
+        if not self._has_warned and table.num_kv_groups > 1:
             self._has_warned = True
-            log.warning("several KV groups: slots are those of the first", num_kv_groups=num_kv_groups(input_batch))
-        return BlockTable(input_batch, num_blocks=self.num_blocks, block_size=self.block_size)
+            log.warning("several KV groups: slots are those of the first", num_kv_groups=table.num_kv_groups)
+        return table
 
     def _prefixes(self, step: Step, input_batch: EngineBatch) -> Prefixes:
         if not self._merger.hits:
             return {}
         return self._merger.prefixes(step, input_batch, self._block_table(input_batch))
+
+
+def _as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a step's outputs if they have names. Raises: InvalidRequest."""
+    if not isinstance(outputs, Mapping):
+        raise InvalidRequest("multimodal_outputs", type(outputs).__name__, "must be outputs by name")
+    return outputs

@@ -4,9 +4,10 @@ Knows nothing of tensors to be cached. Of an engine's batch it takes what vLLM's
 
     req_ids                      the order of all results
     req_id_to_index              row in everything below
-    num_computed_tokens_cpu      tokens computed BEFORE the step: list, array or tensor
-    block_table                  (rows, max_blocks) block ids on the CPU; or one such table for each KV group, of which
-                                 the first counts: block_table.block_tables, block_table[0].block_table.cpu
+    num_computed_tokens_cpu      tokens computed BEFORE the step: list, array or tensor of whole numbers
+    block_table                  (rows, max_blocks) block ids on the CPU, array or tensor; or one such table for each KV
+                                 group, of which the first counts: block_table.block_tables,
+                                 block_table[0].block_table.cpu
     query_start_loc              first packed row of each request: list, array or tensor
 """
 
@@ -56,27 +57,31 @@ class InputBatch:
     block_table: torch.Tensor
 
 
-def num_kv_groups(input_batch: EngineBatch) -> int:
-    table = input_batch.block_table
-    return 1 if isinstance(table, torch.Tensor) else len(table.block_tables)
-
-
 class BlockTable:
-    """Positions of a batch's requests -> slots, by the first KV group."""
+    """Positions of a batch's requests -> slots, by the first KV group.
+
+    Attributes:
+        num_kv_groups: of the batch.
+
+    Raises:
+        InvalidRequest: the batch has no table, or another one than said above.
+    """
 
     def __init__(self, input_batch: EngineBatch, *, num_blocks: int, block_size: int) -> None:
-        table = input_batch.block_table
-        if not isinstance(table, torch.Tensor):
-            table = table[0].block_table.cpu
-        if (
-            not isinstance(table, torch.Tensor)
-            or table.ndim != 2
-            or table.device.type != "cpu"
-            or table.is_floating_point()
-        ):
-            raise InvalidRequest("block_table", str(type(table)), "must be 2-D integers on the CPU")
-        self._table: np.ndarray = table.numpy()
-        self._indexes = input_batch.req_id_to_index
+        limit = "must be 2-D integers on the CPU, or a table of them for each KV group"
+        try:
+            table = input_batch.block_table
+            self.num_kv_groups = len(getattr(table, "block_tables", (None,)))
+            if not isinstance(table, torch.Tensor | np.ndarray):
+                table = table[0].block_table.cpu
+            self._indexes = input_batch.req_id_to_index
+        except (AttributeError, TypeError, LookupError) as error:
+            raise InvalidRequest("block_table", str(error), limit) from error
+        if isinstance(table, torch.Tensor) and table.is_cpu:
+            table = table.numpy()
+        if not isinstance(table, np.ndarray) or table.ndim != 2 or table.dtype.kind not in "iu":
+            raise InvalidRequest("block_table", str(type(table)), limit)
+        self._table: np.ndarray = table
         self._num_blocks = num_blocks
         self._block_size = block_size
 
@@ -131,7 +136,7 @@ class Step:
             limit = "must be integers by request; a batch has req_ids and req_id_to_index"
             raise InvalidRequest("query_start_loc, num_scheduled_tokens", str(error), limit) from error
         if self.req_ids and (min(self.starts) < 0 or min(self.counts) < 0):
-            lowest = min(min(self.starts), min(self.counts))
+            lowest = min(*self.starts, *self.counts)
             raise InvalidRequest("query_start_loc, num_scheduled_tokens", lowest, "must be at least 0")
         self.num_rows = ends.pop()
         self.is_packed = self.starts == ends
@@ -147,7 +152,21 @@ class Step:
 
 
 def num_computed(input_batch: EngineBatch, req_ids: Sequence[str]) -> list[int]:
-    """Return of each request the tokens computed before the step."""
-    indexes = [input_batch.req_id_to_index[req_id] for req_id in req_ids]
-    computed: list[int] = np.asarray(input_batch.num_computed_tokens_cpu)[indexes].tolist() if indexes else []
+    """Return of each request the tokens computed before the step.
+
+    Raises:
+        InvalidRequest: there is none, or it is no whole number.
+    """
+    if not req_ids:
+        return []
+    field, limit = "num_computed_tokens_cpu", "must be a whole number for every request of the batch"
+    try:
+        indexes = [input_batch.req_id_to_index[req_id] for req_id in req_ids]
+        numbers = np.asarray(input_batch.num_computed_tokens_cpu)[indexes]
+        as_integers = numbers.astype(np.int64)
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise InvalidRequest(field, str(error), limit) from error
+    if numbers.dtype.kind not in "iuf" or (numbers != as_integers).any():
+        raise InvalidRequest(field, str(numbers.tolist()), limit)
+    computed: list[int] = as_integers.tolist()
     return computed

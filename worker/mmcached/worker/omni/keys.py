@@ -24,7 +24,8 @@ from typing import Any, Literal
 import torch
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.omni.row_store import RowStore
+from mmcached.worker.integers import as_integer
+from mmcached.worker.omni.row_store import RowStore, check_dtype
 
 Discover = Literal["two_lengths", "first"]
 MakeStore = Callable[[str, int, torch.dtype], RowStore]
@@ -63,7 +64,8 @@ class KeyBook:
             InvalidRequest: it is known with another width or dtype.
             ConfigError: there is no memory for its rows.
         """
-        if width < 1:
+        check_dtype(key, dtype)
+        if as_integer(f"{key}.width", width) < 1:
             raise InvalidRequest(f"{key}.width", width, "must be at least 1")
         store = self.known.get(key)
         if store is None:

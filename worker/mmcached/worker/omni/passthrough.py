@@ -16,18 +16,26 @@ from collections.abc import Mapping
 
 import torch
 
+from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.omni.input_batch import Step
 
 
-def split_per_request(value: object, step: Step) -> dict[str, object]:
-    """Return request id -> its part of `value`, by the table above; empty for None and empty dicts."""
+def split_per_request(name: str, value: object, step: Step) -> dict[str, object]:
+    """Return request id -> its part of `value`, by the table above; empty for None and empty dicts.
+
+    Raises:
+        InvalidRequest: lists and dicts in each other without an end.
+    """
     total = sum(step.counts)
-    on_host = _on_host(value)
     parts = {}
-    for req_id, start, count in zip(step.req_ids, step.starts, step.counts, strict=True):
-        part = _part(on_host, start, start + count, total)
-        if part is not None:
-            parts[req_id] = part
+    try:
+        on_host = _on_host(value)
+        for req_id, start, count in zip(step.req_ids, step.starts, step.counts, strict=True):
+            part = _part(on_host, start, start + count, total)
+            if part is not None:
+                parts[req_id] = part
+    except RecursionError:
+        raise InvalidRequest(name, type(value).__name__, "must not be nested so deeply, nor contain itself") from None
     return parts
 
 

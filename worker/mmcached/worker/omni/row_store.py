@@ -113,3 +113,9 @@ class RowStore:
         flat = torch.view_as_real(rows).view(len(rows), -1) if rows.is_complex() else rows
         words: np.ndarray = flat.view(torch.uint8).numpy().view(self._word)
         return words
+
+
+def check_dtype(field: str, dtype: torch.dtype) -> None:
+    """Raise `InvalidRequest` if it is none."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidRequest(f"{field}.dtype", repr(dtype), "must be a torch.dtype")

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.worker.integers import as_integer
 
 
 class SlotBook:
@@ -29,8 +28,8 @@ class SlotBook:
         self._scratch = np.empty(num_slots, dtype=np.int64)
         self._step = 1
 
-    def check(self, slot_mapping: torch.Tensor, num_rows: int) -> np.ndarray:
-        """Return the first `num_rows` slots as int64, after checking that each exists and none occurs twice.
+    def check(self, slot_mapping: torch.Tensor, num_rows: int | None = None) -> np.ndarray:
+        """Return the first `num_rows` slots, or all, as int64: after checking that each exists and none occurs twice.
 
         Raises:
             InvalidRequest: names the slot, or what the mapping is, and the limit.
@@ -42,7 +41,9 @@ class SlotBook:
             or not slot_mapping.is_cpu
         ):
             raise InvalidRequest("slot_mapping", _looks(slot_mapping), "must be a 1-D int64 or int32 tensor on the CPU")
-        if not 0 <= as_integer("num_tokens_unpadded", num_rows) <= slot_mapping.shape[0]:
+        if num_rows is None:
+            num_rows = slot_mapping.shape[0]
+        elif not 0 <= num_rows <= slot_mapping.shape[0]:
             limit = f"must name a slot for each of {num_rows} tokens"
             raise InvalidRequest("slot_mapping", slot_mapping.shape[0], limit)
         slots: np.ndarray = slot_mapping.numpy()[:num_rows].astype(np.int64)  # a copy: the engine reuses its buffer

@@ -85,9 +85,10 @@ class StepWriter:
         if staged is None:
             return rows
         field = "hidden_states_cpu"
-        if staged.device.type != "cpu" or not staged.is_contiguous():
-            raise InvalidRequest(field, str(staged.device), "must be contiguous on the CPU")
-        return at_least(self._hidden.check_rows(staged, field), num_rows, field)
+        checked = self._hidden.check_rows(staged, field)
+        if not checked.is_cpu or not checked.is_contiguous():
+            raise InvalidRequest(field, str(checked.device), "must be contiguous on the CPU")
+        return at_least(checked, num_rows, field)
 
 
 def at_least(rows: torch.Tensor, num_rows: int, field: str) -> torch.Tensor:
