@@ -19,7 +19,7 @@ from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import InvariantError, StaleHandle
 from mmcached.wire.handle import Handle
 from tests.house.drawing import examples
-from tests.shm.rings import attached, make_ring
+from tests.shm.rings import attached, make_ring, reading
 
 EPOCH = 1000
 ROOM = 10 * 1088
@@ -83,13 +83,13 @@ def test_tenants_do_not_see_each_other(tier: HostTier) -> None:
 
 def test_the_shared_index_shows_what_is_there(tier: HostTier) -> None:
     assert tier.ring is not None
-    with attached(tier.ring) as row:
-        assert row.index is not None
+    with reading(tier.ring) as reader:
+        assert reader.index is not None
         tier.put("t", "a", encoded(1), epoch=EPOCH)
-        assert row.index.contains(store_key("t", "a"))
-        assert not row.index.contains(store_key("", "a"))
+        assert reader.index.contains(store_key("t", "a"))
+        assert not reader.index.contains(store_key("", "a"))
         tier.drop("t", "a")
-        assert not row.index.contains(store_key("t", "a"))
+        assert not reader.index.contains(store_key("t", "a"))
 
 
 def test_what_is_refused_says_why_and_changes_nothing(tier: HostTier) -> None:

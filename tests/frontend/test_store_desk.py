@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import posix_ipc
 import pytest
 
 from mmcached.cache.store_keys import store_key
@@ -16,8 +20,8 @@ from mmcached.frontend import record_sender
 from mmcached.frontend.host_tier import Refusal
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store_desk import StoreDesk
-from mmcached.shm import ReaderRow, encode
-from mmcached.shm.codec import Record
+from mmcached.shm import ReaderRow, RingReader, encode
+from mmcached.shm.codec import Record, decode
 from mmcached.wire.channels import Frame
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import ChannelFull, error_from_wire
@@ -144,18 +148,75 @@ def test_what_a_key_has_stays_and_tenants_are_apart(bench: Bench) -> None:
     assert value_of(client, client.get("a", tenant="t")) == 1
 
 
+@pytest.mark.parametrize("byte", [0x00, 0xFF])
+@pytest.mark.parametrize("reach", ["what a client maps", "the control object, by its name"])
+def test_a_client_that_writes_over_all_it_may_write_costs_no_one_else_a_byte(
+    bench: Bench, clock: Clock, byte: int, reach: str
+) -> None:
+    victim, wild = bench.connect_client(), bench.connect_client()
+    victim.put("held", record_of(7))
+    answer = victim.get("held")
+    handle = answer.records[0]
+    assert isinstance(handle, Handle)
+    wild.get("held")
+    look_again(clock)
+    bench.frontend.poll(0)
+    assert victim.row is not None
+    assert wild.row is not None
+    with RingReader.open(victim.row.announcement) as reader:
+        view = decode(reader.view(handle), tensors="numpy")["pixels"]
+        if reach == "what a client maps":
+            words = wild.row._control.words  # type: ignore[union-attr]
+            words[:] = memoryview(bytes([byte]) * words.nbytes).cast("Q")
+        else:
+            with posix_ipc_words(victim.row.announcement.ctl_name) as words:
+                words[:] = memoryview(bytes([byte]) * words.nbytes).cast("Q")
+        look_again(clock)
+        for index in range(200):
+            assert victim.put(f"new {index}", record_of(index % 100, 2000)).is_stored
+            if index == 100:
+                bench.frontend._desk.flush(is_new_epoch=False)
+        assert set(view.tolist()) == {7}
+        assert value_of(victim, victim.get("new 199")) == 99
+        del view
+    assert wild.put("still served", record_of(3)).is_stored
+    assert isinstance(wild.get("still served").records[0], Inline), "its row is frozen"
+    if reach == "what a client maps":
+        assert isinstance(victim.get("new 199").records[0], Handle)
+    for client in (victim, wild):
+        client.close()
+    look_again(clock)
+    bench.frontend.poll(0)
+    assert store_stats(bench).ring.pinned_bytes == 0
+    bench.clients.clear()
+    if reach == "what a client maps":
+        fresh = bench.connect_client()
+        assert isinstance(fresh.get("still served").records[0], Handle)
+
+
+@contextlib.contextmanager
+def posix_ipc_words(name: str) -> Iterator[memoryview]:
+    fd = posix_ipc.SharedMemory(name).fd
+    with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
+        os.close(fd)
+        yield words
+
+
 def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(bench: Bench) -> None:
     client = bench.connect_client()
     client.put("a", record_of(1), tenant="t")
     client.channel.send(to_frontend.HaveRecords(9, ["a", "b"], "t"))
     assert client.answer(to_client.Present) == to_client.Present(9, [True, False])
     assert client.row is not None
-    assert client.row.index is not None
-    assert [client.row.index.contains(store_key("t", key)) for key in ("a", "b")] == [True, False]
+    with RingReader.open(client.row.announcement) as reader:
+        assert reader.index is not None
+        assert [reader.index.contains(store_key("t", key)) for key in ("a", "b")] == [True, False]
     client.channel.send(to_frontend.DropRecord(10, "a", "t"))
     dropped = client.answer(to_client.Stored)
     assert (dropped.request_id, dropped.is_stored) == (10, False)
-    assert not client.row.index.contains(store_key("t", "a"))
+    with RingReader.open(client.row.announcement) as reader:
+        assert reader.index is not None
+        assert not reader.index.contains(store_key("t", "a"))
     assert client.get("a", tenant="t").records == [None]
 
 

@@ -39,3 +39,11 @@ class ModelControl(Control):
         self.layout = layout
         self._mapping = cast(mmap.mmap, words)
         self.words = words.data.cast("B").cast("Q")
+
+    def map_row(self, row: int) -> None:
+        first = self.layout.nonce_word(row)
+        self.words = self.words[first : first + self.layout.row_bytes // 8]
+
+    def nonce(self, row: int) -> int:
+        nonce: int = self.words[self.layout.nonce_word(row)]
+        return nonce

@@ -26,6 +26,7 @@ FIELDS: dict[type, set[str]] = {
     RingAllocator: {
         *("capacity", "num_slots", "_hand", "_paid", "_placed_bytes", "_used_bytes"),
         *("_chunks", "_offsets", "_slot_to_chunk", "_free_slots"),
+        *("_slot_to_use", "_life_bytes", "_long_wait_bytes", "_first_idle_at", "_shielded_until"),
     },
     ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
     LeaseTable: {"_returned", "_quota_bytes", "_rows", "_holders", "_num_barriers"},
@@ -37,8 +38,8 @@ FIELDS: dict[type, set[str]] = {
 }
 SLOTS: dict[type, tuple[str, ...]] = {
     _Row: (
-        *("nonce", "at_attach", "granted", "seq", "num_lost", "barrier"),
-        *("slot_to_nbytes", "leased_bytes", "is_stopped", "fenced_slots"),
+        *("nonce", "at_attach", "granted", "seen", "seq", "num_lost", "barrier"),
+        *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "overrun"),
     ),
     _Held: ("handle", "request_id", "reads", "has_ended"),
     WorkerLink: ("peer", "rank", "worker_epoch", "device", "is_attached", "embedding_row", "former_epoch"),
@@ -68,7 +69,7 @@ def _copy_table(table: LeaseTable, control: Control) -> LeaseTable:
 
 def _copy_row(row: _Row) -> _Row:
     made = copy.copy(row)
-    made.granted = row.granted.copy()  # `at_attach` is never changed
+    made.granted = row.granted.copy()  # `at_attach` and `seen` are never changed
     made.slot_to_nbytes = dict(row.slot_to_nbytes)
     return made
 
@@ -81,8 +82,13 @@ def rows_key(rows: WriterRows) -> object:
 
 def _row_key(row: _Row) -> tuple[object, ...]:
     return (
-        *(row.nonce, row.seq, row.num_lost, row.barrier, row.is_stopped, row.fenced_slots, row.leased_bytes),
-        *(row.at_attach.tobytes(), row.granted.tobytes(), tuple(sorted(row.slot_to_nbytes.items()))),
+        *(row.nonce, row.seq, row.num_lost, row.barrier, row.is_stopped, row.frozen_slots, row.leased_bytes),
+        *(
+            row.at_attach.tobytes(),
+            row.granted.tobytes(),
+            row.seen.tobytes(),
+            tuple(sorted(row.slot_to_nbytes.items())),
+        ),
     )
 
 
@@ -101,6 +107,7 @@ def _copy_allocator(allocator: RingAllocator) -> RingAllocator:
     made._chunks = [_copy_chunk(chunk) for chunk in allocator._chunks]
     made._slot_to_chunk = {chunk.extent.slot: chunk for chunk in made._chunks}
     made._offsets, made._free_slots = allocator._offsets.copy(), allocator._free_slots.copy()
+    made._slot_to_use = allocator._slot_to_use.copy()
     return made
 
 
@@ -122,7 +129,8 @@ def chunks_key(chunks: ChunkTable) -> object:
 def _allocator_key(allocator: RingAllocator) -> object:
     chunks = tuple((chunk.extent, chunk.heat) for chunk in allocator._chunks)
     # The free slot ids in their order: the last one is the next to be given out.
-    return (allocator._hand, allocator._paid, allocator._placed_bytes, chunks, tuple(allocator._free_slots))
+    uses = (tuple(allocator._slot_to_use.items()), allocator._shielded_until)
+    return (allocator._hand, allocator._paid, allocator._placed_bytes, chunks, uses, tuple(allocator._free_slots))
 
 
 def copy_reader_row(row: ReaderRow) -> ReaderRow:

@@ -267,5 +267,6 @@ class Engine:
         if ring.nonce_in_row(row.row) != row.nonce:
             raise Violation(f"I4: {self.name} writes into row {row.row}, which another incarnation has taken")
         row._control = ring.control(world.locks, self.name)
+        row._control.map_row(row.row)
         row.give_back(handle)
         row._control = None

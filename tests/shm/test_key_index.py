@@ -101,12 +101,8 @@ class IndexModel(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def discard(self, key: str) -> None:
-        if key in self.shown:
-            self.index.discard(key)
-            self.shown.remove(key)
-        else:
-            with pytest.raises(LocalProtocolError):
-                self.index.discard(key)
+        self.index.discard(key)
+        self.shown.discard(key)
 
     @rule()
     def clear(self) -> None:

@@ -70,10 +70,10 @@ def test_another_announcement_is_a_mismatch(index: int) -> None:
         HEADER.check_announced(RingAnnouncement(*values))  # type: ignore[arg-type]
 
 
-def test_the_index_lies_behind_the_rows() -> None:
-    assert LAYOUT.first_index_word * 8 == LAYOUT.row_offset(3)
-    assert LAYOUT.ctl_bytes == LAYOUT.row_offset(3) + 256 * 8
-    assert Layout(1 << 20, 100, 3).ctl_bytes == LAYOUT.row_offset(3)
+def test_the_index_lies_behind_the_chunks_where_readers_cannot_write() -> None:
+    assert LAYOUT.ctl_bytes == LAYOUT.row_offset(3)
+    assert LAYOUT.data_object_bytes == (1 << 20) + 256 * 8
+    assert Layout(1 << 20, 100, 3).data_object_bytes == 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,35 @@ def test_an_overrun_fences_the_row_until_it_is_void(cells: Cells) -> None:
     # Its word counts for nothing now: what it held stays pinned whatever its cells say.
     cells[0, 0] += np.uint64(1)
     cells[0, 1] += np.uint64(1)
-    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, True, False, True]
-    assert table.pinned_slots() == {0, 1, 3}
+    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, True, False, False]
+    assert table.pinned_slots() == {0, 1}
     assert table.num_leases() == 0
     assert table.grant(1, 0).nonce == 6
     table.void(0)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, False, False, False]
     table.check_integrity()
+
+
+@pytest.mark.parametrize("scribble", [0, 2**64 - 1])
+def test_whatever_is_written_over_a_row_it_holds_what_it_held(cells: Cells, scribble: int) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    for slot in (0, 1, 2):
+        table.grant(0, slot)
+    cells[0, :2] += np.uint64(1)
+    assert table.fence_overruns() == {}
+    table.grant(0, 1)
+    cells[0] = scribble
+    assert list(table.fence_overruns()) == [0]
+    assert table.pinned_slots() == {1, 2}
+    cells[0] = [1, 2, 1, 0]  # as if all had come back
+    assert table.pinned_slots() == {1, 2}
+    with pytest.raises(PeerGone):
+        table.grant(0, 3)
+    table.void(0)
+    assert table.pinned_slots() == set()
+    cells[0] = 2**64 - 1
+    assert not table.attach(0, nonce=7), "one lease more would be none"
 
 
 def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:

@@ -380,8 +380,8 @@ class StoreModel(RuleBasedStateMachine):
         for key in self.KEYS:
             handle = self.store.find(key)
             assert self.store.is_cached(key) == (handle is not None) == (key in self.model)
-            assert self.row.index is not None
-            assert self.row.index.contains(key) == (key in self.model)
+            assert self.reader.reader.index is not None
+            assert self.reader.reader.index.contains(key) == (key in self.model)
             if handle is not None:
                 record = self.reader.get(handle, tensors="numpy")
                 assert record["value"] == self.model[key]

@@ -260,8 +260,9 @@ def test_too_many_returns_are_fenced_and_found() -> None:
         with pytest.raises(PeerGone):
             ring.grant(row.row, held)
         row.give_back(held)  # no longer believed
+        put(ring, 64)  # in the room of what it was never granted
         with pytest.raises(CacheFull):
-            ring.claim(64)
+            ring.claim(192)
         row.close()
         assert ring.poll_deaths() == [RowVoided(row.row, row.nonce)]
         put(ring, 64)

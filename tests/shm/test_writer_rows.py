@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import mmap
+import os
+from collections.abc import Iterator
 
 import msgspec
+import posix_ipc
 import pytest
 
 from mmcached.shm import RingWriter, RowStopped, RowVoided, sweep
+from mmcached.shm.layout import Layout
 from mmcached.wire.errors import CacheFull, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from tests.shm.processes import ChildError, Process, wait_until
 from tests.shm.rings import attached, make_ring, put
+
+
+@contextlib.contextmanager
+def overwritten(name: str) -> Iterator[memoryview]:
+    """The words of an object, as anybody of this user can map them by name."""
+    fd = posix_ipc.SharedMemory(name).fd
+    with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
+        os.close(fd)
+        yield words
 
 
 def attach(ring: RingWriter, process: Process) -> tuple[int, int]:
@@ -114,12 +129,38 @@ def test_a_restarted_reader_takes_the_row_in_a_new_life_before_the_writer_looks(
         ring.check_integrity()
 
 
-def test_a_row_taken_anew_voids_the_old_life_even_without_a_hello() -> None:
+def test_a_row_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
     with make_ring(128) as ring, Process() as old, Process() as new:
         row, nonce = attach(ring, old)
-        ring.grant(row, put(ring, 64))
+        handle = put(ring, 64)
+        ring.grant(row, handle)
         old.kill()
-        assert new.ask("attach", ring.announcement)[0] == row
+        new_row, new_nonce = new.ask("attach", ring.announcement)
+        assert new_row == row
+        (event,) = ring.poll_deaths()
+        assert isinstance(event, RowStopped)
+        assert (event.row, event.nonce) == (row, nonce)
+        assert ring.poll_deaths() == []
+        with pytest.raises(PeerGone):
+            ring.grant(row, handle)
+        with pytest.raises(CacheFull):  # it may have been a stray write, and the old life may read
+            ring.claim(64)
+        assert ring.attach(row, new_nonce)
+        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        put(ring, 64)
+
+
+def test_an_overwritten_nonce_voids_no_lease_of_the_living() -> None:
+    with make_ring(128) as ring, Process() as process:
+        row, nonce = attach(ring, process)
+        ring.grant(row, put(ring, 64, 5))
+        with overwritten(ring.announcement.ctl_name) as words:
+            words[Layout(128, 64, 4).nonce_word(row)] = 0
+        (event,) = ring.poll_deaths()
+        assert isinstance(event, RowStopped)
+        with pytest.raises(CacheFull):
+            ring.claim(64)
+        process.kill()
         assert ring.poll_deaths() == [RowVoided(row, nonce)]
         put(ring, 64)
 

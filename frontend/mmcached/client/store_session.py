@@ -108,7 +108,7 @@ class StoreSession:
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if its index cannot be seen from here."""
-        index = None if self._row is None else self._row.index
+        index = None if self._row is None else self._store.reader.index
         return None if index is None else [index.contains(store_key(tenant, key)) for key in keys]
 
     # ---- the end

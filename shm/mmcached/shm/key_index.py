@@ -3,11 +3,11 @@
     words   [ fp | 0 | 0 | fp | fp | 0 | … ]     one 64-bit fingerprint for each key, 0 = free; a power of two of words
             home of a key = fingerprint mod size; if that is taken, the next word, and so on (linear probing)
 
-One process writes, any number look, with no lock: each word is stored whole. A removal moves later words of its run
-back into the hole, each copied *before* its old place is freed, so that between any two stores every key that stays can
-be found; only a look that is under way meanwhile may pass it by. And two keys may share a fingerprint (once in 2^64).
-So the answer is a hint, for who would otherwise ask across a socket in the middle of a scheduling loop. Whoever asks
-for the record gets the truth.
+The writer believes its own copy and never reads what it shows. One process writes, any number look, with no lock: each
+word is stored whole. A removal moves later words of its run back into the hole, each copied *before* its old place is
+freed, so that between any two stores every key that stays can be found; only a look that is under way meanwhile may
+pass it by. And two keys may share a fingerprint (once in 2^64). So the answer is a hint, for who would otherwise ask
+across a socket in the middle of a scheduling loop. Whoever asks for the record gets the truth.
 
 Knows nothing of records. Invariant: every word lies in the run that begins at its home; at least half of them are 0.
 
@@ -22,6 +22,7 @@ Knows nothing of records. Invariant: every word lies in the run that begins at i
 from __future__ import annotations
 
 import hashlib
+from array import array
 
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
 
@@ -54,11 +55,16 @@ class KeyIndexReader:
 
 
 class KeyIndexWriter:
-    """The one writer of a table, which must be all zeros."""
+    """The one writer of a table, which must be all zeros.
+
+    Args:
+        words: what readers see; written here, and never read.
+    """
 
     def __init__(self, words: memoryview) -> None:
         _check_size(words)
-        self._words = words
+        self._shown = words
+        self._words = array("Q", bytes(words.nbytes))  # the truth
         self._mask = len(words) - 1
         self._num_keys = 0
 
@@ -77,36 +83,32 @@ class KeyIndexWriter:
         place = mark & self._mask
         while self._words[place]:
             place = (place + 1) & self._mask
-        self._words[place] = mark
+        self._set(place, mark)
         self._num_keys += 1
 
     def discard(self, key: str) -> None:
-        """Hide a key that is shown.
-
-        Raises:
-            LocalProtocolError: it is not.
-        """
+        """Hide a key; one that is not shown changes nothing."""
         hole = _find(self._words, self._mask, fingerprint(key))
         if hole is None:
-            raise LocalProtocolError(f"key {key!r} is not in the index")
+            return
         place = hole
         while mark := self._words[place := (place + 1) & self._mask]:
             # A word may go back into the hole unless its home lies behind the hole: then no reader would find it there.
             if (place - mark) & self._mask >= (place - hole) & self._mask:
-                self._words[hole] = mark
+                self._set(hole, mark)
                 hole = place
-        self._words[hole] = 0
+        self._set(hole, 0)
         self._num_keys -= 1
 
     def clear(self) -> None:
         """Hide all keys."""
-        for place in range(len(self._words)):
-            self._words[place] = 0
+        self._words = array("Q", bytes(8 * len(self._words)))
+        self._shown[:] = memoryview(self._words)
         self._num_keys = 0
 
     def close(self) -> None:
         """Let go of the words; they stay as they are."""
-        self._words.release()
+        self._shown.release()
 
     def check_integrity(self) -> None:
         """Raises:
@@ -121,8 +123,12 @@ class KeyIndexWriter:
             if not all(self._words[before] for before in run):
                 raise InvariantError(f"word {place} of the index is cut off from its home {home}")
 
+    def _set(self, place: int, mark: int) -> None:
+        self._words[place] = mark
+        self._shown[place] = mark
 
-def _find(words: memoryview, mask: int, mark: int) -> int | None:
+
+def _find(words: memoryview | array[int], mask: int, mark: int) -> int | None:
     place = mark & mask
     for _ in range(mask + 1):  # a bound, should the table be torn under our eyes
         found = words[place]

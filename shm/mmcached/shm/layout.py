@@ -5,7 +5,8 @@ process.
 
 **Format.** All words are little-endian and 8-byte aligned.
 
-    ….ctl     mapped read-write by all            ….data   mapped read-only by all but the writer
+    ….ctl     the writer maps all of it,          ….data   mapped read-only by all but the writer
+              a reader its own row
     ┌──────────────────────────┐ 0               ┌──────────────────────────┐ 0
     │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes, check
     ├──────────────────────────┤ 4096            │ payload, nbytes          │
@@ -15,10 +16,9 @@ process.
     │   +64  cell of slot 0    │                 │ …                        │
     │   +72  cell of slot 1 …  │                 ├──────────────────────────┤
     ├──────────────────────────┤ + row_bytes     │ free                     │
-    │ row 1 …                  │                 └──────────────────────────┘ data_bytes
-    ├──────────────────────────┤ + index_words × 8
-    │ key index    (the writer)│   see `key_index`; most rings have none
-    └──────────────────────────┘ ctl_bytes
+    │ row 1 …                  │                 ├──────────────────────────┤ data_bytes
+    └──────────────────────────┘ ctl_bytes       │ key index                │   see `key_index`; most rings have none
+                                                 └──────────────────────────┘ + index_words × 8
 
 The header, the writer's alone, written once before the ring is announced:
 
@@ -32,8 +32,8 @@ The header, the writer's alone, written once before the ring is announced:
 
 A chunk header's check is two words of 32 bits: 1 and the crc32 of the payload, or 0 and 0.
 
-A cell counts how many leases of its slot the row has ever given back: it only rises, and nobody ever resets it. A row
-takes whole pages, so that two readers never write one cache line:
+A cell counts how many leases of its slot the row has given back: while an incarnation lasts it only rises. Who takes
+the row writes zeros, over whatever is there. A row takes whole pages, so that a reader maps its own and no other:
 
 >>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_rows=8)
 >>> layout.row_offset(0), layout.row_bytes, layout.row_offset(1), layout.ctl_bytes
@@ -72,7 +72,7 @@ from dataclasses import dataclass
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
@@ -108,6 +108,11 @@ def chunk_bytes(nbytes: int) -> int:
     return CHUNK_HEADER_BYTES + round_up(nbytes, ALIGNMENT)
 
 
+def data_object_bytes(data_bytes: int, index_words: int) -> int:
+    """Return the size of a data object: chunks, then the key index."""
+    return data_bytes + 8 * index_words
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The numbers from which every offset follows; construction checks them.
@@ -139,11 +144,16 @@ class Layout:
 
     @property
     def ctl_bytes(self) -> int:
-        return 8 * (self.first_index_word + self.index_words)
+        return self.row_offset(self.max_rows)
 
     @property
-    def first_index_word(self) -> int:
-        return self.row_offset(self.max_rows) // 8
+    def data_object_bytes(self) -> int:
+        return data_object_bytes(self.data_bytes, self.index_words)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of both objects."""
+        return self.ctl_bytes + self.data_object_bytes
 
     def row_offset(self, row: int) -> int:
         return PAGE_BYTES + row * self.row_bytes

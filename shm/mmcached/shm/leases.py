@@ -7,16 +7,17 @@ any array in a test). Knows slots and rows, but no chunks and no locks; that a r
     returned[row, slot]    written by the row's reader, only upwards
     a slot is pinned  ⇔  in some attached row the two differ
 
-States of a row: free → attached → (stopped | fenced) → free. *Stopped*: its engine is dead, its workers may still read.
-*Fenced*: it has given back more than it got, so its cells prove nothing any more; every slot that it held at that
-moment stays pinned until the row is void.
+States of a row: free → attached → (stopped | frozen) → free. *Stopped*: its engine is dead, its workers may still read.
+*Frozen*: its words prove nothing any more, and every slot that it held when they were last believed stays pinned until
+the row is void. Either another process has written its name there and not said so yet; or the row is *fenced*: a count
+is above what was granted, or has fallen.
 
 A descriptor can be lost between two living processes; its lease would never come back. So the writer can ask what has
 arrived: `open_barrier` stops granting to the row and says how far it has counted; the question goes down the same queue
 as the descriptors, so when it arrives every earlier descriptor has arrived or never will; `reconcile` takes the counts
 that come back. Only the last barrier's answer counts: one to an earlier barrier knows nothing of what came after it.
 
-Invariant: in an attached row that is not fenced, returned <= granted, and when no lease is held the two are equal.
+Invariant: in an attached row that is not frozen, returned <= granted, and when no lease is held the two are equal.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolErro
 from mmcached.wire.handle import LeaseId
 
 Counts = npt.NDArray[np.uint64]
+_MAX_COUNT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A row has given back more leases of a slot than it was granted: a bug in that reader."""
+    """A row's count of a slot is above what it was granted, or has fallen: a bug in that reader, or a stray write."""
 
     slot: int
     granted: int
@@ -63,22 +65,30 @@ class _Row:
     Attributes:
         at_attach: per slot, what the cells held when the row was attached; never changed.
         granted: per slot; `at_attach` plus the leases granted to this incarnation, less those found lost.
+        seen: per slot, what the cells held when they were last looked at as a whole and were possible; never changed.
         num_lost: leases that a barrier has found lost.
         barrier: the last one, until its answer has come; nothing is granted meanwhile.
         slot_to_nbytes: sizes of the chunks under lease, for the quota; may hold some that came back.
-        fenced_slots: None while the row is trusted.
+        frozen_slots: None while the row's words count.
+        overrun: why it is fenced.
     """
 
     nonce: int
     at_attach: Counts
     granted: Counts
+    seen: Counts
     seq: int = 0
     num_lost: int = 0
     barrier: Barrier | None = None
     slot_to_nbytes: dict[int, int] = field(default_factory=dict)
     leased_bytes: int = 0
     is_stopped: bool = False
-    fenced_slots: frozenset[int] | None = None
+    frozen_slots: frozenset[int] | None = None
+    overrun: Overrun | None = None
+
+    @property
+    def takes_leases(self) -> bool:
+        return not self.is_stopped and self.frozen_slots is None
 
 
 class LeaseTable:
@@ -98,10 +108,17 @@ class LeaseTable:
         self._holders: dict[int, set[int]] = {}
         self._num_barriers = 0
 
-    def attach(self, row: int, nonce: int) -> None:
-        """Begin an incarnation; what the cells hold now counts as granted. A former one's leases are void."""
+    def attach(self, row: int, nonce: int) -> bool:
+        """Begin an incarnation; what the cells hold now counts as granted. A former one's leases are void.
+
+        Returns:
+            False, and nothing has changed, if the cells hold what no reader counts to.
+        """
         at_attach = self._returned[row].copy()
-        self._rows[row] = _Row(nonce, at_attach, at_attach.copy())
+        if at_attach.max() > _MAX_COUNT:
+            return False
+        self._rows[row] = _Row(nonce, at_attach, at_attach.copy(), at_attach)
+        return True
 
     def void(self, row: int) -> None:
         """Forget the row and its leases: all that could read under them are dead."""
@@ -119,11 +136,11 @@ class LeaseTable:
         Args:
             nbytes: size of the slot's chunk.
         Raises:
-            PeerGone: the row is not attached, stopped or fenced.
+            PeerGone: the row is not attached, stopped or frozen.
             LeaseRefused: a barrier is open, or the row holds as much as it may; nothing was counted.
         """
         books = self._rows.get(row)
-        if books is None or books.is_stopped or books.fenced_slots is not None:
+        if books is None or not books.takes_leases:
             raise PeerGone(f"row {row} takes no leases", row=row)
         outstanding = books.granted.item(slot) - self._returned.item(row, slot)
         if outstanding < 0:
@@ -162,10 +179,10 @@ class LeaseTable:
 
         Returns:
             the question to send down the descriptors' queue; None if there is nothing to ask: no lease is out, or the
-            row is not attached, stopped or fenced.
+            row is not attached, stopped or frozen.
         """
         books = self._rows.get(row)
-        if books is None or books.is_stopped or books.fenced_slots is not None:
+        if books is None or not books.takes_leases:
             return None
         # A slot of which everything came back has lost nothing: more cannot come back than arrived.
         slots = tuple(np.flatnonzero(books.granted != self._returned[row]).tolist())
@@ -213,11 +230,14 @@ class LeaseTable:
         return self._rows[row].is_stopped
 
     def attached_rows(self) -> list[int]:
-        """Return every row with an incarnation, also stopped and fenced ones."""
+        """Return every row with an incarnation, also stopped and frozen ones."""
         return sorted(self._rows)
 
     def grantable_rows(self) -> list[int]:
-        return sorted(row for row, b in self._rows.items() if not b.is_stopped and b.fenced_slots is None)
+        return sorted(row for row, books in self._rows.items() if books.takes_leases)
+
+    def takes_leases(self, row: int) -> bool:
+        return self._rows[row].takes_leases
 
     def is_pinned(self, slot: int) -> bool:
         """Return whether somebody alive may still read the slot's chunk."""
@@ -237,23 +257,36 @@ class LeaseTable:
 
     def num_leases(self) -> int:
         """Return how many leases are out, over all rows that can be trusted."""
-        counts = [(b.granted, self._returned[row]) for row, b in self._rows.items() if b.fenced_slots is None]
+        counts = [(b.granted, self._returned[row]) for row, b in self._rows.items() if b.frozen_slots is None]
         # A row that has overrun and is not fenced yet must not count below zero.
         return sum(int((granted - np.minimum(granted, returned)).sum()) for granted, returned in counts)
 
     def fenced_rows(self) -> list[int]:
-        return sorted(row for row, books in self._rows.items() if books.fenced_slots is not None)
+        return sorted(row for row, books in self._rows.items() if books.overrun is not None)
+
+    def is_frozen(self, row: int) -> bool:
+        return self._rows[row].frozen_slots is not None
+
+    def freeze(self, row: int) -> None:
+        """Believe no word of the row any more, see above."""
+        books = self._rows[row]
+        books.frozen_slots = frozenset(np.flatnonzero(books.granted != books.seen).tolist())
+        for slot in books.frozen_slots:
+            self._holders.setdefault(slot, set()).add(row)
 
     def fence_overruns(self) -> dict[int, Overrun]:
-        """Fence every row that has given back too much; return those that were not fenced before."""
+        """Look at all cells; fence every row whose counts cannot be, and return those that were not fenced before."""
         found = {}
         for row, books in self._rows.items():
-            if books.fenced_slots is None and (overrun := self._overrun(row, books)):
-                held = np.flatnonzero(self._returned[row] != books.granted)
-                books.fenced_slots = frozenset(held.tolist())
-                for slot in books.fenced_slots:
-                    self._holders.setdefault(slot, set()).add(row)
-                found[row] = overrun
+            if books.frozen_slots is not None:
+                continue
+            returned = self._returned[row].copy()  # the reader goes on writing
+            books.overrun = _overrun(books, returned)
+            if books.overrun is None:
+                books.seen = returned
+            else:
+                self.freeze(row)
+                found[row] = books.overrun
         return found
 
     def check_integrity(self) -> None:
@@ -261,13 +294,13 @@ class LeaseTable:
         InvariantError: a row has given back more than it was granted, or the books contradict themselves.
         """
         for row, books in self._rows.items():
-            overrun = self._overrun(row, books)
-            if overrun or books.fenced_slots is not None:
+            overrun = books.overrun or (None if self.is_frozen(row) else _overrun(books, self._returned[row].copy()))
+            if overrun:
                 raise InvariantError(f"row {row} has given back more leases than it was granted: {overrun}")
             num_grants = int((books.granted - books.at_attach).sum()) + books.num_lost
             if books.seq != num_grants:
                 raise InvariantError(f"row {row}: seq {books.seq} after {num_grants} grants")
-            held = np.flatnonzero(books.granted != self._returned[row]).tolist()
+            held = [] if self.is_frozen(row) else np.flatnonzero(books.granted != self._returned[row]).tolist()
             if unknown := [slot for slot in held if row not in self._holders.get(slot, ())]:
                 raise InvariantError(f"row {row} holds slots that nobody is known to hold: {unknown[:3]}")
             if books.leased_bytes != sum(books.slot_to_nbytes.values()):
@@ -279,8 +312,8 @@ class LeaseTable:
         books = self._rows.get(row)
         if books is None:
             return False
-        if books.fenced_slots is not None and slot in books.fenced_slots:
-            return True
+        if books.frozen_slots is not None:
+            return slot in books.frozen_slots
         return bool(books.granted.item(slot) != self._returned.item(row, slot))
 
     def _charge(self, row: int, slot: int, nbytes: int, quota_bytes: int) -> None:
@@ -295,9 +328,10 @@ class LeaseTable:
         books.leased_bytes += nbytes - books.slot_to_nbytes.get(slot, 0)
         books.slot_to_nbytes[slot] = nbytes
 
-    def _overrun(self, row: int, books: _Row) -> Overrun | None:
-        over = np.flatnonzero(self._returned[row] > books.granted)
-        if not over.size:
-            return None
-        slot = int(over[0])
-        return Overrun(slot, books.granted.item(slot), self._returned.item(row, slot))
+
+def _overrun(books: _Row, returned: Counts) -> Overrun | None:
+    wrong = np.flatnonzero((returned > books.granted) | (returned < books.seen))
+    if not wrong.size:
+        return None
+    slot = int(wrong[0])
+    return Overrun(slot, books.granted.item(slot), returned.item(slot))

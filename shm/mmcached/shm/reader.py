@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.key_index import KeyIndexReader
 from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32
-from mmcached.shm.mapped import Control, open_control, open_data
+from mmcached.shm.mapped import Control, index_of, open_control, open_data
 from mmcached.shm.populate import Advice, Populator
 from mmcached.wire.errors import (
     ChecksumMismatch,
@@ -41,10 +42,15 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 
 
 class RingReader:
-    """One mapping; made by `open`."""
+    """One mapping; made by `open`.
+
+    Attributes:
+        index: which keys the writer shows; None if its ring has no such table, or this reader is closed.
+    """
 
     def __init__(self, announcement: RingAnnouncement, mapping: mmap.mmap) -> None:
         self.announcement = announcement
+        self.index = KeyIndexReader(index_of(mapping, announcement)) if announcement.index_words else None
         self._mapping: mmap.mmap | None = mapping
         self._populator: Populator | None = None
         self._joined: tuple[Control, int] | None = None
@@ -144,6 +150,9 @@ class RingReader:
         if self._populator is not None:
             self._populator.close()
             self._populator = None
+        if self.index is not None:
+            self.index.close()
+            self.index = None
         self._joined = None
         self._mapping = None
 
@@ -176,7 +185,7 @@ def _lock_share(control: Control, row: int, nonce: int, rank: int) -> None:
     # nonce cannot change any more. The other way round a new engine could take the row between look and lock.
     if not locks.try_shared(control.fd, locks.row_byte(row)):
         raise PeerGone(f"row {row} is being taken by another engine", row=row)
-    if control.words[layout.nonce_word(row)] != nonce:
+    if control.nonce(row) != nonce:
         raise PeerGone(f"row {row} belongs to another incarnation; this worker has outlived its engine", row=row)
     if not locks.try_exclusive(control.fd, locks.worker_byte(row, rank, layout.max_rows)):
         raise SegmentError(f"the former worker of row {row}, rank {rank} still lives; end it first", row=row, rank=rank)

@@ -29,6 +29,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.key_index import KeyIndexWriter, index_words
 from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32, Layout, chunk_bytes
 from mmcached.shm.leases import Barrier
+from mmcached.shm.mapped import index_of
 from mmcached.shm.segment import Host, WriterSegment
 from mmcached.shm.words import require_word_store
 from mmcached.shm.writer_rows import RowStopped, RowVoided, WriterRows
@@ -90,7 +91,7 @@ class RingWriter:
         self._chunks = ChunkTable(
             layout.data_bytes, layout.num_slots, is_leased=self._rows.is_pinned, leased_slots=self._rows.pinned_slots
         )
-        self.index = KeyIndexWriter(segment.control.index()) if layout.index_words else None
+        self.index = KeyIndexWriter(index_of(segment.data, segment.announcement)) if layout.index_words else None
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
 
     @classmethod

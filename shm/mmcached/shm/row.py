@@ -9,9 +9,9 @@ order:
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
     5. tell the writer (row, nonce)      the caller's part; the writer checks it against the row
 
-Nobody zeroes a row: the cells go on from where they are, and the writer takes their values at attach as granted. An
-incarnation ends only with its process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not
-call it.
+The cells are zeroed with step 2, since nobody can say what a stray write has left there; the writer takes their values
+at attach as granted. Only this row is mapped, so a stray write of this process reaches no other. An incarnation ends
+only with its process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not call it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from typing import Self
 
 from mmcached.shm import locks
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.key_index import KeyIndexReader
 from mmcached.shm.mapped import Control, open_control
 from mmcached.shm.received import ReceivedLeases
 from mmcached.shm.words import require_word_store
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+
+_NONCE_WORD = 0
+_PID_WORD = 1
+"""Where they are in a row."""
 
 
 def random_nonce() -> int:
@@ -38,11 +41,7 @@ def random_nonce() -> int:
 
 
 class ReaderRow:
-    """A row that this process has taken; made by `attach`.
-
-    Attributes:
-        index: which keys the writer shows; None if its ring has no such table.
-    """
+    """A row that this process has taken; made by `attach`."""
 
     def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
         self.announcement = announcement
@@ -50,7 +49,6 @@ class ReaderRow:
         self.nonce = nonce
         self._received = ReceivedLeases(nonce)
         self._control: Control | None = control
-        self.index = KeyIndexReader(control.index()) if control.layout.index_words else None
         self._words = require_word_store()
 
     @classmethod
@@ -69,8 +67,10 @@ class ReaderRow:
                 if locks.try_exclusive(control.fd, locks.row_byte(row)):
                     crash_point("row.after_lock")
                     nonce = new_nonce()
-                    control.words[layout.pid_word(row)] = os.getpid()
-                    words.store_release(control.words, layout.nonce_word(row), nonce)
+                    control.map_row(row)
+                    control.words[_PID_WORD:] = memoryview(bytes(layout.row_bytes - 8 * _PID_WORD)).cast("Q")
+                    control.words[_PID_WORD] = os.getpid()
+                    words.store_release(control.words, _NONCE_WORD, nonce)
                     crash_point("row.after_nonce")
                     locks.downgrade(control.fd, locks.row_byte(row))
                     crash_point("row.after_downgrade")
@@ -116,7 +116,7 @@ class ReaderRow:
         if not self._is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
             raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
         crash_point("give_back.before")
-        index = control.layout.cell_word(self.row, handle.slot)
+        index = control.layout.cell_word(self.row, handle.slot) - control.layout.nonce_word(self.row)
         # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all
         # reads of the bytes are done. Load and store need not be one step: no other process writes this word.
         self._words.store_release(control.words, index, control.words[index] + 1)
@@ -138,9 +138,6 @@ class ReaderRow:
         """
         control, self._control = self._control, None
         if control is not None:
-            if self.index is not None:
-                self.index.close()
-                self.index = None
             os.close(control.fd)  # unlocks nothing while the parent has the description open
             control.fd = -1
             control.words.release()
@@ -148,9 +145,6 @@ class ReaderRow:
     def close(self) -> None:
         """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""
         if self._control is not None:
-            if self.index is not None:
-                self.index.close()
-                self.index = None
             self._control.close()
             self._control = None
 

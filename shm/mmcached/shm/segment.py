@@ -101,8 +101,7 @@ class WriterSegment:
                 behind.
         """
         require_word_store()
-        needed = layout.data_bytes + layout.ctl_bytes
-        require_room(needed, shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
+        require_room(layout.total_bytes, shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
         uid = os.getuid()
         with contextlib.ExitStack() as undo:
             ring_id, ctl_fd = _create_locked(uid, new_ring_id)
@@ -116,9 +115,9 @@ class WriterSegment:
             data_fd = _create_object(announcement.data_name)
             undo.callback(unlink, announcement.data_name)
             try:
-                _allocate(data_fd, layout.data_bytes, layout, host)
+                _allocate(data_fd, layout.data_object_bytes, layout, host)
                 crash_point("create.after_data_allocated")
-                data = map_object(data_fd, layout.data_bytes)
+                data = map_object(data_fd, layout.data_object_bytes)
             finally:
                 os.close(data_fd)
             _write_header(control, ring_id, epoch)
@@ -191,7 +190,9 @@ def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
     """Step 3. Owns `fd`: closes it on failure."""
     try:
         _allocate(fd, layout.ctl_bytes, layout, host)
-        return Control(fd, layout)
+        control = Control(fd, layout)
+        control.map_all()
+        return control
     except BaseException:
         os.close(fd)
         raise
@@ -203,8 +204,7 @@ def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        needed = layout.data_bytes + layout.ctl_bytes
-        raise no_shm_room(needed, host.shm_free_bytes(), str(error.strerror)) from error
+        raise no_shm_room(layout.total_bytes, host.shm_free_bytes(), str(error.strerror)) from error
 
 
 def _write_header(control: Control, ring_id: str, epoch: int) -> None:

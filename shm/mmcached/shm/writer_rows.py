@@ -56,13 +56,14 @@ class WriterRows:
             return False
         former = self._leases.nonce(row)
         if former == nonce:
-            return True
+            return self._leases.takes_leases(row)
         # The row's nonce is this one, so whoever holds the engine's byte is this engine: it locked it before its Hello.
         if locks.is_free(self._control.fd, locks.engine_byte(row, layout.max_rows)):
             return False
+        if not self._leases.attach(row, nonce):
+            return False
         if former is not None:  # the new engine has had the row's byte exclusively: all of the former life are dead
             self._unreported.append(RowVoided(row, former))
-        self._leases.attach(row, nonce)
         return True
 
     @property
@@ -106,7 +107,7 @@ class WriterRows:
         for row in self._leases.attached_rows():
             events += self._judge(row)
         for row, overrun in self._leases.fence_overruns().items():
-            reason = f"gave back {overrun.returned} leases of slot {overrun.slot}, was granted {overrun.granted}"
+            reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.granted}"
             events.append(RowStopped(row, self._nonce(row), reason))
         return events
 
@@ -117,12 +118,17 @@ class WriterRows:
     def _judge(self, row: int) -> list[RowStopped | RowVoided]:
         fd, max_rows = self._control.fd, self._control.layout.max_rows
         nonce = self._nonce(row)
-        # A free byte: the last holder is gone. Another nonce: a new engine has had the byte exclusively since our last
-        # look, so the holders of the life that we know are gone too, although the byte is not free now.
-        if locks.is_free(fd, locks.row_byte(row)) or self._nonce_in_row(row) != nonce:
+        if locks.is_free(fd, locks.row_byte(row)):  # the last holder is gone
             crash_point("deaths.before_void")
             self._leases.void(row)
             return [RowVoided(row, nonce)]
+        if self._leases.is_frozen(row):
+            return []
+        if self._nonce_in_row(row) != nonce:
+            # A new engine has had the byte exclusively, and all of the life that we know are dead; or it is a stray
+            # write. The new one's Hello, or the free byte, tells which; until then the leases stay.
+            self._leases.freeze(row)
+            return [RowStopped(row, nonce, "another process has taken the row, or has overwritten its nonce")]
         if not self._leases.is_stopped(row) and locks.is_free(fd, locks.engine_byte(row, max_rows)):
             self._leases.stop(row)
             return [RowStopped(row, nonce, "its engine is dead")]
@@ -134,5 +140,4 @@ class WriterRows:
         return nonce
 
     def _nonce_in_row(self, row: int) -> int:
-        nonce: int = self._control.words[self._control.layout.nonce_word(row)]
-        return nonce
+        return self._control.nonce(row)
