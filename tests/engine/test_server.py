@@ -356,25 +356,11 @@ def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(b
     assert bench.leases == 0
 
 
-def test_flush_clears_all_caches_between_two_steps_and_requests_go_on(bench: Bench) -> None:
-    bench.connect()
-    bench.add(1)
-    plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.FlushEngine(9))
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(plans[rank]))
-    bench.expect(from_engine.RequestGenerated)
-    assert bench.expect(from_engine.EngineFlushed).token == 9
-    for worker in bench.workers:
-        bench.from_engine(worker, to_worker.ClearCaches)
-    assert bench.engine.stats().kv.blocks_cached == 0
-
-
-def test_a_new_epoch_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: Bench) -> None:
+def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: Bench) -> None:
     bench.connect()
     bench.add(1, max_tokens=2)
     plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.FlushEngine(9, new_epoch=True))
+    bench.frontend.send(bench.peer, to_engine.FlushEngine(9))
     assert bench.expect(from_engine.EngineFlushed).token == 9
     for rank, worker in enumerate(bench.workers):
         worker.channel.send(worker.output(plans[rank]))

@@ -224,6 +224,14 @@ class Bench:
         self.first_epoch = 0
         self.payload: list[Frame] = []
 
+    def client_dies(self) -> None:
+        """Let the client end without a word, and another take its place."""
+        self.client.close()
+        self.presence.close()
+        self.client = DealerChannel(self.context, self.directory.client_address, to_client.ToClient)
+        self.client_id = secrets.token_hex(16)
+        self.presence = LockFile(self.directory.client_lock(self.client_id))
+
     def pump(self, wanted: Callable[[], bool]) -> None:
         """Let the frontend poll until something is so; fail if it never is."""
         give_up = time.monotonic() + DEADLINE_S

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mmcached.frontend.engine_links import EngineLink, EngineLinks
 from mmcached.frontend.open_requests import OpenRequest, OpenRequests
-from mmcached.wire.errors import ServiceUnavailable
 from mmcached.wire.messages.frontend import Encode
 
 
@@ -14,11 +11,10 @@ def request(number: int, client: str, request_id: int, engine: int = 1, deadline
     return OpenRequest(number, b"peer", Encode(client, request_id, 5.0), [], deadline, engine)
 
 
-def test_no_ready_engine_is_retryable() -> None:
+def test_without_a_ready_engine_none_is_chosen() -> None:
     links = EngineLinks()
     links.add(EngineLink(b"a", 0, 1))
-    with pytest.raises(ServiceUnavailable):
-        links.choose(lambda _: 0)
+    assert links.choose(lambda _: 0) is None
 
 
 def test_least_loaded_ready_engine_is_chosen() -> None:
@@ -26,7 +22,9 @@ def test_least_loaded_ready_engine_is_chosen() -> None:
     for incarnation in (1, 2, 3):
         links.add(EngineLink(b"x", incarnation, incarnation, is_ready=incarnation != 3))
     load = {1: 2, 2: 1, 3: 0}
-    assert links.choose(lambda link: load[link.incarnation]).incarnation == 2
+    chosen = links.choose(lambda link: load[link.incarnation])
+    assert chosen is not None
+    assert chosen.incarnation == 2
 
 
 def test_links_are_found_by_all_that_names_them() -> None:

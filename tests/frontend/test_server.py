@@ -43,12 +43,23 @@ def failure(bench: Bench) -> str:
     return bench.answer(to_client.Failed).error.code
 
 
-def test_without_a_ready_engine_it_is_unavailable_and_nothing_is_leased(bench: Bench) -> None:
+def test_without_a_ready_engine_a_request_waits_and_nothing_is_leased(bench: Bench) -> None:
     bench.generate(1, [png(1)])
-    failed = bench.answer(to_client.Failed)
-    assert failed.request_id == 1
-    assert error_from_wire(failed.error).retryable
+    assert bench.stats().requests_open == 1
     assert bench.stats().ring.grants == 0
+    engine = bench.connect_engine()
+    assert len(bench.from_frontend(engine, to_engine.AddRequest).features) == 1
+
+
+def test_a_request_that_waits_for_an_engine_waits_no_longer_than_it_may(bench: Bench, clock: Clock) -> None:
+    bench.generate(1, [], timeout_s=5.0)
+    assert bench.stats().requests_open == 1
+    clock.now += 6
+    failed = bench.answer(to_client.Failed)
+    assert (failed.request_id, failed.error.code) == (1, "deadline_exceeded")
+    assert "no engine was ready" in failed.error.message
+    bench.connect_engine()
+    assert bench.stats().requests_open == 0
 
 
 def test_request_carries_handles_with_leases_of_the_engines_own_row(bench: Bench) -> None:
@@ -145,7 +156,7 @@ def test_client_that_goes_ends_its_requests_in_the_engine(bench: Bench, how: str
         case "bye":
             bench.client.send(to_frontend.ClientBye(bench.client_id))
         case "death":
-            bench.presence.close()
+            bench.client_dies()
     assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == add.request_id
     assert bench.stats().requests_open == 0
 
@@ -170,36 +181,34 @@ def test_dead_engine_fails_its_requests_and_frees_its_leases(bench: Bench) -> No
     assert failed.error.code == "request_aborted"
     assert failed.error.retryable
     assert bench.stats().ring.leases == 0
-    bench.generate(2, [])
-    assert failure(bench) == "service_unavailable"
+    bench.generate(2, [png(1)])
+    assert bench.stats().requests_open == 1, "it was sent nowhere, so it waits"
     again = bench.connect_engine()
-    bench.generate(3, [png(1)])
     assert isinstance(bench.from_frontend(again, to_engine.AddRequest).features[0].payload, Handle)
 
 
 def test_engine_whose_connection_is_gone_gets_no_lease(bench: Bench) -> None:
-    """The message cannot be queued: the grants are undone, so no slot stays pinned for ever."""
+    """The message cannot be queued: the grants are undone, so no slot stays pinned for ever, and the request waits."""
     engine = bench.connect_engine()
     engine.channel.close()
     bench.engines.remove(engine)
-    bench.pump(lambda: _refused(bench))
+    bench.pump(lambda: _waits(bench))
     assert engine.row is not None
-    # Tries before the socket knew were accepted, and keep their leases; the refused one was granted and undone.
-    ring = bench.stats(after=to_client.Failed).ring
+    # Tries before the socket knew were accepted, and keep their leases; the last one was granted and undone.
+    ring = bench.stats().ring
     assert ring.leases == ring.grants - 1
     engine.row.close()
     bench.pump(lambda: bench.frontend.stats().ring.leases == 0)
 
 
-def _refused(bench: Bench) -> bool:
+def _waits(bench: Bench) -> bool:
     """Whether a request finds the connection gone; the frontend's socket learns of it some time after the close."""
     bench.generate(1, [png(1)])
     bench.frontend.poll(0.05)
-    if not bench.client.wait(0):
-        bench.client.send(to_frontend.Cancel(bench.client_id, 1))
-        return False
-    message, _ = bench.client.receive(0)
-    return isinstance(message, to_client.Failed) and message.error.code in ("peer_gone", "service_unavailable")
+    if bench.frontend._requests._waiting:
+        return True
+    bench.client.send(to_frontend.Cancel(bench.client_id, 1))
+    return False
 
 
 def test_admission_is_bounded_and_numbers_are_used_once(bench: Bench) -> None:

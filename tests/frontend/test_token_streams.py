@@ -403,7 +403,7 @@ def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, how: str) -> 
         case "bye":
             bench.client.send(to_frontend.ClientBye(bench.client_id))
         case "death":
-            bench.presence.close()
+            bench.client_dies()
         case "deadline":
             bench.frontend._clock.now += 61  # type: ignore[attr-defined]
         case "engine":

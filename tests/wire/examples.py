@@ -97,7 +97,6 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.Refused(ERROR)),
     ("FromFrontend", engine.ProbeEngine(4, HANDLE, LEASE)),
     ("FromFrontend", engine.FlushEngine(4)),
-    ("FromFrontend", engine.FlushEngine(4, new_epoch=True)),
     ("FromFrontend", engine.GetEngineStats(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
     ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),

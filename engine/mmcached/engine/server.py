@@ -90,7 +90,6 @@ class EngineServer:
         self._items = ItemFrames(config)
         self._leases = LeaseBook(self._give_back)
         self._num_finished = 0
-        self._flush_tokens: list[int] = []
         self._is_ready_told = False
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
@@ -144,8 +143,6 @@ class EngineServer:
         self._contact.keep(self._clock())
         self._tell_ready()
         self._steps.check_deadline()
-        if self._flush_tokens and not self._steps.is_in_flight:
-            self._flush()
         if self._steps.can_start:
             self._steps.start()
             for request, error in self._scheduler.take_refused():
@@ -207,10 +204,8 @@ class EngineServer:
                     self._probes.start(message, payload)
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
-                if message.new_epoch:
-                    self._begin_epoch(message.token)
-                else:
-                    self._flush_tokens.append(message.token)
+                self._scheduler.new_epoch()
+                self._contact.tell(to_frontend.EngineFlushed(message.token))
 
     def _start_over_with_frontend(self) -> None:
         """Another frontend has come: end the former one's requests, and bring the workers to the new ring."""
@@ -222,7 +217,6 @@ class EngineServer:
             self._forget(request_id)
         self._items.clear()
         self._probes.forget_all()
-        self._flush_tokens.clear()
         self._group.attach_all(self._contact.row)
 
     def _tell_ready(self) -> None:
@@ -352,18 +346,6 @@ class EngineServer:
         checksums = self._probes.answered(message)
         if checksums is not None:
             self._contact.tell(to_frontend.EngineProbed(message.token, checksums))
-
-    def _begin_epoch(self, token: int) -> None:
-        """Make everything unreachable that is cached or being computed, while requests go on."""
-        self._scheduler.new_epoch()
-        self._contact.tell(to_frontend.EngineFlushed(token))
-
-    def _flush(self) -> None:
-        """Forget everything that the books have cached, between two steps."""
-        self._start_over_with_workers()
-        for token in self._flush_tokens:
-            self._contact.tell(to_frontend.EngineFlushed(token))
-        self._flush_tokens.clear()
 
     # ---- steps
 

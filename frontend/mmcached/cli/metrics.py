@@ -63,6 +63,10 @@ mmcached_leases                         side                 granted and not bac
 mmcached_requests_total                 outcome              requests answered, by outcome done or failed
 mmcached_requests_open                                       accepted and not answered
 mmcached_clients                                             clients that live
+mmcached_connections                                         client connections that are open
+mmcached_clients_refused_total                               connections that were too many
+mmcached_clients_disconnected_total                          clients that did not read, or did not end a message
+mmcached_faults_total                                        handlers that raised what nobody expected: bugs
 mmcached_protocol_errors_total                               frames that did not validate
 mmcached_resends_total                                       requests sent again after a typed miss
 mmcached_items_processed_total                               items preprocessed
@@ -149,6 +153,10 @@ FIGURES: dict[str, list[Figure]] = {
         Figure("protocol_errors", "protocol_errors"),
         Figure("resends", "resends"),
         Figure("clients", "clients"),
+        Figure("connections", "connections"),
+        Figure("clients_refused", "clients_refused"),
+        Figure("clients_disconnected", "clients_disconnected"),
+        Figure("faults", "faults"),
         Figure("desyncs", "desync", {"side": "sender"}),
         *_cache("processor", ("processor.queries", "queries"), ("processor.hits", "hits")),
         Figure("processor.hits", "saved_work", {"work": "preprocessing"}),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 import structlog
 
@@ -38,6 +39,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.turns import Guard, TurnShare
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -79,9 +81,17 @@ class EngineGate:
 
     # ---- receiving
 
-    def serve(self) -> Iterator[tuple[EngineLink, received.FromEngine, list[Frame]]]:
-        """Yield what engines say about requests; what concerns the connection is dealt with here."""
-        while (raw := self._channel.receive_raw()) is not None:
+    def serve(self, share: TurnShare, guard: Guard) -> Iterator[tuple[EngineLink, received.FromEngine, list[Frame]]]:
+        """Yield what engines say about requests; what concerns the connection is dealt with here.
+
+        Args:
+            share: of this turn.
+            guard: an engine whose word cannot be dealt with is lost: what it holds may be half booked.
+        """
+        for _ in share:
+            raw = self._channel.receive_raw()
+            if raw is None:
+                return
             peer, frames = raw
             try:
                 message, payload = self._channel.decode(frames)
@@ -91,17 +101,41 @@ class EngineGate:
                 continue
             link = self.links.by_peer(peer)
             match message:
-                case received.EngineHello():
-                    self._greet(peer, message)
-                case received.RowHello():
-                    self._attach_row(link, message)
-                case received.EngineReady():
-                    self._make_ready(link, message)
-                case received.LeaseGap() | received.Reconcile():
-                    self._reconcile(link, message)
+                case (
+                    received.EngineHello()
+                    | received.RowHello()
+                    | received.EngineReady()
+                    | received.LeaseGap()
+                    | received.Reconcile()
+                ):
+                    fault = guard.call("message of an engine", self._hear, peer, link, message)
+                    if fault is not None and link is not None:
+                        self._lose(link, str(fault))
                 case _:
                     if link is not None:
                         yield link, message, payload
+
+    def _hear(
+        self,
+        peer: bytes,
+        link: EngineLink | None,
+        message: received.EngineHello
+        | received.RowHello
+        | received.EngineReady
+        | received.LeaseGap
+        | received.Reconcile,
+    ) -> None:
+        match message:
+            case received.EngineHello():
+                self._greet(peer, message)
+            case received.RowHello():
+                self._attach_row(link, message)
+            case received.EngineReady():
+                self._make_ready(link, message)
+            case received.LeaseGap() | received.Reconcile():
+                self._reconcile(link, message)
+            case _:
+                assert_never(message)
 
     def _greet(self, peer: bytes, message: received.EngineHello) -> None:
         if message.config_digest != self._digest:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mmcached.wire.errors import ServiceUnavailable
-
 
 @dataclass(slots=True)
 class EngineLink:
@@ -63,13 +61,6 @@ class EngineLinks:
     def by_row(self, row: int, nonce: int) -> EngineLink | None:
         return next((link for link in self if (link.row, link.nonce) == (row, nonce)), None)
 
-    def choose(self, num_open: Callable[[EngineLink], int]) -> EngineLink:
-        """Return the ready engine with the fewest open requests.
-
-        Raises:
-            ServiceUnavailable: none is ready.
-        """
-        ready = [link for link in self if link.is_ready]
-        if not ready:
-            raise ServiceUnavailable("no engine is ready yet; try again")
-        return min(ready, key=num_open)
+    def choose(self, num_open: Callable[[EngineLink], int]) -> EngineLink | None:
+        """Return the ready engine with the fewest open requests; None if none is ready."""
+        return min((link for link in self if link.is_ready), key=num_open, default=None)

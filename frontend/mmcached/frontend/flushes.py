@@ -1,12 +1,17 @@
 """Flushing: the frontend forgets its items, every engine its books and its workers' caches; answered when all have.
 
-With a new epoch the engines do so at once, and what they are computing is unreachable too.
+    start ──> waiting ──one round at a time, `min_interval_s` apart──> answered
+
+A flush makes everything that is cached, or is being computed, unreachable; what runs goes on. All who ask while a
+round is under way, or soon after one, are answered by the next: a client that flushes in a loop takes the caches from
+all, and no time. With a new epoch the clients' store gives up what is being computed, too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from mmcached.frontend.askers import Asker, Askers
 from mmcached.frontend.engine_gate import EngineGate
 from mmcached.frontend.engine_links import EngineLink
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError
@@ -14,47 +19,61 @@ from mmcached.wire.messages.client import Flushed
 from mmcached.wire.messages.engine import FlushEngine
 
 FLUSH_TIMEOUT_S = 30.0
-"""An engine flushes between two steps, so it may take as long as a step."""
-
-
-@dataclass(slots=True)
-class _Flush:
-    peer: bytes
-    request_id: int
-    deadline: float
-    missing: set[int]
 
 
 class Flushes:
-    """The flushes that are under way."""
+    """The flush that is under way, and who waits for the next.
 
-    def __init__(self, gate: EngineGate) -> None:
+    Args:
+        forget: empties the frontend's own caches; told whether a new epoch is to begin.
+        min_interval_s: from the begin of one to the next.
+        max_per_peer: questions of one connection that may wait.
+    """
+
+    def __init__(
+        self, gate: EngineGate, *, forget: Callable[[bool], None], min_interval_s: float, max_per_peer: int
+    ) -> None:
         self._gate = gate
-        self._open: dict[int, _Flush] = {}
-        self._last_token = 0
+        self._forget = forget
+        self._min_interval_s = min_interval_s
+        self._askers = Askers(max_per_peer)
+        self._begins_epoch = False
+        self._next_begin = float("-inf")
+        self._token = 0
+        self._missing: set[int] = set()
 
     def start(self, peer: bytes, request_id: int, now: float, *, new_epoch: bool) -> None:
-        self._last_token += 1
-        links = list(self._gate.links)
-        missing = {link.incarnation for link in links}
-        self._open[self._last_token] = _Flush(peer, request_id, now + FLUSH_TIMEOUT_S, missing)
-        for link in links:
-            self._gate.tell(link, FlushEngine(self._last_token, new_epoch))
+        """Take a question.
+
+        Raises:
+            ServiceUnavailable: too many of this connection wait.
+        """
+        self._askers.add(Asker(peer, request_id, now + FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S))
+        self._begins_epoch |= new_epoch
+        self._begin(now)
 
     def answered(self, link: EngineLink, token: int) -> None:
-        flush = self._open.get(token)
-        if flush is not None:
-            flush.missing.discard(link.incarnation)
+        if token == self._token:
+            self._missing.discard(link.incarnation)
 
-    def take_finished(self, now: float) -> list[tuple[bytes, int, Flushed | MmcachedError]]:
-        """Return and forget the flushes that have an outcome; an engine that died counts as flushed."""
-        finished: list[tuple[bytes, int, Flushed | MmcachedError]] = []
-        for token, flush in list(self._open.items()):
-            if not any(self._gate.links.get(incarnation) for incarnation in flush.missing):
-                finished.append((flush.peer, flush.request_id, Flushed(flush.request_id)))
-            elif flush.deadline <= now:
-                finished.append((flush.peer, flush.request_id, DeadlineExceeded("flush", FLUSH_TIMEOUT_S)))
-            else:
-                continue
-            del self._open[token]
+    def take_finished(self, now: float) -> list[tuple[Asker, Flushed | MmcachedError]]:
+        """Return those who have an outcome; an engine that died counts as flushed."""
+        finished: list[tuple[Asker, Flushed | MmcachedError]] = []
+        if self._askers.is_under_way and not any(self._gate.links.get(incarnation) for incarnation in self._missing):
+            finished += [(asker, Flushed(asker.request_id)) for asker in self._askers.finish()]
+        expired = self._askers.take_expired(now)
+        finished += [(asker, DeadlineExceeded("flush", asker.timeout_s)) for asker in expired]
+        self._begin(now)
         return finished
+
+    def _begin(self, now: float) -> None:
+        if now < self._next_begin or not self._askers.begin():
+            return
+        self._next_begin = now + self._min_interval_s
+        self._forget(self._begins_epoch)
+        self._begins_epoch = False
+        self._token += 1
+        links = list(self._gate.links)
+        self._missing = {link.incarnation for link in links}
+        for link in links:
+            self._gate.tell(link, FlushEngine(self._token))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,7 @@ class OpenRequests:
 
     _by_number: dict[int, OpenRequest] = field(default_factory=dict)
     _by_client: dict[tuple[str, int], OpenRequest] = field(default_factory=dict)
+    _num_of_client: Counter[str] = field(default_factory=Counter)
     _last_number: int = 0
 
     def __len__(self) -> int:
@@ -77,6 +79,7 @@ class OpenRequests:
     def add(self, request: OpenRequest) -> None:
         self._by_number[request.number] = request
         self._by_client[request.message.client_id, request.message.request_id] = request
+        self._num_of_client[request.message.client_id] += 1
 
     def get(self, number: int) -> OpenRequest | None:
         return self._by_number.get(number)
@@ -85,14 +88,21 @@ class OpenRequests:
         """Remove and return a request; None if it is not open (any more)."""
         request = self._by_number.pop(number, None)
         if request is not None:
-            del self._by_client[request.message.client_id, request.message.request_id]
+            client_id = request.message.client_id
+            del self._by_client[client_id, request.message.request_id]
+            self._num_of_client[client_id] -= 1
+            if not self._num_of_client[client_id]:
+                del self._num_of_client[client_id]
         return request
 
     def find(self, client_id: str, request_id: int) -> OpenRequest | None:
         return self._by_client.get((client_id, request_id))
 
     def clients(self) -> set[str]:
-        return {request.message.client_id for request in self}
+        return set(self._num_of_client)
+
+    def num_of_client(self, client_id: str) -> int:
+        return self._num_of_client[client_id]
 
     def of_client(self, client_id: str) -> Iterable[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]

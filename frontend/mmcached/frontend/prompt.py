@@ -32,6 +32,10 @@ def tokenise(prompt: str | Sequence[int], num_images: int, *, max_model_len: int
     """
     if len(prompt) == 0:
         raise InvalidRequest(FIELD, "", "must not be empty")
+    # What is longer can have no fewer tokens, so no time is spent on it.
+    longest = max_model_len + (len(IMAGE_MARKER) - 1) * num_images if isinstance(prompt, str) else max_model_len
+    if len(prompt) > longest:
+        raise InvalidRequest(FIELD, f"{len(prompt)} long", f"at most {longest} (max_model_len is {max_model_len})")
     token_ids = _from_text(prompt) if isinstance(prompt, str) else _from_ids(prompt)
     num_markers = token_ids.count(IMAGE_TOKEN_ID)
     if num_markers != num_images:

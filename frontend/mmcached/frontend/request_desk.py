@@ -2,7 +2,7 @@
 
     accept --> refused, with the reason                       nothing is left open
        |
-    advance --> (items are being made: advance again) --> submit --> with an engine --> answered
+    advance --> (items are being made, or no engine is ready: advance again) --> submit --> with an engine --> answered
        ^                                                                 |
        +----------------------- missed: what the engine lacks, resent ---+
 
@@ -15,6 +15,7 @@ through the gate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
 
 import structlog
 
@@ -31,6 +32,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
     MmcachedError,
+    PeerGone,
     RemoteProtocolError,
     RequestAborted,
     ServiceUnavailable,
@@ -45,6 +47,14 @@ log = structlog.get_logger("mmcached.frontend")
 
 MAX_RESENDS = 2
 
+FromEngine = (
+    received.TokensCommitted
+    | received.RequestGenerated
+    | received.RequestEncoded
+    | received.RequestFailed
+    | received.RequestMissed
+)
+"""What an engine says of requests."""
 Answer = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
 """Sends to a client, or drops what it does not take; returns whether it was queued."""
 
@@ -79,6 +89,7 @@ class RequestDesk:
         self._clock = clock
         self._requests = OpenRequests()
         self._streams = TokenStreams(answer)
+        self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
         self._is_draining = False
         self.num_done = 0
         self.num_failed = 0
@@ -122,7 +133,7 @@ class RequestDesk:
             self._advance(request)
         except MmcachedError as error:
             log.info("request failed", request_id=request.number, code=error.code)
-            self._fail(request.number, error)
+            self.fail(request.number, error)
 
     def _check_admission(self, message: received.Generate | received.Encode) -> None:
         if self._is_draining:
@@ -131,33 +142,57 @@ class RequestDesk:
         if num_open >= limit:
             reason = f"{num_open} requests are open (max_num_requests = {limit}); try again later"
             raise ServiceUnavailable(reason, field="max_num_requests", value=num_open, limit=limit)
+        num_open, limit = self._requests.num_of_client(message.client_id), self._config.limits.max_requests_per_client
+        if num_open >= limit:
+            name = "limits.max_requests_per_client"
+            reason = f"{num_open} requests of this client are open ({name} = {limit}); try again later"
+            raise ServiceUnavailable(reason, field=name, value=num_open, limit=limit)
         if self._requests.find(message.client_id, message.request_id) is not None:
             raise RemoteProtocolError(f"request {message.request_id} of this client is open already", "request_id")
 
     def _check_contents(self, request: OpenRequest) -> None:
         """Refuse what needs no work to be refused, before any is begun."""
-        self._choose_engine()
         request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
         self._processing.check(request.images, request.image_ids)
 
-    def _choose_engine(self) -> EngineLink:
+    def _choose_engine(self) -> EngineLink | None:
         return self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))
 
     def _advance(self, request: OpenRequest) -> None:
-        """Send a request if all its items are there. If not they are being made, and it is advanced again then."""
+        """Send a request if all its items are there and an engine is ready. If not the items are being made, or it
+        waits, and it is advanced again then.
+        """
+        if self._choose_engine() is None:
+            self._waiting[request.number] = None
+            return
         try:
             given = self._preparing.advance(request)
             if given is None:
                 return
-            self._submit(request, given)
+            if not self._submit(request, given):
+                self._waiting[request.number] = None
+                return
         except MmcachedError:
             self._preparing.leave(request.number, has_used=False)
             raise
         self._preparing.leave(request.number, has_used=True)
 
-    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> None:
-        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved."""
+    def send_waiting(self) -> None:
+        """Go on with those that wait for an engine, if one is ready."""
+        if self._waiting and self._choose_engine() is not None:
+            waiting, self._waiting = self._waiting, {}
+            for number in waiting:
+                request = self._requests.get(number)
+                if request is not None:
+                    self.advance(request)
+
+    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> bool:
+        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved; return
+        False if that is because no engine is there any more.
+        """
         link = self._choose_engine()
+        if link is None:
+            return False
         try:
             items = self._route.resolve(request.keys, given)
 
@@ -177,13 +212,16 @@ class RequestDesk:
                 return add, payload
 
             self._route.sent(self._gate.send_with_leases(link, items, make))
+        except PeerGone:
+            return False
         finally:
             self._route.release()
         request.engine = link.incarnation
+        return True
 
     # ---- from engines
 
-    def handle_engine(self, message: received.FromEngine, payload: Sequence[Frame]) -> None:
+    def handle_engine(self, message: FromEngine, payload: Sequence[Frame]) -> None:
         """Take what an engine says of a request; one that is not open any more is nobody's."""
         match message:
             case received.TokensCommitted():
@@ -203,6 +241,8 @@ class RequestDesk:
                     self._answer(request.peer, to_client.Failed(request.message.request_id, message.error), ())
             case received.RequestMissed():
                 self._resend(message)
+            case _:
+                assert_never(message)
 
     def _pass_on(self, message: received.TokensCommitted, payload: Sequence[Frame]) -> None:
         for rows in message.rows:
@@ -212,20 +252,20 @@ class RequestDesk:
                 request = self._requests.get(rows.request_id)
                 if request is not None:
                     self._abort_in_engine(request)
-                    self._fail(request.number, error)
+                    self.fail(request.number, error)
         for tokens in message.streams:
             self._streams.committed(tokens)
 
     def engine_lost(self, link: EngineLink, reason: str) -> None:
         """Fail what an engine had that is gone."""
         for request in self._requests.on_engine(link.incarnation):
-            self._fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
+            self.fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _finish_generation(self, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:
         try:
             rows, frames = self._streams.rest(message.request_id, message.rows, payload)
         except MmcachedError as error:
-            self._fail(message.request_id, error)
+            self.fail(message.request_id, error)
             return
         request = self._take(message.request_id)
         if request is None:
@@ -253,7 +293,7 @@ class RequestDesk:
         self.num_resends += 1
         if request.num_resends > MAX_RESENDS:
             reason = f"the engine missed items {request.num_resends} times; try again"
-            self._fail(request.number, RequestAborted(reason))
+            self.fail(request.number, RequestAborted(reason))
             return
         request.engine = 0
         self.advance(request)
@@ -272,11 +312,16 @@ class RequestDesk:
 
     # ---- deadlines and ends
 
-    def check_deadlines(self, now: float) -> None:
+    def check(self, now: float) -> None:
+        """Send what has waited for an engine, if there is one now; fail those whose time is over."""
+        self.send_waiting()
         for request in self._requests.expired(now):
             timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
             self._abort_in_engine(request)
-            self._fail(request.number, DeadlineExceeded(type(request.message).__name__.lower(), timeout_s))
+            operation = type(request.message).__name__.lower()
+            if request.number in self._waiting:
+                operation += " (no engine was ready)"
+            self.fail(request.number, DeadlineExceeded(operation, timeout_s))
 
     def end_client(self, client_id: str) -> None:
         """Forget what a client has asked for: it is gone."""
@@ -289,10 +334,16 @@ class RequestDesk:
         if request is not None:
             self._end(request)
 
+    def fail_client(self, client_id: str, error: MmcachedError) -> None:
+        """Answer everything that a client has open with an error."""
+        for request in self._requests.of_client(client_id):
+            self._abort_in_engine(request)
+            self.fail(request.number, error)
+
     def fail_all(self, error: MmcachedError) -> None:
         """Answer everything that is open with an error."""
         for request in self._requests:
-            self._fail(request.number, error)
+            self.fail(request.number, error)
 
     def _end(self, request: OpenRequest) -> None:
         """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
@@ -301,7 +352,8 @@ class RequestDesk:
         self.num_failed += 1
         self._abort_in_engine(request)
 
-    def _fail(self, number: int, error: MmcachedError) -> None:
+    def fail(self, number: int, error: MmcachedError) -> None:
+        """End a request with an error; one that is not open changes nothing."""
         request = self._take(number)
         if request is not None:
             self._preparing.leave(number, has_used=False)
@@ -311,6 +363,7 @@ class RequestDesk:
     def _take(self, number: int) -> OpenRequest | None:
         """Forget a request, and the tokens and rows that wait for its client; return it if it was open."""
         self._streams.close(number)
+        self._waiting.pop(number, None)
         return self._requests.take(number)
 
     def _abort_in_engine(self, request: OpenRequest) -> None:

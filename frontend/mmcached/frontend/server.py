@@ -1,30 +1,33 @@
 """P0: the one process per host that clients talk to. Owns the sender cache and the ring; books no blocks, runs no
 model.
 
-    clients ==ROUTER client.sock==> Frontend ==(engine_gate) ROUTER engine.sock==> engines
+    clients ==(listener) client.sock==> Frontend ==(engine_gate) ROUTER engine.sock==> engines
                                        |
                                        +-- (request_desk) generate, encode: processed items into the ring, with leases
                                        +-- (store_desk)   what clients put, in a ring of their own
 
-One loop; only hashing large files and processing images has threads (see `preparing`). An event never ends the loop:
-what a client or an engine sent wrong is answered or logged. A request is answered exactly once; a miss is sent again
-and never reaches the client, unless it concerns an image of which the client sent no more than its id; nothing here
-waits for an engine, a client or an image. Requests may overtake each other, those of one client too: one whose items
-are all cached is sent at once.
+One loop; only hashing large files and processing images has threads (see `preparing`). A turn of it takes a bounded
+share from the engines, then from the clients, one message of each in a round; deaths and deadlines are looked at when
+they are due, whatever else there is to do. An event never ends the loop: what a client or an engine sent wrong is
+answered or logged, and what we did wrong ends the one request or message. A request is answered exactly once; a miss is
+sent again and never reaches the client, unless it concerns an image of which the client sent no more than its id;
+nothing here waits for an engine, a client or an image. Requests may overtake each other, those of one client too: one
+whose items are all cached is sent at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, assert_never
 
 import structlog
 import zmq
 
+from mmcached.frontend.askers import Asker
 from mmcached.frontend.engine_gate import EngineGate
 from mmcached.frontend.engine_links import EngineLink
 from mmcached.frontend.factories import processor_cache_from_config
@@ -34,6 +37,7 @@ from mmcached.frontend.probes import Probes
 from mmcached.frontend.processing import Processing
 from mmcached.frontend.request_desk import RequestDesk
 from mmcached.frontend.routes import route_for
+from mmcached.frontend.seats import Seats
 from mmcached.frontend.statistics import StatsCollector
 from mmcached.frontend.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
@@ -43,6 +47,7 @@ from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ChannelFull,
+    InvariantError,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
@@ -51,18 +56,32 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.listener import Listener
 from mmcached.wire.messages import client as to_client
-from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
 from mmcached.wire.stats import FrontendStats, RingStats, RoleName, ServiceStats, extend
+from mmcached.wire.turns import Guard, TurnShare
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
 """How often deaths and deadlines are looked at."""
+MAX_BODY_BYTES = 2 << 20
+"""Of a message without its payload: 4096 keys of the usual length have room."""
+MAX_TOKEN_BYTES = 5
+_NOBODYS = (
+    received.GetStats
+    | received.Probe
+    | received.Flush
+    | received.HaveRecords
+    | received.DropRecord
+    | received.Reconcile
+)
+"""What is said in no client's name."""
+_UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.Reconcile | received.ClientBye
 
 
 class Frontend:
@@ -79,7 +98,8 @@ class Frontend:
         self._run_dir = run_dir
         self._config = config
         self._clock = clock
-        self._statistics = StatsCollector()
+        self._share = TurnShare.of(config.limits)
+        self._guard = Guard()
         self._num_clients = 0
         self._num_protocol_errors = 0
         self._is_draining = False
@@ -91,14 +111,22 @@ class Frontend:
             if cache is not None:
                 stack.callback(cache.close)
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
-            self._clients: RouterChannel[received.FromClient] = stack.enter_context(
-                RouterChannel(context, run_dir.client_address, received.FromClient)
+            self._clients: Listener[received.FromClient] = stack.enter_context(
+                Listener(
+                    run_dir.client_address,
+                    received.FromClient,
+                    config.limits,
+                    max_body_bytes=MAX_BODY_BYTES + MAX_TOKEN_BYTES * config.max_model_len,
+                    refusal=_too_many_clients(config),
+                    clock=clock,
+                )
             )
             engines: RouterChannel[received.FromEngine] = stack.enter_context(
                 RouterChannel(context, run_dir.engine_address, received.FromEngine)
             )
             self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.send, clock=clock))
             self._closing = stack.pop_all()
+        self._seats = Seats(self._clients.is_connected)
         self._engine_socket = engines.socket
         self._route = route_for(cache)
         processing = Processing(config)
@@ -107,6 +135,8 @@ class Frontend:
         self._gate = EngineGate(
             engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
         )
+        max_askers = config.limits.max_requests_per_client
+        self._statistics = StatsCollector(self._gate, max_askers)
         self._requests = RequestDesk(
             config,
             self._gate,
@@ -116,34 +146,44 @@ class Frontend:
             answer=self._answer,
             clock=clock,
         )
-        self._probes = Probes(self._gate, store)
-        self._flushes = Flushes(self._gate)
+        self._probes = Probes(self._gate, store, max_askers)
+        self._flushes = Flushes(
+            self._gate,
+            forget=self._forget,
+            min_interval_s=config.limits.flush_interval_s,
+            max_per_peer=max_askers,
+        )
         self._poller = zmq.Poller()
-        self._poller.register(self._clients.socket, zmq.POLLIN)
+        self._poller.register(self._clients.fileno(), zmq.POLLIN)
         self._poller.register(self._engine_socket, zmq.POLLIN)
         self._poller.register(self._preparing.fileno(), zmq.POLLIN)
 
     # ---- the loop
 
     def poll(self, timeout_s: float) -> None:
-        """Serve what has come, waiting up to `timeout_s` for something; then look at deaths and deadlines if due."""
-        ready = dict(self._poller.poll(max(0, round(timeout_s * 1000))))
+        """Serve what has come, waiting up to `timeout_s` for something; then look at deaths and deadlines if due.
+
+        Each source gets a share of the turn; what is left over waits for the next one.
+        """
+        wait_s = 0.0 if self._clients.has_more else timeout_s
+        ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
         if self._engine_socket in ready:
-            for link, message, payload in self._gate.serve():
-                self._handle_engine(link, message, payload)
-        if self._clients.socket in ready:
-            self._serve_clients()
+            self._serve_engines()
+        self._serve_clients()
         for request in self._preparing.collect():
-            self._requests.advance(request)
-        self._requests.flush()
+            error = self._guard.call("a request that goes on", self._requests.advance, request)
+            if error is not None:
+                self._guard.call("a request that fails", self._requests.fail, request.number, error)
+        self._guard.call("tokens for clients", self._requests.flush)
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
-            self._gate.check()
-            self._check_clients()
-            self._requests.check_deadlines(now)
-            self._desk.check(now)
-        self._answer_finished(now)
+            self._guard.call("look at the engines", self._gate.check)
+            self._guard.call("look at the connections", self._clients.check, now)
+            self._guard.call("look at the clients", self._check_clients)
+            self._guard.call("look at deadlines", self._requests.check, now)
+            self._guard.call("look at the store", self._desk.check, now)
+        self._guard.call("answers that all wait for", self._answer_finished, now)
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
@@ -170,18 +210,21 @@ class Frontend:
     # ---- clients
 
     def _serve_clients(self) -> None:
-        while (raw := self._clients.receive_raw()) is not None:
-            peer, frames = raw
-            try:
-                message, payload = self._clients.decode(frames)
-            except RemoteProtocolError as error:
-                self._num_protocol_errors += 1
-                log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
-                self._answer(peer, to_client.Failed(None, error_to_wire(error)))
+        for peer, message, payload in self._clients.serve(self._share):
+            if isinstance(message, RemoteProtocolError):
+                self._refuse(peer, None, message)
                 continue
-            self._handle_client(peer, message, payload)
+            error = self._guard.call("message of a client", self._handle_client, peer, message, payload)
+            if error is not None and (request_id := getattr(message, "request_id", None)) is not None:
+                self._answer(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
+        if not isinstance(message, _NOBODYS):
+            try:
+                self._seats.take(peer, message.client_id)
+            except RemoteProtocolError as error:
+                self._refuse(peer, message, error)
+                return
         match message:
             case received.ClientHello():
                 self._desk.greet(peer, message.client_id)
@@ -195,17 +238,52 @@ class Frontend:
                 self._desk.cancel(message.client_id, message.request_id)
             case received.ClientBye():
                 self._end_client(message.client_id)
-            case received.GetStats():
-                self._collect_stats(peer, message.request_id)
-            case received.Probe():
-                self._probe(peer, message)
-            case received.Flush():
-                self._route.clear()
-                self._preparing.flush()
-                self._desk.flush(is_new_epoch=message.new_epoch)
-                self._flushes.start(peer, message.request_id, self._clock(), new_epoch=message.new_epoch)
-            case _:
+            case received.GetStats() | received.Probe() | received.Flush():
+                self._ask_all(peer, message)
+            case (
+                received.TakeRow()
+                | received.GetRecords()
+                | received.HaveRecords()
+                | received.PutRecord()
+                | received.ClaimRecord()
+                | received.DropClaim()
+                | received.DropRecord()
+                | received.Reconcile()
+            ):
                 self._desk.handle(peer, message, payload)
+            case _:
+                assert_never(message)
+
+    def _refuse(self, peer: bytes, message: received.FromClient | None, error: RemoteProtocolError) -> None:
+        """Answer what cannot be; a message that could not be read, or that nobody waits for, in general."""
+        self._num_protocol_errors += 1
+        log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
+        if message is None or isinstance(message, received.ClientHello):
+            self._answer(peer, to_client.Failed(None, error_to_wire(error)))
+        elif not isinstance(message, _UNANSWERED):
+            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+
+    def _ask_all(self, peer: bytes, message: received.GetStats | received.Probe | received.Flush) -> None:
+        """Take a question that all engines answer together, or say why not."""
+        now = self._clock()
+        try:
+            match message:
+                case received.GetStats():
+                    self._statistics.ask(peer, message.request_id, now)
+                case received.Flush():
+                    self._flushes.start(peer, message.request_id, now, new_epoch=message.new_epoch)
+                case received.Probe():
+                    if self._is_draining:
+                        raise ServiceUnavailable("the service is draining")
+                    self._probes.start(peer, message.request_id, message.timeout_s, now)
+        except MmcachedError as error:
+            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+
+    def _forget(self, is_new_epoch: bool) -> None:
+        """Empty the frontend's own caches."""
+        self._route.clear()
+        self._preparing.flush()
+        self._desk.flush(is_new_epoch=is_new_epoch)
 
     def _welcome(self) -> to_client.Welcome:
         return to_client.Welcome(
@@ -219,33 +297,73 @@ class Frontend:
         )
 
     def _check_clients(self) -> None:
-        """End the requests of clients whose lock is free: they are dead."""
+        """End what clients have asked for whose lock is free or gone, and look who is there."""
         self._num_clients = 0
         for path in self._run_dir.clients.glob("*.lock"):
             if is_held(path):
                 self._num_clients += 1
             elif remove_if_free(path):
                 log.info("client dead", client_id=path.stem)
-        for client_id in self._requests.clients() | self._desk.clients():
+        self._seats.drop_closed(self._clients.__contains__)
+        for client_id in self._requests.clients() | self._desk.clients() | set(self._seats):
             if not self._run_dir.client_lock(client_id).exists():
-                self._end_client(client_id)
+                self._lock_is_gone(client_id)
+
+    def _lock_is_gone(self, client_id: str) -> None:
+        """End a client that is dead. One whose connection is alive has lost its lock to somebody who tidies up: it is
+        told, and has to connect anew, and then it locks again.
+        """
+        peer = self._seats.peer_of(client_id)
+        if peer is not None and self._clients.is_connected(peer):
+            log.warning("a client's lock was removed: it has to connect anew", client_id=client_id)
+            reason = "the lock file of this client was removed, without which it counts as dead; try again"
+            self._requests.fail_client(client_id, RequestAborted(reason))
+            self._end_client(client_id)
+            self._clients.disconnect(peer)
+        else:
+            self._end_client(client_id)
 
     def _end_client(self, client_id: str) -> None:
+        self._seats.leave(client_id)
         self._desk.end_client(client_id)
         self._requests.end_client(client_id)
 
     # ---- engines
 
+    def _serve_engines(self) -> None:
+        for link, message, payload in self._gate.serve(self._share, self._guard):
+            error = self._guard.call("message of an engine", self._handle_engine, link, message, payload)
+            # What it says of a request may be half taken in: that request ends, and no other.
+            if error is not None and (number := getattr(message, "request_id", None)) is not None:
+                self._guard.call("a request that fails", self._requests.fail, number, error)
+        self._requests.send_waiting()
+
     def _handle_engine(self, link: EngineLink, message: received.FromEngine, payload: list[Frame]) -> None:
         match message:
             case received.EngineStatsReply():
-                self._statistics.add_reply(link.incarnation, message.token, message.stats)
+                self._statistics.add_reply(link, message)
             case received.EngineProbed():
                 self._probes.answered(link, message)
             case received.EngineFlushed():
                 self._flushes.answered(link, message.token)
-            case _:
+            case (
+                received.TokensCommitted()
+                | received.RequestGenerated()
+                | received.RequestEncoded()
+                | received.RequestFailed()
+                | received.RequestMissed()
+            ):
                 self._requests.handle_engine(message, payload)
+            case (
+                received.EngineHello()
+                | received.RowHello()
+                | received.EngineReady()
+                | received.LeaseGap()
+                | received.Reconcile()
+            ):
+                raise InvariantError(f"the gate deals with {type(message).__name__}")
+            case _:
+                assert_never(message)
 
     def _on_new_engine(self, link: EngineLink) -> None:
         log.info("engine connected", engine=link.index)
@@ -266,35 +384,34 @@ class Frontend:
             resends=self._requests.num_resends,
             lease_refusals=self._gate.num_lease_refusals,
             clients=self._num_clients,
+            connections=len(self._clients),
+            clients_refused=self._clients.num_refused,
+            clients_disconnected=self._clients.num_disconnected,
+            faults=self._guard.num_faults,
             processor=self._preparing.stats(self._route.stats()),
             ring=RingStats() if self._ring is None else self._ring.stats(),
             desyncs=self._route.num_desyncs,
             store=self._desk.stats(),
         )
 
-    def _collect_stats(self, peer: bytes, request_id: int) -> None:
-        asked = [link for link in self._gate.links if link.is_ready]
-        token = self._statistics.ask(peer, request_id, [link.incarnation for link in asked], self._clock())
-        for link in asked:
-            self._gate.tell(link, to_engine.GetEngineStats(token))
-
-    def _probe(self, peer: bytes, message: received.Probe) -> None:
-        try:
-            if self._is_draining:
-                raise ServiceUnavailable("the service is draining")
-            self._probes.start(peer, message.request_id, message.timeout_s, self._clock())
-        except MmcachedError as error:
-            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
-
     def _answer_finished(self, now: float) -> None:
         """Answer the questions whose answers have come from all engines, or whose time is over."""
-        for peer, request_id, engines in self._statistics.take_complete(now):
-            self._answer(peer, to_client.Stats(request_id, extend(self.stats(), ServiceStats, engines=engines)))
-        for peer, request_id, outcome in (*self._probes.take_finished(now), *self._flushes.take_finished(now)):
+        askers, engines = self._statistics.take_complete(now)
+        if askers:
+            stats = extend(self.stats(), ServiceStats, engines=engines)
+            for asker in askers:
+                self._answer(asker.peer, to_client.Stats(asker.request_id, stats))
+        self._answer_all(self._probes.take_finished(now))
+        self._answer_all(self._flushes.take_finished(now))
+
+    def _answer_all(
+        self, finished: Iterable[tuple[Asker, to_client.Probed | to_client.Flushed | MmcachedError]]
+    ) -> None:
+        for asker, outcome in finished:
             if isinstance(outcome, MmcachedError):
-                self._answer(peer, to_client.Failed(request_id, error_to_wire(outcome)))
+                self._answer(asker.peer, to_client.Failed(asker.request_id, error_to_wire(outcome)))
             else:
-                self._answer(peer, outcome)
+                self._answer(asker.peer, outcome)
 
     def _answer(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> bool:
         """Send to a client, return whether it was queued; one that is gone or does not read loses its answer, nobody
@@ -306,6 +423,14 @@ class Frontend:
             log.info("client not told", message=type(message).__name__, reason=str(error))
             return False
         return True
+
+
+def _too_many_clients(config: ServiceConfig) -> to_client.Failed:
+    limit = config.limits.max_clients
+    reason = f"{limit} clients are connected (limits.max_clients), or no descriptors are left for more; try again later"
+    return to_client.Failed(
+        None, error_to_wire(ServiceUnavailable(reason, field="limits.max_clients", value=limit + 1, limit=limit))
+    )
 
 
 def _make_ring(config: ServiceConfig, stack: ExitStack) -> RingWriter | None:

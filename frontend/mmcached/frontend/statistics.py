@@ -1,45 +1,66 @@
-"""The small conversation that gathers the engines' counters for one `GetStats`."""
+"""Gathers the engines' counters for all who ask with `GetStats`: one round to all ready engines at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from mmcached.frontend.askers import Asker, Askers
+from mmcached.frontend.engine_gate import EngineGate
+from mmcached.frontend.engine_links import EngineLink
+from mmcached.wire.messages.engine import GetEngineStats
+from mmcached.wire.messages.frontend import EngineStatsReply
 from mmcached.wire.stats import EngineStats
 
 STATS_TIMEOUT_S = 2.0
 """An engine in a long step answers late; after this the others' figures are sent without it."""
 
 
-@dataclass(slots=True)
-class _Question:
-    peer: bytes
-    request_id: int
-    missing: set[int]
-    give_up: float
-    replies: list[EngineStats] = field(default_factory=list)
-
-
 class StatsCollector:
-    """Remembers which engines (by incarnation) still owe an answer to which client."""
+    """Who asks for figures, and which engines (by incarnation) still owe theirs.
 
-    def __init__(self) -> None:
-        self._questions: dict[int, _Question] = {}
-        self._last_token = 0
+    Args:
+        max_per_peer: questions of one connection that may wait.
+    """
 
-    def ask(self, peer: bytes, request_id: int, engines: list[int], now: float) -> int:
-        """Open a question to these engines; return its token."""
-        self._last_token += 1
-        self._questions[self._last_token] = _Question(peer, request_id, set(engines), now + STATS_TIMEOUT_S)
-        return self._last_token
+    def __init__(self, gate: EngineGate, max_per_peer: int) -> None:
+        self._gate = gate
+        self._askers = Askers(max_per_peer)
+        self._token = 0
+        self._missing: set[int] = set()
+        self._replies: list[EngineStats] = []
+        self._give_up = 0.0
 
-    def add_reply(self, engine: int, token: int, stats: EngineStats) -> None:
-        question = self._questions.get(token)
-        if question is not None and engine in question.missing:
-            question.missing.discard(engine)
-            question.replies.append(stats)
+    def ask(self, peer: bytes, request_id: int, now: float) -> None:
+        """Take a question.
 
-    def take_complete(self, now: float) -> list[tuple[bytes, int, list[EngineStats]]]:
-        """Return and forget the questions that are answered or too old: `(client, request id, engines)`."""
-        done = [token for token, q in self._questions.items() if not q.missing or q.give_up <= now]
-        taken = [self._questions.pop(token) for token in done]
-        return [(question.peer, question.request_id, question.replies) for question in taken]
+        Raises:
+            ServiceUnavailable: too many of this connection wait.
+        """
+        self._askers.add(Asker(peer, request_id, now + 2 * STATS_TIMEOUT_S, STATS_TIMEOUT_S))
+        self._begin(now)
+
+    def add_reply(self, link: EngineLink, message: EngineStatsReply) -> None:
+        """Take an engine's figures; late ones, or a second time, they are nobody's."""
+        if message.token == self._token and link.incarnation in self._missing:
+            self._missing.discard(link.incarnation)
+            self._replies.append(message.stats)
+
+    def take_complete(self, now: float) -> tuple[list[Asker], list[EngineStats]]:
+        """Return those who are answered now, and with what; the next round begins if anybody waits for it."""
+        if not self._askers.is_under_way:
+            return [], []
+        if self._give_up > now and any(self._gate.links.get(incarnation) for incarnation in self._missing):
+            return [], []
+        self._missing.clear()
+        answered = self._askers.finish(), self._replies
+        self._begin(now)
+        return answered
+
+    def _begin(self, now: float) -> None:
+        if not self._askers.begin():
+            return
+        self._token += 1
+        self._give_up = now + STATS_TIMEOUT_S
+        self._replies = []
+        asked = [link for link in self._gate.links if link.is_ready]
+        self._missing = {link.incarnation for link in asked}
+        for link in asked:
+            self._gate.tell(link, GetEngineStats(self._token))

@@ -29,15 +29,18 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserved_descriptors: int = 64
 
     # messages
+    max_message_mb: int = 256
     max_message_frames: int = 4096
     max_record_head_kb: int = 1024
     max_record_elements: int = 65_536
     max_queued_mb_per_client: int = 64
+    client_stall_s: float = 30.0
 
     # shares of one client
     max_requests_per_client: int = 128
     max_claims_per_client: int = 64
     claim_timeout_s: float = 120.0
+    flush_interval_s: float = 0.5
 
     # turns of a loop
     messages_per_turn: int = 64
@@ -84,6 +87,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             16, 1 << 16, "descriptors", "file descriptors that client connections leave free", "`ServiceUnavailable`"
         ),
         # ---- messages
+        "limits.max_message_mb": Limit(1, 1 << 16, "MiB", "one message of a client", "`RemoteProtocolError`"),
         "limits.max_message_frames": Limit(64, 1 << 20, "frames", "frames of one message", "`RemoteProtocolError`"),
         "limits.max_record_head_kb": Limit(1, 1 << 16, "KiB", "head of one record", "`InvalidRequest`"),
         "limits.max_record_elements": Limit(
@@ -91,6 +95,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         "limits.max_queued_mb_per_client": Limit(
             1, 1 << 20, "MiB", "answers that wait for one client to read them", "disconnected"
+        ),
+        "limits.client_stall_s": Limit(
+            0.1,
+            86_400,
+            "s",
+            "time in which a client reads nothing that waits for it, or sends no more of a message",
+            "disconnected",
         ),
         # ---- shares of one client
         "limits.max_requests_per_client": Limit(
@@ -102,6 +113,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.claim_timeout_s": Limit(
             0.1, 86_400, "s", "time from a claim to its put", "another waiter gets the claim"
         ),
+        "limits.flush_interval_s": Limit(0, 86_400, "s", "time from one flush to the next", "waits; one answers all"),
         # ---- turns of a loop
         "limits.messages_per_turn": Limit(
             1, 1 << 16, "messages", "messages of one source (clients, engines, workers) in a turn", "waits a turn"

@@ -162,7 +162,10 @@ class EngineStats(Stats, frozen=True):
 
 
 class FrontendStats(Stats, frozen=True):
-    """The frontend. `clients` are those that live.
+    """The frontend. `clients` are those that live, `connections` those that are connected.
+
+    `clients_refused` were one too many, `clients_disconnected` did not read, or did not end a message; `faults` are our
+    own: handlers that raised what nobody expected.
 
     `desyncs` counts items that the sender believed in an engine's mirrored cache and that were not there: must stay 0.
     """
@@ -174,6 +177,10 @@ class FrontendStats(Stats, frozen=True):
     resends: int = 0
     lease_refusals: int = 0
     clients: Gauge = 0
+    connections: Gauge = 0
+    clients_refused: int = 0
+    clients_disconnected: int = 0
+    faults: int = 0
     processor: ProcessorCacheStats = ProcessorCacheStats()
     ring: RingStats = RingStats()
     desyncs: int = 0

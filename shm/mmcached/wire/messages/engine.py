@@ -89,14 +89,9 @@ class ProbeEngine(Message, frozen=True):
 
 
 class FlushEngine(Message, frozen=True):
-    """Forget everything cached.
-
-    Attributes:
-        new_epoch: what is being computed is unreachable too, and requests that run go on; else they start over.
-    """
+    """Make everything unreachable that is cached or being computed; requests that run go on."""
 
     token: Count
-    new_epoch: bool = False
 
 
 FromFrontend = (

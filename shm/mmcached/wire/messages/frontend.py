@@ -26,7 +26,8 @@ class ClientHello(Message, frozen=True):
     """Ask who is there. A client holds the lock of `clients/<client_id>.lock` for its life: that lock free = it is
     dead.
 
-    Every request repeats the `client_id`, so a restarted frontend needs no second hello.
+    Every request repeats the `client_id`, so a restarted frontend needs no second hello. The first connection that
+    names it speaks for this client until it is closed: what another says in its name is refused.
     """
 
     client_id: ClientId
@@ -103,11 +104,10 @@ class Probe(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """Forget everything cached, in all roles; requests that run start over at token 0, and keep what they have said.
+    """Forget everything cached, in all roles; requests that run go on.
 
     Attributes:
-        new_epoch: also make what is being computed now unreachable: it came from weights that are no more. Requests
-            that run go on then.
+        new_epoch: also what clients compute for the store now: it comes from weights that are no more.
     """
 
     request_id: Count

@@ -1,0 +1,213 @@
+"""ZMTP 3.0 without a socket: what a ROUTER says and understands whose peers are DEALERs, mechanism NULL.
+
+    both     signature FF 8×00 7F, version 3.0, "NULL", zeros                    64 bytes
+    both     04 size 05 "READY" (name-size name value-size:4 value)*             a command
+    both     (flags size body)*       flags: 1 more frames follow, 2 size has 8 bytes instead of 1, 4 a command
+
+`MessageReader` makes messages of bytes, within limits: a message with too many frames or bytes is an error as soon as
+that is known, and the rest of it is left out as it comes. So it costs no memory, however long it is, and what follows
+it is read again. Source: rfc.zeromq.org, 23/ZMTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.wire.errors import RemoteProtocolError
+
+Frame = bytes | bytearray | memoryview
+
+GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0") + bytes(32)
+MORE, LONG, COMMAND = 1, 2, 4
+LARGE_FRAME = 1 << 14
+"""Frames of so many bytes are received where they stay; smaller ones are cut out of what came."""
+MAX_COMMAND_BYTES = 1 << 10
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
+
+
+_READY = b"\x05READY" + _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b"")
+HANDSHAKE = GREETING + bytes((COMMAND, len(_READY))) + _READY
+"""All that a ROUTER has to say before messages; it need not wait for the peer's."""
+
+
+def pack(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the bytes of one message in few pieces: small frames are joined, large ones stay where they are."""
+    pieces: list[Frame] = []
+    small = bytearray()
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        more = MORE if index < last else 0
+        if size < 256:
+            small += bytes((more, size))
+        else:
+            small += bytes((more | LONG,)) + size.to_bytes(8, "big")
+        if size < LARGE_FRAME:
+            small += frame
+        else:
+            pieces += (bytes(small), frame)
+            small = bytearray()
+    if small:
+        pieces.append(bytes(small))
+    return pieces
+
+
+class MessageReader:
+    """Reads one connection. Give it bytes with `feed`, or straight into `room`; then take messages until None.
+
+    Args:
+        max_frames, max_bytes: of one message.
+    """
+
+    def __init__(self, *, max_frames: int, max_bytes: int) -> None:
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._data = b""
+        self._at = 0
+        self._is_greeted = False
+        self._frames: list[Frame] = []
+        self._num_bytes = 0
+        self._flags = 0
+        self._large: bytearray | None = None
+        self._left = 0  # bytes that the frame under way still lacks: of `_large`, or to be left out
+        self._is_leaving_out = False
+        self.is_ready = False
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a message, or the handshake, has begun and not ended."""
+        return not self.is_ready or bool(
+            self._frames or self._left or self._is_leaving_out or self._at < len(self._data)
+        )
+
+    def room(self) -> memoryview | None:
+        """Return where the next bytes may be written, None if they are to be fed. Tell `filled` how many came."""
+        if self._large is None or self._at < len(self._data):
+            return None
+        return memoryview(self._large)[len(self._large) - self._left :]
+
+    def filled(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._data = self._data[self._at :] + data if self._at < len(self._data) else data
+        self._at = 0
+
+    def next_message(self) -> list[Frame] | None:
+        """Return the next message, None if more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: a message exceeds a limit, and is left out; with `field` "zmtp": this is no ZMTP, the
+                connection is of no use any more.
+        """
+        if not self._is_greeted and not self._read_greeting():
+            return None
+        while self._end_body():
+            frame = self._read_frame()
+            if frame is None:
+                return None
+            message = self._take(frame)
+            if message is not None:
+                return message
+        return None
+
+    # ---- bytes to frames
+
+    def _read_greeting(self) -> bool:
+        if len(self._data) < len(GREETING):
+            return False
+        greeting = self._data[: len(GREETING)]
+        if greeting[0] != 0xFF or greeting[9] != 0x7F or greeting[10] < 3 or greeting[12:32] != GREETING[12:32]:
+            raise RemoteProtocolError("no greeting of ZMTP 3 with mechanism NULL", "zmtp")
+        self._at = len(GREETING)
+        self._is_greeted = True
+        return True
+
+    def _end_body(self) -> bool:
+        """Go on with the frame under way, if there is one; return whether it has ended."""
+        if self._left:
+            piece = self._data[self._at : self._at + self._left]
+            if self._large is not None:
+                start = len(self._large) - self._left
+                self._large[start : start + len(piece)] = piece
+            self._at += len(piece)
+            self._left -= len(piece)
+        return not self._left
+
+    def _read_frame(self) -> Frame | None:
+        """Return the next frame, b"" for one that is left out; None if more bytes are needed."""
+        if self._large is not None:
+            frame, self._large = self._large, None
+            return frame
+        data, at = self._data, self._at
+        if len(data) - at < 2:
+            return None
+        flags = data[at]
+        body = at + (9 if flags & LONG else 2)
+        if len(data) < body:
+            return None
+        size = int.from_bytes(data[at + 1 : body], "big")
+        self._check(flags, size)
+        if self._is_leaving_out:
+            self._flags = flags
+            self._at = min(len(data), body + size)
+            self._left = body + size - self._at
+            return b""
+        if len(data) >= body + size:
+            self._flags = flags
+            self._at = body + size
+            return data[body : body + size]
+        if size >= LARGE_FRAME:
+            self._flags = flags
+            self._large = bytearray(size)
+            self._left = size
+            self._at = body
+            return self._read_frame() if self._end_body() else None
+        return None
+
+    def _check(self, flags: int, size: int) -> None:
+        """Look at a frame's head before its body is taken."""
+        if flags & ~(MORE | LONG | COMMAND) or (flags & COMMAND and (flags & MORE or size > MAX_COMMAND_BYTES)):
+            raise RemoteProtocolError(f"flags {flags:#04x} with {size} bytes are no frame", "zmtp")
+        if not self.is_ready and not flags & COMMAND:
+            raise RemoteProtocolError("a message before the handshake", "zmtp")
+        if flags & COMMAND or self._is_leaving_out:
+            return
+        reason = ""
+        if len(self._frames) >= self._max_frames:
+            reason = f"more than {self._max_frames} frames (limits.max_message_frames)"
+        elif self._num_bytes + size > self._max_bytes:
+            reason = f"{self._num_bytes + size} bytes or more, at most {self._max_bytes} (limits.max_message_mb)"
+        if reason:
+            self._is_leaving_out = True
+            self._frames = []
+            raise RemoteProtocolError(f"a message has {reason}; it is not read", "frames")
+
+    # ---- frames to messages
+
+    def _take(self, frame: Frame) -> list[Frame] | None:
+        if self._flags & COMMAND:
+            self._hear(bytes(frame))
+            return None
+        if self._is_leaving_out:
+            self._is_leaving_out = bool(self._flags & MORE)
+            self._num_bytes = 0
+            return None
+        self._frames.append(frame)
+        self._num_bytes += len(frame)
+        if self._flags & MORE:
+            return None
+        message, self._frames, self._num_bytes = self._frames, [], 0
+        return message
+
+    def _hear(self, command: bytes) -> None:
+        """Take the peer's READY; other commands mean nothing here."""
+        if self.is_ready:
+            return
+        if not command.startswith(b"\x05READY") or _property(b"Socket-Type", b"DEALER") not in command:
+            raise RemoteProtocolError("the peer is no DEALER", "zmtp")
+        self.is_ready = True
