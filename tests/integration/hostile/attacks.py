@@ -328,11 +328,12 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main() -> None:
-    """Play one attack for ever: `NAME RUN_DIR SEED`."""
+    """Play one attack until this process, or its parent, is killed: `NAME RUN_DIR SEED`."""
     name, run_dir, seed = sys.argv[1:]
     os.nice(19)
     rng = random.Random(f"{seed} {name}")
-    while True:
+    parent = os.getppid()
+    while os.getppid() == parent:
         try:
             ATTACKS[name](RunDir(Path(run_dir)), rng)
         except (MmcachedError, OSError, zmq.ZMQError, MemoryError, KeyError, ValueError):

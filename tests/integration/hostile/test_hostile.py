@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.soak
 ROOT = Path(__file__).parents[3]
 QUIET_ROUNDS = 60
 ATTACK_LIFE_S = 20.0
-"""An attacker is killed and replaced that often: some of them stop themselves."""
+WATCH_INTERVAL_S = 0.5
 
 
 def config() -> ServiceConfig:
@@ -44,38 +44,54 @@ def known_answers(scratch: Path) -> list[list[int]]:
 
 
 @contextmanager
-def attackers(run_dir: Path, names: list[str], seed: int) -> Iterator[Callable[[float], None]]:
-    """Start one process per attack; call what this gives with the time now and then, and it replaces the old ones."""
-    living: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
-    lives = Counter[str]()
+def attacked_by(names: list[str], service: ChildService, seed: int, burdens: dict[str, Burden]) -> Iterator[None]:
+    """Keep one process per attack alive, and sample what the roles take, in a thread of its own."""
+    attackers = [
+        Attacker(name, service.run_dir, seed, born=time.monotonic() - index % 7) for index, name in enumerate(names)
+    ]
+    is_over = threading.Event()
 
-    def tend(now: float) -> None:
-        for index, name in enumerate(names):
-            attacker, born = living.get(name, (None, 0.0))
-            if attacker is not None and attacker.poll() is None and now < born + ATTACK_LIFE_S:
-                continue
-            if attacker is not None:
-                attacker.kill()
-                attacker.wait()
-            lives[name] += 1
-            command = [sys.executable, "-m", "tests.integration.hostile.attacks", name, str(run_dir)]
-            living[name] = (
-                subprocess.Popen(
-                    [*command, f"{seed} {lives[name]}"],
-                    cwd=ROOT,
-                    env=environment_for_children(),
-                    stderr=subprocess.DEVNULL,
-                ),
-                now - index % 5,  # not all of them at once
-            )
+    def tend() -> None:
+        while not is_over.wait(WATCH_INTERVAL_S):
+            for attacker in attackers:
+                attacker.tend(time.monotonic())
+            sample(service.process.pid, burdens)
 
+    watch = threading.Thread(target=tend)
+    watch.start()
     try:
-        yield tend
+        yield
     finally:
-        for attacker, _ in living.values():
-            with suppress(ProcessLookupError):
-                os.kill(attacker.pid, signal.SIGKILL)
-            attacker.wait()
+        is_over.set()
+        watch.join()
+        for attacker in attackers:
+            attacker.kill()
+
+
+class Attacker:
+    """One attack, as a process that is replaced now and then: some of them stop themselves."""
+
+    def __init__(self, name: str, run_dir: Path, seed: int, *, born: float) -> None:
+        self._command = [sys.executable, "-m", "tests.integration.hostile.attacks", name, str(run_dir)]
+        self._seed = seed
+        self._born = born
+        self._num_lives = 0
+        self._process = self._start()
+
+    def tend(self, now: float) -> None:
+        if self._process.poll() is not None or now >= self._born + ATTACK_LIFE_S:
+            self.kill()
+            self._born = now
+            self._process = self._start()
+
+    def kill(self) -> None:
+        self._process.kill()  # a stopped one too
+        self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._num_lives += 1
+        command = [*self._command, f"{self._seed} {self._num_lives}"]
+        return subprocess.Popen(command, cwd=ROOT, env=environment_for_children(), stderr=subprocess.DEVNULL)
 
 
 def remove_planted_names() -> None:
@@ -95,9 +111,9 @@ def test_an_honest_client_is_served_under_every_attack_at_once(
     with ExitStack() as stack:
         stack.callback(remove_planted_names)
         service = stack.enter_context(ChildService(run_dir / "s", config(), tmp_path / "config.json"))
-        quiet = play(service, tokens, rounds=QUIET_ROUNDS)
-        tend = stack.enter_context(attackers(service.run_dir, names, draw_seeds(1)[0]))
-        attacked = play(service, tokens, seconds=seconds, tend=tend, burdens=burdens)
+        quiet = play(service, tokens, lambda played, _: played < QUIET_ROUNDS)
+        stack.enter_context(attacked_by(names, service, draw_seeds(1)[0], burdens))
+        attacked = play(service, tokens, lambda _, elapsed_s: elapsed_s < seconds)
     print_table(quiet, attacked, burdens)
     for name, record in attacked.items():
         assert record.seconds, f"{name}: never answered: {Counter(record.failures)}"
@@ -111,28 +127,15 @@ def test_an_honest_client_is_served_under_every_attack_at_once(
         assert late <= early + 64, f"{role}: descriptors grow"
 
 
-def play(
-    service: ChildService,
-    tokens: list[list[int]],
-    *,
-    rounds: int | None = None,
-    seconds: float = 0.0,
-    tend: Callable[[float], None] = lambda now: None,
-    burdens: dict[str, Burden] | None = None,
-) -> dict[str, Record]:
-    """Let an honest client play so many rounds, or so long; return what it met."""
+def play(service: ChildService, tokens: list[list[int]], goes_on: Callable[[int, float], bool]) -> dict[str, Record]:
+    """Let an honest client play as long as `goes_on(rounds played, seconds passed)`; return what it met."""
     honest = HonestClient(service.run_dir, tokens, seed=1)
-    begin = next_sample = time.monotonic()
+    begin = time.monotonic()
+    num_played = 0
     try:
-        played = 0
-        while played < rounds if rounds is not None else time.monotonic() < begin + seconds:
-            now = time.monotonic()
-            tend(now)
+        while goes_on(num_played, time.monotonic() - begin):
             honest.play()
-            played += 1
-            if burdens is not None and now >= next_sample:
-                next_sample = now + 1.0
-                sample(service.process.pid, burdens)
+            num_played += 1
     finally:
         honest.close()
     return honest.records
