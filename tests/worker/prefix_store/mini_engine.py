@@ -229,6 +229,7 @@ class MiniEngine:
 
     def _execute(self, plan: Plan) -> Answer:
         self.store.release(plan.released)
+        self.rng.shuffle(plan.chunks)  # an engine's batch keeps no order
         outputs = {}
         for key in self.keys:
             if self.rng.random() >= self.knobs.absent:

@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from mmcached.worker.prefix_store import KeySpec, Refusal, Report, RowChunk, RowSpan, RowsRead, TensorPrefixStore
+from mmcached.worker.prefix_store import (
+    KeySpec,
+    Refusal,
+    Report,
+    RowChunk,
+    RowSpan,
+    RowsRead,
+    TensorPrefixStore,
+    step_writer,
+)
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.buffers import BufferPool
 from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
@@ -90,6 +100,12 @@ class ReportsBeforeCommit(TensorPrefixStore):
         self.commit()
 
 
+class TakesChunksAsTheyArePacked(TensorPrefixStore):
+    def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, object]) -> list[Refusal]:
+        with patch.object(step_writer, "sorted", lambda numbers, key: list(numbers), create=True):
+            return super().write(chunks, outputs)
+
+
 def _cloned(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
@@ -157,24 +173,26 @@ def _overwrites_what_is_sealed(store: TensorPrefixStore) -> None:
 
 
 def _seals_what_was_guessed(store: TensorPrefixStore) -> None:
-    writer, seal = store._writer, store._writer._seal
-    _replace(writer, "_seal", lambda chain, blocks, end: seal(chain, blocks, 1 << 60))
+    _replace(store._writer, "_forget_from", lambda found, position: None)
 
 
 def _seals_before_writing(store: TensorPrefixStore) -> None:
-    """Names an open block at once, so that the guess which stands there counts as its row."""
-    writer, attach = store._writer, store._writer._attach
+    """Seals an open block at once, so that the guess which stands there counts as its row."""
+    _replace(store._slots, "announce", partial(_name, store._slots))
 
-    def attach_and_seal(chunk: RowChunk) -> tuple[Chain, list[int], int]:
-        chain, blocks, end = attach(chunk)
-        writer._seal(chain, blocks, end)
-        return chain, [], end
 
-    _replace(writer, "_attach", attach_and_seal)
+def _name(slots: SlotBook, slot: int, name: bytes) -> None:
+    SlotBook.announce(slots, slot, name)
+    slots.is_named[slot] = True
+
+
+def _finds_names_at_the_steps_end(store: TensorPrefixStore) -> None:
+    _replace(store._slots, "announce", lambda slot, name: None)
+    _replace(store._slots, "name", partial(_name, store._slots))
 
 
 def _keeps_guesses_of_absent_keys(store: TensorPrefixStore) -> None:
-    writer, seal = store._writer, store._writer._seal
+    writer = store._writer
     writing: set[bool] = set()
 
     def write(chunks: Sequence[RowChunk], outputs: Mapping[str, object], specs: Mapping[str, KeySpec]) -> list[Refusal]:
@@ -186,12 +204,13 @@ def _keeps_guesses_of_absent_keys(store: TensorPrefixStore) -> None:
         finally:
             writing.clear()
 
-    def seal_and_forget(chain: Chain, blocks: list[int], end: int) -> list[int]:
+    def forget_from(found: Any, position: int) -> None:
         writing.clear()
-        return seal(chain, blocks, end)
+        StepWriter._forget_from(writer, found, position)
+        writing.add(True)
 
     _replace(writer, "write", write)
-    _replace(writer, "_seal", seal_and_forget)
+    _replace(writer, "_forget_from", forget_from)
 
 
 def _forget_unless(writing: set[bool], arena: RowArena, indexes: np.ndarray) -> None:
@@ -297,6 +316,8 @@ MUTANTS: dict[str, MakeStore] = {
     "takes one block too many": _broken(_takes_one_too_many),
     "overwrites what is sealed": _broken(_overwrites_what_is_sealed),
     "seals before writing": _broken(_seals_before_writing),
+    "finds names at the step's end": _broken(_finds_names_at_the_steps_end),
+    "takes chunks as they are packed": TakesChunksAsTheyArePacked,
     "seals what was guessed": _broken(_seals_what_was_guessed),
     "keeps guesses of absent keys": _broken(_keeps_guesses_of_absent_keys),
     "drops a copy with its rows": _broken(_drops_a_copy_with_its_rows),

@@ -17,6 +17,7 @@ class Block:
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
     holders: set[int] = field(default_factory=set)
     name: bytes | None = None
+    is_final: bool = False
 
 
 @dataclass
@@ -45,8 +46,9 @@ class PlainStore:
 
     def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, Sequence[int]]) -> None:
         """Outputs: by key one number for each packed row."""
-        to_seal = [(chunk, index) for chunk in chunks for index in self._learn_names(chunk.request_id, chunk)]
-        for chunk in chunks:
+        by_start = sorted(chunks, key=lambda chunk: chunk.start)
+        to_seal = [(chunk, index) for chunk in by_start for index in self._learn_names(chunk.request_id, chunk)]
+        for chunk in by_start if any(chunk.names for chunk in chunks) else chunks:
             for index in range(chunk.start // self.block_size, self._last_block(chunk) + 1):
                 self._place(chunk.request_id, index)
         for key in self.keys:
@@ -62,10 +64,6 @@ class PlainStore:
                 if block is not None and block.name is not None:
                     self.changed[block.name] = None
         for chunk, index in to_seal:
-            block = self.requests[chunk.request_id].blocks[index]
-            for key, offset in list(block.rows):
-                if index * self.block_size + offset >= chunk.start + chunk.num_rows:
-                    del block.rows[key, offset]
             self._seal(chunk.request_id, index)
 
     def commit(self) -> dict[bytes, dict[str, int]]:
@@ -152,7 +150,7 @@ class PlainStore:
         return (chunk.start + chunk.num_rows - 1) // self.block_size
 
     def _learn_names(self, request_id: int, chunk: RowChunk) -> list[int]:
-        """Return the blocks that are open and have got a name now."""
+        """Return the blocks that are open and have got a name now; all find them, where nobody else has the name."""
         held = self.requests.setdefault(request_id, Held())
         open_blocks = []
         for index, name in enumerate(chunk.names, chunk.first_block):
@@ -160,6 +158,9 @@ class PlainStore:
                 held.names.append(name)
                 if index in held.blocks:
                     open_blocks.append(index)
+                    self._drop_guesses(held.blocks[index], index, chunk)
+                    if name not in self.sealed:
+                        self._name(held.blocks[index], name)
                 else:
                     self._find(request_id, index)
         return open_blocks
@@ -190,6 +191,12 @@ class PlainStore:
         block = held.blocks[index] = Block(holders={request_id})
         if index < len(held.names):
             self._name(block, held.names[index])
+            block.is_final = True
+
+    def _drop_guesses(self, block: Block, index: int, chunk: RowChunk) -> None:
+        for key, offset in list(block.rows):
+            if index * self.block_size + offset >= chunk.start + chunk.num_rows:
+                del block.rows[key, offset]
 
     def _write_row(self, request_id: int, position: int, key: str, value: int | None) -> None:
         index, offset = divmod(position, self.block_size)
@@ -197,9 +204,9 @@ class PlainStore:
         if block is None:
             self.num_dropped += value is not None
         elif value is None:
-            if block.name is None:
+            if not block.is_final:
                 block.rows.pop((key, offset), None)
-        elif block.name is not None and (key, offset) in block.rows:
+        elif block.is_final and (key, offset) in block.rows:
             self.num_replayed += 1
         else:
             self.num_written += 1
@@ -210,8 +217,9 @@ class PlainStore:
         held = self.requests[request_id]
         mine, name = held.blocks[index], held.names[index]
         other = self.sealed.get(name)
-        if other is None:
+        if other is None or other is mine:
             self._name(mine, name)
+            mine.is_final = True
             return
         held.blocks[index] = other
         other.holders.add(request_id)

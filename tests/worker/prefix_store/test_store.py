@@ -712,3 +712,50 @@ def test_a_key_that_cannot_be_mapped_changes_nothing() -> None:
     assert store.schema == {"hidden_states": HIDDEN}
     assert store.stats().capacity_blocks == 100
     assert hidden(store, 0, 0, 4) == [0, 1, 2, 3]
+
+
+# ---- a step whose requests stand behind each other
+
+
+@pytest.mark.parametrize("packed", [(0, 1), (1, 0)], ids=["producer first", "consumer first"])
+@pytest.mark.parametrize("begun", [0, 1, 3], ids=lambda num: f"{num} rows before the step")
+def test_a_hit_behind_a_block_that_is_completed_in_the_same_step(begun: int, packed: tuple[int, int]) -> None:
+    store = make_store()
+    if begun:
+        write(store, RowChunk(1, 0, begun), base=100)
+    chunks = [RowChunk(1, begun, 4 - begun, 0, names_of("abcd")), RowChunk(2, 4, 4, 0, names_of("abcdefgh"))]
+    rows = torch.cat([hidden_of(chunk, 100) for number in packed for chunk in [chunks[number]]])
+    assert store.write([chunks[number] for number in packed], {"hidden_states": rows}) == []
+    assert hidden(store, 2, 0, 8) == [100.0 + position for position in range(8)]
+    assert store.stats().dropped == 0
+    report = store.commit()
+    assert [report[name] for name in names_of("abcdefgh")] == [{"hidden_states": 4}] * 2
+    assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 8
+    store.check_integrity()
+
+
+def test_a_guess_in_a_block_that_is_named_and_hit_in_the_same_step_is_replaced_for_both() -> None:
+    store = make_store()
+    write(store, RowChunk(1, 0, 4), base=100)  # position 3 is a guess
+    chunks = [RowChunk(2, 4, 1, 0, names_of("abcd")), RowChunk(1, 3, 1, 0, names_of("abcd"))]
+    rows = torch.cat([hidden_of(chunks[0], 200), hidden_of(chunks[1], 300)])
+    assert store.write(chunks, {"hidden_states": rows}) == []
+    assert hidden(store, 2, 0, 5) == [100.0, 101.0, 102.0, 303.0, 204.0]
+    store.commit()
+    store.check_integrity()
+
+
+def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> None:
+    other = dataclasses.replace(HIDDEN, name="other")
+    store = make_store(HIDDEN, other)
+    rows = torch.ones((4, WIDTH))
+    store.write([RowChunk(1, 0, 4)], {"hidden_states": rows, "other": rows})  # position 3 is a guess
+    store.commit()
+    fails = {"hidden_states": torch.empty((1, WIDTH), device="meta"), "other": rows[:1]}
+    with pytest.raises(NotImplementedError):
+        store.write([RowChunk(1, 3, 1, 0, names_of("abcd"))], fails)
+    store.withdraw()
+    store.commit()
+    assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 3
+    assert store.usable_prefix(names_of("abcd"), 4, ["other"]) == 3
+    store.check_integrity()

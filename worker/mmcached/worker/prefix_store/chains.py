@@ -88,13 +88,17 @@ class ChainBook:
         """Add names that were checked; hold what is sealed under them.
 
         Returns:
-            The blocks of these names that are still open: to be sealed when their rows have been written.
+            The blocks of these names that are still open: to be sealed when their rows have been written. They are
+            found from now on, but where another block has the name.
         """
         open_blocks: list[int] = []
         for index in range(len(chain.names), first_block + len(names)):
-            chain.names.append(names[index - first_block])
+            name = names[index - first_block]
+            chain.names.append(name)
             if index < len(chain.slots) and chain.slots[index] != ABSENT:
                 open_blocks.append(index)
+                if self._slots.find(name) is None:
+                    self._slots.announce(chain.slots[index], name)
             else:
                 self._find(chain, index)
         return open_blocks
@@ -125,7 +129,7 @@ class ChainBook:
         """Name an open block. If another has the name, hold that one, after `merge(mine, other)`."""
         mine, name = chain.slots[index], chain.names[index]
         other = self._slots.find(name)
-        if other is None:
+        if other is None or other == mine:
             self._slots.name(mine, name)
         else:
             self._slots.hold(other)

@@ -30,7 +30,7 @@ class SlotBook:
     Attributes:
         capacity: slots that may be in use.
         names: by slot; None where it is open or free.
-        is_named: the same as bits.
+        is_named: the same as bits, but for blocks that were only announced.
         changed: names that were evicted, or noted as changed, since somebody cleared it.
     """
 
@@ -91,12 +91,16 @@ class SlotBook:
         self._refs[slot] = 1
         return slot
 
-    def name(self, slot: int, name: bytes) -> None:
-        """Seal an open slot; nothing else has that name."""
+    def announce(self, slot: int, name: bytes) -> None:
+        """Give an open slot a name by which it is found; nothing else has it. Its rows are not final until `name`."""
         self.names[slot] = name
-        self.is_named[slot] = True
         self._slot_of[name] = slot
         self.changed[name] = None
+
+    def name(self, slot: int, name: bytes) -> None:
+        """Seal an open slot; nothing else has that name."""
+        self.announce(slot, name)
+        self.is_named[slot] = True
 
     def note_changed(self, slots: np.ndarray) -> None:
         """Rows of these slots may have changed; negative ones are none."""

@@ -5,6 +5,10 @@
               room is made for any             a chunk stands behind         they belong          tokens could be there
                                                                                └── staging: launched, all together ──┘
 
+Names and blocks are taken in the order of where chunks start: who stands behind a block starts later than whoever
+fills it in the same step. An open block is found by its name as soon as it has one; only if another block has the name
+it waits, until its rows are there and can be merged.
+
 Knows nothing of who reads. Invariant: a row of a sealed block is written once; every row written since the last commit
 is in the journal.
 """
@@ -12,6 +16,7 @@ is in the journal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +30,15 @@ from mmcached.worker.prefix_store.schema import KeySpec
 from mmcached.worker.prefix_store.slots import SlotBook
 from mmcached.worker.prefix_store.staging import Staging
 from mmcached.worker.prefix_store.values import ValueBook
+
+
+class _OpenBlocks(NamedTuple):
+    """Blocks of a request that have got their name while they are open, by a chunk `[start, end)`."""
+
+    chain: Chain
+    blocks: Sequence[int]
+    start: int
+    end: int
 
 
 class StepWriter:
@@ -98,10 +112,13 @@ class StepWriter:
         if chunks and (starts.min() < 0 or counts.min() < 1):
             refused = _impossible(chunks)
             counts = counts.clip(0)
-        open_blocks = []
+        open_blocks: list[_OpenBlocks] = []
         numbers: Sequence[int] = [number for number, its_names in enumerate(names) if its_names]
-        if numbers and not self._chains.of_request.keys() >= set(request_ids):
-            numbers = range(len(chunks))  # chains are opened in the order of the chunks
+        has_names = bool(numbers)
+        if has_names:
+            if not self._chains.of_request.keys() >= set(request_ids):
+                numbers = range(len(chunks))  # all chains are opened
+            numbers = sorted(numbers, key=firsts.__getitem__)
         for number in numbers:
             if number in refused:
                 continue
@@ -115,7 +132,7 @@ class StepWriter:
         runs = Runs(self._block_size, starts, counts)
         sealed: list[int] = []
         try:
-            found = self._place(request_ids, runs, refused)
+            found = self._place(request_ids, runs, refused, firsts if has_names else None)
             slots = as_array(found)
             rows = _PlacedRows(runs, found, slots, self._slots)
             refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
@@ -139,34 +156,47 @@ class StepWriter:
             for key in self._arenas.keys() - written:
                 self._staging.forget_rows(self._arenas[key], rows.in_open_blocks)
             self._slots.note_changed(slots)
-        finally:  # also of a write that ends here: what has got its name is found under it
-            sealed += [slot for chain, blocks, end in open_blocks for slot in self._seal(chain, blocks, end)]
+        except BaseException:  # what has got its name is found, and what was to replace guesses there may not have come
+            for each in open_blocks:
+                self._forget_from(each, each.start)
+            raise
+        finally:
+            sealed += [slot for each in open_blocks for slot in self._seal(each)]
         return refusals, np.concatenate((slots, as_array(sealed))) if sealed else slots
 
-    def _attach(self, chunk: RowChunk) -> tuple[Chain, list[int], int]:
-        """Hold what is sealed under a chunk's names; return the blocks that have got their name open, and its end."""
+    def _attach(self, chunk: RowChunk) -> _OpenBlocks:
+        """Hold what is sealed under a chunk's names; return its blocks that have got their name open."""
         request_id, start, num_rows, first_block, names = chunk
         self._chains.check_names(request_id, first_block, names)
         chain = self._chains.open(request_id)
-        return chain, self._chains.add_names(chain, first_block, names), start + num_rows
+        found = _OpenBlocks(chain, self._chains.add_names(chain, first_block, names), start, start + num_rows)
+        self._forget_from(found, found.end)  # rows of tokens that were guessed and came otherwise
+        return found
 
-    def _place(self, request_ids: Sequence[int], runs: Runs, refused: Mapping[int, object]) -> list[int]:
-        """Return the slots of all blocks of all chunks, after making room for those that are new."""
+    def _place(
+        self, request_ids: Sequence[int], runs: Runs, refused: Mapping[int, object], starts: Sequence[int] | None
+    ) -> list[int]:
+        """Return the slots of all blocks of all chunks, after making room for those that are new.
+
+        Args:
+            starts: of the chunks, in whose order they get their room; None: it does not matter.
+        """
         first_blocks = runs.first_blocks.tolist()
-        found: list[int] = []
         new: list[int] = []
         if runs.are_single_rows and not refused:  # requests that decode: most of them go on in a block that is there
             found = self._chains.slots_of(request_ids, first_blocks)
-            for number in [number for number, slot in enumerate(found) if slot == ABSENT]:
+            absent = [number for number, slot in enumerate(found) if slot == ABSENT]
+            for number in sorted(absent, key=starts.__getitem__) if starts else absent:
                 found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
             self._chains.remember(request_ids, first_blocks, found)
         else:
-            blocks = zip(request_ids, first_blocks, runs.num_blocks.tolist(), strict=True)
-            for number, (request_id, first, num_blocks) in enumerate(blocks):
-                if number in refused:
-                    found += [ABSENT] * num_blocks
-                else:
-                    found += self._room_for(request_id, first, num_blocks, new)
+            num_blocks = runs.num_blocks.tolist()
+            parts = [[ABSENT] * num for num in num_blocks]
+            for number in sorted(range(len(parts)), key=starts.__getitem__) if starts else range(len(parts)):
+                if number not in refused:
+                    first, num = first_blocks[number], num_blocks[number]
+                    parts[number] = self._room_for(request_ids[number], first, num, new)
+            found = [slot for part in parts for slot in part]
         if new:
             self._staging.forget_slots(new, self._arenas.values())
         return found
@@ -211,20 +241,21 @@ class StepWriter:
                 refusals.append(Refusal(spec.name, owner, error))
         return refusals
 
-    def _seal(self, chain: Chain, blocks: Sequence[int], end: int) -> list[int]:
-        """Seal open blocks under their names; return the slots that have these names then.
-
-        Rows behind `end` are of tokens that were guessed and came otherwise.
-        """
+    def _forget_from(self, found: _OpenBlocks, position: int) -> None:
+        """Forget the rows of these blocks from a position on."""
         block_size = self._block_size
-        for index in blocks:
-            num_guessed = (index + 1) * block_size - end
-            if num_guessed > 0:
-                behind = (chain.slots[index] + 1) * block_size
+        for index in found.blocks:
+            num_rows = min((index + 1) * block_size - position, block_size)
+            if num_rows > 0:
+                behind = (found.chain.slots[index] + 1) * block_size
                 for arena in self._arenas.values():
-                    self._staging.forget_rows(arena, np.arange(behind - min(num_guessed, block_size), behind))
-            self._chains.seal(chain, index, self._merge)
-        return [chain.slots[index] for index in blocks]
+                    self._staging.forget_rows(arena, np.arange(behind - num_rows, behind))
+
+    def _seal(self, found: _OpenBlocks) -> list[int]:
+        """Seal open blocks under their names; return the slots that have these names then."""
+        for index in found.blocks:
+            self._chains.seal(found.chain, index, self._merge)
+        return [found.chain.slots[index] for index in found.blocks]
 
     def _merge(self, source: int, target: int) -> None:
         """Give to a sealed block the rows that it lacks and its open copy has."""

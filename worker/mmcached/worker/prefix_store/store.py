@@ -185,9 +185,10 @@ class TensorPrefixStore:
         A row that is there already stays as it is if its block is sealed; in an open block the later row is right.
 
         Args:
-            chunks: in the order of the packed rows, a writer before those who stand behind its rows. What is sealed of
-                their prefixes is held before room is made for any. Rows of tokens that may come otherwise can be
-                written too; the request goes on at the first that did, before the blocks are named.
+            chunks: in the order of the packed rows, which may be any: who stands behind a block that another chunk
+                fills finds it. What is sealed of their prefixes is held before room is made for any. Rows of tokens
+                that may come otherwise can be written too; the request goes on at the first that did, before the
+                blocks are named.
             outputs: by key, as its kind says; a declared key that is absent has no rows here.
 
         Returns:
