@@ -29,7 +29,7 @@ class Book:
     def __init__(self, side: Side, num_blocks: int, kind: Kind = PLAIN) -> None:
         self.side = side
         self.num_blocks = num_blocks
-        self.manager = side.manager(num_blocks * kind.num_groups, kind)
+        self.manager = side.manager(num_blocks * len(kind.groups), kind)
         self.known: list[Any] = []
         self.step_ids = count(1)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmark import Row, row
 from kv_peers import samplers as sample
 from kv_peers.book import REQUEST_BLOCKS, Book
-from kv_peers.sides import Kind, Ours, Side
+from kv_peers.sides import FOUR_GROUPS, Kind, Ours, Side
 from kv_peers.timing import Sampler, compare
 
 NUM_RUNNING = 256
@@ -55,8 +55,8 @@ PATHS = {
         "decode",
         f"{NUM_RUNNING} running, 4 groups",
         "ns per request",
-        lambda side: sample.decode(Book.full(side, sample.NUM_BLOCKS, Kind(num_groups=4)), NUM_RUNNING),
-        lambda side: sample.committed_decode(Book.full(side, sample.NUM_BLOCKS, Kind(num_groups=4)), NUM_RUNNING),
+        lambda side: sample.decode(Book.full(side, sample.NUM_BLOCKS, FOUR_GROUPS), NUM_RUNNING),
+        lambda side: sample.committed_decode(Book.full(side, sample.NUM_BLOCKS, FOUR_GROUPS), NUM_RUNNING),
     ),
     "chunked": Path(
         "chunked prefill",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bounds import Bound
+from kv_peers.hits import HIT_PARAMS, HIT_PEERS, HIT_RATE
 from kv_peers.limits import PACKED_TOKENS
 from kv_peers.paths import PATHS
 
@@ -27,4 +28,5 @@ BOUNDS = (
     _reach("pool", 50),
     _reach("start", 50),
     _reach("blocked", 150),
+    *(Bound("reach", HIT_RATE, params, peer, 1.0, is_floor=True) for params in HIT_PARAMS for peer in HIT_PEERS),
 )

@@ -6,6 +6,7 @@ Everything else has the same names and the same first parameters on both sides, 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -29,15 +30,20 @@ class Kind:
     """What a manager is made for.
 
     Attributes:
-        num_groups: of layers: one with full attention, the others with sliding windows of `WINDOW` tokens.
+        groups: of layers: tokens per block, and the window in tokens, None with full attention.
         has_events: whether it tells what it stores and removes.
     """
 
-    num_groups: int = 1
+    groups: tuple[tuple[int, int | None], ...] = ((BLOCK_SIZE, None),)
     has_events: bool = False
+
+    @property
+    def block_sizes(self) -> list[int]:
+        return [block_size for block_size, _ in self.groups]
 
 
 PLAIN = Kind()
+FOUR_GROUPS = Kind(((BLOCK_SIZE, None), *[(BLOCK_SIZE, WINDOW)] * 3))
 
 
 class Side(Protocol):
@@ -66,8 +72,11 @@ class Ours:
         self._ids = count()
 
     def manager(self, num_blocks: int, kind: Kind) -> KVCacheManager:
-        windows = [KVCacheGroupSpec(["window"], SlidingWindowSpec(BLOCK_SIZE, WINDOW))] * (kind.num_groups - 1)
-        config = KVCacheConfig(num_blocks, [KVCacheGroupSpec(["full"], FullAttentionSpec(BLOCK_SIZE)), *windows])
+        specs = [
+            FullAttentionSpec(block_size) if window is None else SlidingWindowSpec(block_size, window)
+            for block_size, window in kind.groups
+        ]
+        config = KVCacheConfig(num_blocks, [KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)])
         return KVCacheManager(config, MAX_MODEL_LEN, enable_kv_cache_events=kind.has_events)
 
     def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:
@@ -107,9 +116,13 @@ class Vllm:
         self._ids = count()
 
     def manager(self, num_blocks: int, kind: Kind) -> Any:
-        layer = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-        windows = [self._config.SlidingWindowSpec(**layer, sliding_window=WINDOW)] * (kind.num_groups - 1)
-        specs = [self._config.FullAttentionSpec(**layer), *windows]
+        layer = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+        specs = [
+            self._config.FullAttentionSpec(block_size=block_size, **layer)
+            if window is None
+            else self._config.SlidingWindowSpec(block_size=block_size, sliding_window=window, **layer)
+            for block_size, window in kind.groups
+        ]
         config = self._config.KVCacheConfig(
             num_blocks=num_blocks,
             kv_cache_tensors=[],
@@ -118,8 +131,8 @@ class Vllm:
         return self._managers.KVCacheManager(
             config,
             MAX_MODEL_LEN,
-            scheduler_block_size=BLOCK_SIZE,
-            hash_block_size=BLOCK_SIZE,
+            scheduler_block_size=math.lcm(*kind.block_sizes),
+            hash_block_size=math.gcd(*kind.block_sizes),
             enable_kv_cache_events=kind.has_events,
         )
 

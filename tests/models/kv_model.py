@@ -124,8 +124,7 @@ class KVModel:
     def lookup(self, request: Request) -> tuple[list[list[int]], int]:
         """Return the blocks of the longest hit and its length. The last token is always computed, never found."""
         if self.enable_caching and not request.skip_reading_prefix_cache:
-            stride = math.lcm(*(group.block_size for group in self.groups))
-            for num_tokens in range((request.num_tokens - 1) // stride * stride, 0, -stride):
+            for num_tokens in reversed(self._hit_lengths(request.num_tokens - 1)):
                 hit = [self._group_hit(request, index, num_tokens) for index in range(len(self.groups))]
                 if None not in hit:
                     return [table for table in hit if table is not None], num_tokens
@@ -133,9 +132,8 @@ class KVModel:
 
     def _group_hit(self, request: Request, index: int, num_tokens: int) -> list[int] | None:
         """Return a group's blocks up to here, null where the next token does not look; None if one is missing."""
-        group = self.groups[index]
-        num_blocks, num_skipped = num_tokens // group.block_size, group.first_needed(num_tokens) // group.block_size
-        needed = range(num_skipped, num_blocks + self.is_one_block_given_up)
+        group, needed = self.groups[index], self._needed(index, num_tokens)
+        num_blocks, num_skipped = num_tokens // group.block_size, min(needed.start, num_tokens // group.block_size)
         if needed.stop * group.block_size >= request.num_tokens:
             return None
         found: list[int] = []
@@ -145,6 +143,17 @@ class KVModel:
                 return None
             found.insert(0, block_id)
         return [NULL] * num_skipped + found[: num_blocks - num_skipped]
+
+    def _hit_lengths(self, num_tokens: int) -> range:
+        """Return the lengths that a hit of at most so many tokens may have: all groups' blocks end there."""
+        stride = math.lcm(*(group.block_size for group in self.groups))
+        return range(stride, num_tokens + 1, stride)
+
+    def _needed(self, index: int, num_tokens: int) -> range:
+        """Return the positions of a group's blocks that a hit of so many tokens takes, at least one."""
+        group = self.groups[index]
+        stop = num_tokens // group.block_size + self.is_one_block_given_up
+        return range(min(group.first_needed(num_tokens) // group.block_size, stop - 1), stop)
 
     def allocate(
         self,
@@ -192,7 +201,7 @@ class KVModel:
             self._take_part(self.building, request_id, hit_ids)
         if not delay_cache_blocks:
             # Only what is known now: another token may take the place of a guess before the step is committed.
-            full = self._full_blocks(request, num_tokens - num_draft_tokens)
+            full = self._full_blocks(request, num_tokens - num_draft_tokens, num_tokens)
             if self.building is not None:
                 self.building.reserved |= {block_id: (request_id, content) for block_id, content in full.items()}
             else:
@@ -201,7 +210,7 @@ class KVModel:
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish what is full and neither published nor reserved, whether or not another block holds the same."""
-        self.published |= self._full_blocks(request, num_computed_tokens)
+        self.published |= self._full_blocks(request, num_computed_tokens, num_computed_tokens)
 
     def free(self, request: Request) -> None:
         """Finish, abort or preempt: all blocks go back, the last position first, group after group.
@@ -308,16 +317,20 @@ class KVModel:
             for number, block_id in enumerate(table, 1)
         )
 
-    def _full_blocks(self, request: Request, num_computed_tokens: int) -> dict[int, Content]:
-        """Return which of a request's blocks are full and not published or reserved yet, with what they hold."""
+    def _full_blocks(self, request: Request, num_computed_tokens: int, most_tokens: int) -> dict[int, Content]:
+        """Return which of a request's blocks are full and not published or reserved yet, with what they hold.
+
+        Only those that a hit within so many tokens can take.
+        """
         if not self.enable_caching or request.request_id in self.out_of_epoch:
             return {}
         full, taken = {}, {NULL, *self.published, *dict(self._reserved())}
         for index, table in enumerate(self.tables[request.request_id]):
             block_size = self.groups[index].block_size
+            needed = {each for length in self._hit_lengths(most_tokens) for each in self._needed(index, length)}
             for position in range(min(len(table), min(num_computed_tokens, request.num_tokens) // block_size)):
                 content = self._content(request, index, position + 1)
-                if content is not None and table[position] not in taken:
+                if content is not None and position in needed and table[position] not in taken:
                     full[table[position]] = content
         return full
 

@@ -31,7 +31,7 @@ BLOCK_SIZES = [(2, 2, 2, 2), (3, 3, 3, 3), (4, 2, 4, 2), (2, 4, 8, 4), (2, 3, 6,
 
 GROUPS = st.tuples(
     st.sampled_from([*BLOCK_SIZES, (1, 1, 1, 1), (4, 4, 4, 4)]),
-    st.lists(st.none() | st.integers(2, 13), min_size=1, max_size=4),
+    st.lists(st.none() | st.integers(1, 13), min_size=1, max_size=4),
 ).map(lambda drawn: tuple(map(Group, drawn[0], drawn[1])))
 SETTINGS = st.builds(
     Setting,
@@ -57,7 +57,7 @@ def test_equal_after_any_history(setting: Setting, history: list[tuple[str, int]
 def random_setting(rng: random.Random, num_groups: int) -> Setting:
     """Return pools that are fuller than short histories reach, but not so full that nothing is ever admitted."""
     sizes = rng.choice(BLOCK_SIZES)[:num_groups]
-    groups = tuple(Group(size, rng.choice([None, rng.randint(2, 13)])) for size in sizes)
+    groups = tuple(Group(size, rng.choice([None, rng.randint(1, 13)])) for size in sizes)
     num_tokens = rng.randint(20, 90)
     num_blocks = 2 + sum(-(-num_tokens // group.block_size) for group in groups)
     num_lookahead = rng.choice([0, 0, 1, 2])

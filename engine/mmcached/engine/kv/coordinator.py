@@ -92,12 +92,11 @@ class NoPrefixCache:
 class Unitary:
     """`Coordinator` of one group."""
 
-    def __init__(self, pool: BlockPool, steps: Steps, groups: tuple[Group, ...], num_recomputed: int) -> None:
+    def __init__(self, pool: BlockPool, steps: Steps, groups: tuple[Group, ...]) -> None:
         self.groups = groups
         (self._group,) = groups
         self._pool = pool
         self._steps = steps
-        self._num_recomputed = num_recomputed
         self._needs_first = self._group.kind.is_downward_closed
         self._nothing: Hit = ([],), 0
 
@@ -107,7 +106,7 @@ class Unitary:
         if self._needs_first and (not max_blocks or self._is_unknown(block_hashes[0])):
             return self._nothing  # as for most requests, so nothing else is looked at
         cached = CachedBlocks(self._pool, self._steps, group, block_hashes)
-        found = group.kind.longest_hit(cached, max_blocks, self._num_recomputed)
+        found = group.kind.longest_hit(cached, max_blocks)
         return (found,), len(found) * group.block_size
 
     def _is_unknown(self, key: bytes) -> bool:
@@ -163,7 +162,7 @@ class Hybrid:
             return 0
         cached = CachedBlocks(self._pool, self._steps, group, digests)
         max_blocks = length // group.block_size + self._num_recomputed
-        found = group.kind.longest_hit(cached, max_blocks, self._num_recomputed)
+        found = group.kind.longest_hit(cached, max_blocks)
         hits[group.index] = found
         return self._aligned(len(found) * group.block_size)
 
@@ -179,11 +178,11 @@ def make_coordinator(
     Args:
         num_recomputed: blocks at the end of what is found that are computed again.
     """
-    groups = make_groups(config)
+    groups = make_groups(config, num_recomputed=num_recomputed)
     if not enable_caching or not groups:
         return NoPrefixCache(groups)
     if len(groups) == 1:
-        return Unitary(pool, steps, groups, num_recomputed)
+        return Unitary(pool, steps, groups)
     return Hybrid(
         pool,
         steps,

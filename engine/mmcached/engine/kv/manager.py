@@ -231,12 +231,11 @@ class KVCacheManager:
             num_slots = self.max_model_len
         next_full = held.next_full if held is not None else self._first_full(num_new_computed_tokens)
         num_final, digests = num_tokens - num_draft_tokens, None
-        if num_final >= next_full and not delay_cache_blocks:
+        if num_tokens >= next_full and not delay_cache_blocks:
             # What is final is decided now: slots beyond the request's tokens are for guesses, and another token may
             # take a guess's place before the commit.
             num_final = min(num_final, request.num_tokens, self.max_model_len)
-            if num_final >= next_full:
-                digests = self._publisher.digests(request)  # a token may be refused, so before all changes
+            digests = self._publisher.digests(request)  # a token may be refused, so before all changes
         if held is None:
             new = self._admit(request, hit, num_new_computed_tokens, num_slots, next_full)
         else:
@@ -247,7 +246,7 @@ class KVCacheManager:
         if self._takes_part is not None:
             self._takes_part.add(held)
         if digests is not None:
-            self._publisher.publish(request, held, digests, num_final)
+            self._publisher.publish(request, held, digests, num_final, most_tokens=num_tokens)
         held.set_horizon()
         return new
 
@@ -291,7 +290,8 @@ class KVCacheManager:
         if num_final >= held.next_full:
             if self._steps.reserves_for(held):
                 raise LocalProtocolError(f"request {request.request_id}: blocks before these wait for a step to end")
-            self._publisher.publish(request, held, self._publisher.digests(request), num_final, at_once=True)
+            digests = self._publisher.digests(request)
+            self._publisher.publish(request, held, digests, num_final, most_tokens=num_final, at_once=True)
         held.set_horizon()
 
     def free(self, request: Request) -> None:
@@ -452,7 +452,7 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if tables, steps and pool contradict each other."""
-        check_integrity(self.block_pool, self._steps, self._held)
+        check_integrity(self.block_pool, self._steps, self._groups, self._held)
 
     # ---- inside
 

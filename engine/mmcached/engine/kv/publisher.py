@@ -73,12 +73,23 @@ class Publisher:
         request.block_hashes = []
 
     def publish(
-        self, request: Request, held: RequestBlocks, digests: list[bytes], num_tokens: int, *, at_once: bool = False
+        self,
+        request: Request,
+        held: RequestBlocks,
+        digests: list[bytes],
+        num_tokens: int,
+        *,
+        most_tokens: int,
+        at_once: bool = False,
     ) -> None:
         """Publish a request's blocks that are full with so many final tokens, or reserve them in the newest step.
 
+        Left out are blocks that no hit can need, and for the time being those that only longer hits can.
+
         Args:
             digests: of the request, so far.
+            most_tokens: so many may have been computed when it is asked about again, guesses included. A hit within
+                these finds its blocks now, because a window may have moved on by then.
             at_once: they have been computed; a step does not matter.
         """
         if not held.can_publish:
@@ -92,11 +103,15 @@ class Publisher:
         keys: Sequence[bytes] = []
         for index, group in enumerate(self._groups):
             start, stop = max(held.num_published[index], held.num_left_behind[index]), num_hashed // group.ratio
-            if start < stop:
-                held.num_published[index] = stop
-                found, names = held.tables[index][start:stop], group.keys(digests, start, stop)
+            if group.stride > 1:
+                stop = min(stop, group.num_for_hits_within(most_tokens))
+            if start >= stop:
+                continue
+            held.num_published[index] = stop
+            for first, last in group.kind.runs_for_hits(start, stop):
+                found, names = held.tables[index][first:last], group.keys(digests, first, last)
                 block_ids, keys = (block_ids + found, [*keys, *names]) if runs else (found, names)
-                runs.append((index, start, stop))
+                runs.append((index, first, last))
         if not runs:
             return
         self.num_publications += 1

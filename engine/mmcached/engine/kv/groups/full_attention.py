@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
-from mmcached.engine.kv.groups.group import NEVER, CachedPrefix
+from mmcached.engine.kv.groups.group import NEVER, CachedPrefix, Run
 
 
 class FullAttention:
-    """`GroupKind` for blocks of `block_size` tokens."""
+    """`GroupKind` for blocks of `block_size` tokens, the last `num_recomputed` of which a hit leaves out."""
 
     is_downward_closed = True
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, num_recomputed: int = 0) -> None:
         self.block_size = block_size
+        self._num_recomputed = num_recomputed
 
-    def longest_hit(self, cached: CachedPrefix, max_blocks: int, num_recomputed: int) -> list[int]:
+    def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
         found = cached.leading(max_blocks)
-        return found[:-num_recomputed] if num_recomputed else found
+        return found[: -self._num_recomputed] if self._num_recomputed else found
+
+    def runs_for_hits(self, start: int, stop: int) -> Iterable[Run]:
+        return ((start, stop),)
 
     def num_left_behind(self, num_computed_tokens: int) -> int:
         return 0

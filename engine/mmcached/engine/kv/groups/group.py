@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+Run = tuple[int, int]
+"""Positions in a block table: the first, and that behind the last."""
+
 DIGEST_TAG_BYTES = 2
 NEVER = 1 << 62
 
@@ -32,7 +35,7 @@ class CachedPrefix(Protocol):
 
 
 class GroupKind(Protocol):
-    """What a kind of attention decides. Stateless.
+    """What a kind of attention decides, beside groups that may have larger blocks. Stateless.
 
     Attributes:
         block_size: tokens per block.
@@ -42,13 +45,15 @@ class GroupKind(Protocol):
     block_size: int
     is_downward_closed: bool
 
-    def longest_hit(self, cached: CachedPrefix, max_blocks: int, num_recomputed: int) -> list[int]:
+    def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
         """Return the longest prefix behind which a request can go on, by position; null blocks where none is needed.
 
         Args:
-            max_blocks: what must be cached ends here at the latest.
-            num_recomputed: blocks at the end that must be cached, but are left out of the hit.
+            max_blocks: what must be cached ends here at the latest; what is recomputed is left out of the hit.
         """
+
+    def runs_for_hits(self, start: int, stop: int) -> Iterable[Run]:
+        """Return which of the blocks at these positions a hit can need; in no hit at all, the others are looked at."""
 
     def num_left_behind(self, num_computed_tokens: int) -> int:
         """Return how many leading blocks no later token looks at."""
@@ -74,6 +79,8 @@ class Group:
     Attributes:
         index: in the configuration, and in every tuple that is sorted by group.
         ratio: digests per block.
+        stride: blocks from one place where a hit of all groups may end to the next.
+        num_recomputed: blocks behind that place that must be cached, too.
         tag: end of this group's content keys; empty for the first group.
     """
 
@@ -81,7 +88,14 @@ class Group:
     kind: GroupKind
     block_size: int
     ratio: int
+    stride: int
+    num_recomputed: int
     tag: bytes
+
+    def num_for_hits_within(self, num_tokens: int) -> int:
+        """Return how many leading blocks hits can need that end within so many tokens."""
+        num_blocks = num_tokens // (self.stride * self.block_size) * self.stride
+        return num_blocks + self.num_recomputed if num_blocks else 0
 
     def keys(self, digests: Sequence[bytes], start: int, stop: int) -> Sequence[bytes]:
         """Return the content keys of the blocks at these positions."""

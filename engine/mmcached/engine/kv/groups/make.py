@@ -8,24 +8,31 @@ from mmcached.engine.kv.groups.group import Group, GroupKind, tag_of
 from mmcached.engine.kv.groups.sliding_window import SlidingWindow
 
 
-def make_groups(config: KVCacheConfig) -> tuple[Group, ...]:
-    """Return the groups in the order of the configuration."""
-    hash_block_size = config.hash_block_size
+def make_groups(config: KVCacheConfig, *, num_recomputed: int) -> tuple[Group, ...]:
+    """Return the groups in the order of the configuration.
+
+    Args:
+        num_recomputed: blocks of each group at the end of what is found that are left out of a hit.
+    """
+    hash_block_size, alignment = config.hash_block_size, config.scheduler_block_size
     return tuple(
         Group(
             index,
-            _kind_of(spec.kv_cache_spec),
+            _kind_of(spec.kv_cache_spec, alignment, num_recomputed),
             spec.kv_cache_spec.block_size,
             spec.kv_cache_spec.block_size // hash_block_size,
+            alignment // spec.kv_cache_spec.block_size,
+            num_recomputed,
             tag_of(index),
         )
         for index, spec in enumerate(config.kv_cache_groups)
     )
 
 
-def _kind_of(spec: KVCacheSpec) -> GroupKind:
+def _kind_of(spec: KVCacheSpec, alignment: int, num_recomputed: int) -> GroupKind:
     match spec:
         case FullAttentionSpec():
-            return FullAttention(spec.block_size)
+            return FullAttention(spec.block_size, num_recomputed=num_recomputed)
         case SlidingWindowSpec():
-            return SlidingWindow(spec.block_size, spec.sliding_window)
+            stride = alignment // spec.block_size
+            return SlidingWindow(spec.block_size, spec.sliding_window, stride=stride, num_recomputed=num_recomputed)

@@ -6,47 +6,74 @@ all before them. A hit that is shorter than the window needs all its blocks.
     window 5, block size 2      next token x looks at the four before it
     | null | null |  3  |  4  | x …
 
+Beside groups with larger blocks a hit ends only where one of these does, at every `stride`-th block. Between the blocks
+that such hits need lie blocks that none does: they are not worth finding, and so not worth keeping.
+
+    stride 8      0 1 2 3 4 5[6 7]8 …  13[14 15]16 …
+
 >>> class Cached(list):
 ...     at = list.__getitem__
->>> SlidingWindow(2, 5).longest_hit(Cached([None, 7, 3, 4, None]), 5, 0)
+>>> SlidingWindow(2, 5).longest_hit(Cached([None, 7, 3, 4, None]), 5)
 [0, 0, 3, 4]
 >>> SlidingWindow(2, 5).num_left_behind(7)          # token 7 looks at tokens 3 to 7, the first of them in block 1
 1
+>>> list(SlidingWindow(2, 5, stride=8).runs_for_hits(0, 23))
+[(6, 8), (14, 16), (22, 23)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 
 from mmcached.engine.kv.block_pool import NULL_BLOCK_ID
-from mmcached.engine.kv.groups.group import CachedPrefix
+from mmcached.engine.kv.groups.group import CachedPrefix, Run
 
 
 class SlidingWindow:
-    """`GroupKind` for blocks of `block_size` tokens and windows of `window` tokens."""
+    """`GroupKind` for blocks of `block_size` tokens and windows of `window` tokens.
+
+    Args:
+        stride: blocks from one place where a hit may end to the next.
+        num_recomputed: blocks behind that place that must be cached, too.
+    """
 
     is_downward_closed = False
 
-    def __init__(self, block_size: int, window: int) -> None:
+    def __init__(self, block_size: int, window: int, *, stride: int = 1, num_recomputed: int = 0) -> None:
         self.block_size = block_size
         self._window = window
+        self._stride = stride
+        self._num_recomputed = num_recomputed
         self._num_needed = -(-(window - 1) // block_size)
+        if not self._num_needed + num_recomputed:
+            self._num_needed = 1  # nobody looks at it, but a hit says that something was computed
 
-    def longest_hit(self, cached: CachedPrefix, max_blocks: int, num_recomputed: int) -> list[int]:
-        num_needed = self._num_needed + num_recomputed
-        end = max_blocks
-        while end > 0:
-            start = max(0, end - num_needed)
+    def longest_hit(self, cached: CachedPrefix, max_blocks: int) -> list[int]:
+        stride, end = self._stride, max_blocks
+        while (length := (end - self._num_recomputed) // stride * stride) > 0:
+            start = max(0, length - self._num_needed)
             found: list[int] = []
-            for index in range(start, end):
+            for index in range(start, length + self._num_recomputed):
                 block_id = cached.at(index)
                 if block_id is None:
-                    end = index  # each run that ends between here and `end` has this gap too
+                    end = index  # each run that ends between here and there has this gap too
                     break
                 found.append(block_id)
             else:
-                return ([NULL_BLOCK_ID] * start + found)[: max(0, end - num_recomputed)]
+                return [NULL_BLOCK_ID] * start + found[: length - start]
         return []
+
+    def runs_for_hits(self, start: int, stop: int) -> Iterable[Run]:
+        return ((start, stop),) if self._num_needed >= self._stride else self._runs_before_ends(start, stop)
+
+    def _runs_before_ends(self, start: int, stop: int) -> Iterator[Run]:
+        first_end = max(1, (start - self._num_recomputed) // self._stride + 1) * self._stride
+        for end in count(first_end, self._stride):
+            first, last = max(start, end - self._num_needed), min(stop, end + self._num_recomputed)
+            if first >= stop:
+                return
+            yield first, last
 
     def num_left_behind(self, num_computed_tokens: int) -> int:
         return max(0, num_computed_tokens - self._window + 1) // self.block_size
