@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mmcached.shm import decode, decode_frames, encode
 from mmcached.shm.codec import Library, Record, adopt_frames
-from mmcached.shm.record_head import MAX_DEPTH
+from mmcached.shm.record_head import MAX_DEPTH, MAX_ELEMENTS, MAX_HEAD_BYTES, MAX_TENSORS
 from mmcached.shm.tensor_bytes import _ITEMSIZES, _NUMPY_ITEMSIZES
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from tests.house.drawing import examples
@@ -198,6 +198,11 @@ def nested(depth: int) -> Any:
         ({"a": [torch.zeros(2, device="meta")]}, "$.a[0]"),
         ({"a": torch.eye(2).to_sparse()}, "$.a"),
         ({"a": "\ud800"}, "$"),
+        ({"a": [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)]}, "$.a[0]"),
+        ({"a": [0, [None] * MAX_ELEMENTS]}, "$.a[1]"),
+        ({"a": {"b": bytes(MAX_HEAD_BYTES)}}, "$"),
+        ({"a": [np.empty(0)] * (MAX_TENSORS + 1)}, f"$.a[{MAX_TENSORS}]"),
+        ({"not a name": [{"k" * 1000: object()}]}, f"$['not a name'][0]['{'k' * 40}'…]"),
     ],
 )
 def test_what_is_not_carried_is_named(record: Any, path: str) -> None:
@@ -272,10 +277,10 @@ def test_what_is_no_record_is_a_remote_error(buffer: npt.NDArray[np.uint8]) -> N
     ("tree", "field"),
     [
         ({}, "record.tensors"),
-        ({"a": tensor_at(0), "b": tensor_at(0)}, "$.b"),
-        ({"a": tensor_at(1)}, "$.a"),
-        ({"a": msgpack.ExtType(1, b"")}, "$.a"),
-        ({"a": tensor_at(0), "b": [msgpack.ExtType(2, bytes(4))]}, "$.b[0]"),
+        ({"a": tensor_at(0), "b": tensor_at(0)}, "$.{1}"),
+        ({"a": tensor_at(1)}, "$.{0}"),
+        ({"a": msgpack.ExtType(1, b"")}, "$.{0}"),
+        ({"a": tensor_at(0), "b": [msgpack.ExtType(2, bytes(4))]}, "$.{1}[0]"),
     ],
 )
 def test_each_tensor_occurs_once(tree: Any, field: str) -> None:
@@ -289,6 +294,54 @@ def test_each_tensor_occurs_once(tree: Any, field: str) -> None:
         adopt_frames([raw([tree, ONE]).tobytes(), b""])
     assert caught.value.details["field"] == field
     assert decode(written({"a": np.empty(0, np.uint8)}), tensors="numpy")["a"].size == 0
+
+
+def test_what_a_library_says_of_a_tensor_is_an_invalid_request() -> None:
+    class Stubborn(np.ndarray):
+        @property
+        def nbytes(self) -> int:
+            raise RuntimeError("secret")
+
+    with pytest.raises(InvalidRequest) as caught:
+        encode({"a": [np.zeros(3).view(Stubborn)]})
+    assert caught.value.details["field"] == "$.a[0]"
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"secret" * 1000: msgpack.ExtType(7, b"secret")},
+        {"a": {"secret" * 1000: [msgpack.ExtType(7, b"secret")]}},
+        {"a": {"secret": {7: "secret"}}},
+        {"secret": [[[None] * 70_000]]},
+    ],
+)
+def test_an_error_of_a_receiver_says_nothing_of_what_is_in_the_record(tree: Any) -> None:
+    for header in ([tree, []], [{"a": tensor_at(0)}, [["secret" * 1000, []]]]):
+        with pytest.raises(RemoteProtocolError) as caught:
+            adopt_frames([raw(header).tobytes(), *[b""] * len(header[1])])
+        assert "secret" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+
+def test_too_large_a_head_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    nils = raw([{"a": [None] * (2 * MAX_HEAD_BYTES)}, []]).tobytes()
+    many = encode({"a": [np.empty(0)] * 10}).frames()
+    lying = bytes(many[0])[:12] + b"\xff" * 4 + bytes(many[0])[16:]
+    monkeypatch.setattr(msgpack, "unpackb", lambda *_, **__: pytest.fail("it was read"))
+    for frames in ([nils], [nils, b""], [*many, b""], many[:-1], [lying]):
+        with pytest.raises(RemoteProtocolError):
+            adopt_frames(frames)
+
+
+def test_elements_are_counted_over_the_whole_record() -> None:
+    nils = [None] * (MAX_ELEMENTS // 4)
+    assert decode(written({"a": [nils] * 3}), tensors="numpy") == {"a": [nils] * 3}
+    with pytest.raises(InvalidRequest, match="32768 list items and keys"):
+        encode({"a": [nils] * 4})
+    with pytest.raises(RemoteProtocolError, match="32768 list items and keys"):
+        adopt_frames([raw([{"a": [nils] * 4}, []]).tobytes()])
 
 
 def test_frames_must_fit_their_header() -> None:

@@ -21,22 +21,27 @@ import numpy as np
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.record_head import (
     MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_HEAD_BYTES,
+    MAX_TENSORS,
     PLAIN,
     Head,
     TensorRef,
     head_bytes,
+    num_tensors,
     pack_head,
     place,
     read_head,
     reference,
 )
-from mmcached.shm.tensor_bytes import Bytes1D, dense_bytes, is_tensor, to_bytes, to_numpy, to_torch
-from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolError, RemoteProtocolError
+from mmcached.shm.tensor_bytes import Bytes1D, NotCarried, dense_bytes, is_tensor, to_bytes, to_numpy, to_torch
+from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolError, MmcachedError, RemoteProtocolError
 
 Record = dict[str, Any]
 Library = Literal["numpy", "torch"]
 Frame = bytes | bytearray | memoryview
 
+_KEY_EXCERPT = 40
 MAX_BYTES = 1 << 46
 """More than any ring takes."""
 
@@ -83,17 +88,23 @@ def encode(record: Record, *, max_bytes: int = MAX_BYTES) -> EncodedRecord:
     Args:
         max_bytes: of the tensors together; judged before any of them is copied.
     Raises:
-        InvalidRequest: something else is in it; names the path, as `$.pixels[0]`.
+        InvalidRequest: something else is in it, or too much; names the path, as `$.pixels[0]`.
         ItemTooLarge: its tensors have more than `max_bytes`.
     """
     if type(record) is not dict:
         raise InvalidRequest("$", type(record).__name__, "a record is a dict")
     walk = _Describe(max_bytes)
-    tree = walk.value(record, "$", 1)
+    try:
+        tree = walk.value(record, 1)
+    except NotCarried as wrong:
+        raise InvalidRequest(_path(wrong), wrong.found, wrong.limit) from wrong.__cause__
     try:
         head = pack_head(tree, walk.table)
     except (ValueError, UnicodeEncodeError, OverflowError) as error:  # such as a lone surrogate in a string
-        raise InvalidRequest("$", type(error).__name__, f"cannot be packed: {error}") from error
+        raise InvalidRequest("$", type(error).__name__, "it cannot be packed") from error
+    if len(head) > MAX_HEAD_BYTES:
+        limit = f"at most {MAX_HEAD_BYTES} bytes beside its tensors; put long lists, strings and bytes into an array"
+        raise InvalidRequest("$", f"{len(head)} bytes", limit)
     return EncodedRecord(head, walk.pieces)
 
 
@@ -166,10 +177,13 @@ def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]
     """Return the head, read and as it came, and the bytes of each tensor."""
     if not frames:
         raise RemoteProtocolError("a record has at least one frame", "record")
-    packed = bytes(frames[0])
+    first = memoryview(frames[0]).cast("B")
+    if len(frames) != 1 + num_tensors(first):
+        raise RemoteProtocolError(f"{len(frames)} frames for {num_tensors(first)} tensors", "record")
+    if head_bytes(first) != len(first):
+        raise RemoteProtocolError(f"a head of {len(first)} bytes says that it has {head_bytes(first)}", "record")
+    packed = bytes(first)
     head = read_head(packed)
-    if len(frames) != 1 + len(head.types):
-        raise RemoteProtocolError(f"{len(frames)} frames for {len(head.types)} tensors", "record")
     views = [memoryview(frame).cast("B") for frame in frames[1:]]
     for index, (view, kind) in enumerate(zip(views, head.types, strict=True)):
         if view.nbytes != kind.nbytes:
@@ -194,6 +208,19 @@ def _fill(value: Any, made: list[Any]) -> Any:
 _MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch}
 
 
+def _path(wrong: NotCarried) -> str:
+    """Return where a value is; keys are shortened."""
+    return "$" + "".join(_step(step) for step in reversed(wrong.steps))
+
+
+def _step(step: int | str) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    if len(step) > _KEY_EXCERPT:
+        return f"[{step[:_KEY_EXCERPT]!r}…]"
+    return f".{step}" if step.isidentifier() else f"[{step!r}]"
+
+
 class _Describe:
     """Turns a record into what MessagePack can carry, and collects the tensors' types and bytes."""
 
@@ -202,32 +229,61 @@ class _Describe:
         self.pieces: list[Bytes1D] = []
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._num_elements = 0
 
-    def value(self, value: Any, path: str, depth: int) -> Any:
-        if is_tensor(value):
-            return self._tensor(value, path)
+    def value(self, value: Any, depth: int) -> Any:
         if type(value) in PLAIN:
             return value
         if type(value) is int:
             if not -(2**63) <= value < 2**64:
-                raise InvalidRequest(path, str(value), "integers have at most 64 bits")
+                raise NotCarried(f"an integer of {value.bit_length()} bits", "integers have at most 64 bits")
             return value
+        if is_tensor(value):
+            return self._tensor(value)
+        if type(value) is not list and type(value) is not dict:
+            raise NotCarried(type(value).__name__, "not a tensor, number, string, bytes, None, list or dict")
         if depth > MAX_DEPTH:
-            raise InvalidRequest(path, depth, f"lists and dicts nest at most {MAX_DEPTH} deep")
-        if type(value) is list:
-            return [self.value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-        if type(value) is dict:
-            for key in value:
-                if type(key) is not str:
-                    raise InvalidRequest(path, repr(key), "keys are strings")
-            return {key: self.value(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
-        raise InvalidRequest(path, type(value).__name__, "not a tensor, number, string, bytes, None, list or dict")
+            raise NotCarried(depth, f"lists and dicts nest at most {MAX_DEPTH} deep")
+        self._num_elements += len(value)
+        if self._num_elements > MAX_ELEMENTS:
+            limit = f"a record has at most {MAX_ELEMENTS} list items and keys; put long lists into an array"
+            raise NotCarried(f"{self._num_elements} of them", limit)
+        return self._list(value, depth) if isinstance(value, list) else self._dict(value, depth)
 
-    def _tensor(self, tensor: Any, path: str) -> Any:
-        self._num_bytes += dense_bytes(tensor)
-        if self._num_bytes > self._max_bytes:
-            raise ItemTooLarge(self._num_bytes, self._max_bytes, "record")
-        kind, piece = to_bytes(tensor, path)
+    def _list(self, items: list[Any], depth: int) -> list[Any]:
+        described: list[Any] = []
+        try:
+            for item in items:
+                described.append(self.value(item, depth + 1))  # noqa: PERF401 (the handler needs those made so far)
+        except NotCarried as wrong:
+            wrong.steps.append(len(described))
+            raise
+        return described
+
+    def _dict(self, items: dict[Any, Any], depth: int) -> dict[str, Any]:
+        described: dict[str, Any] = {}
+        for key, item in items.items():
+            if type(key) is not str:
+                raise NotCarried(f"a key of type {type(key).__name__}", "keys are strings")
+            try:
+                described[key] = self.value(item, depth + 1)
+            except NotCarried as wrong:
+                wrong.steps.append(key)
+                raise
+        return described
+
+    def _tensor(self, tensor: Any) -> Any:
+        if len(self.pieces) == MAX_TENSORS:
+            raise NotCarried(f"more than {MAX_TENSORS} tensors", f"a record has at most {MAX_TENSORS} tensors")
+        try:
+            self._num_bytes += dense_bytes(tensor)
+            if self._num_bytes > self._max_bytes:
+                raise ItemTooLarge(self._num_bytes, self._max_bytes, "record")
+            kind, piece = to_bytes(tensor)
+        except (MmcachedError, NotCarried, MemoryError):
+            raise
+        except Exception as error:  # whatever a library says of a tensor that has no dense bytes, such as a nested one
+            raise NotCarried(f"{type(tensor).__name__}: {type(error).__name__}", "it has no dense bytes") from error
         self.table.append((kind.dtype, kind.shape))
         self.pieces.append(piece)
         return reference(len(self.pieces) - 1)

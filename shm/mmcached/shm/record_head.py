@@ -6,7 +6,8 @@
      magic and version (8), header bytes (u32), number of tensors (u32)
 
 Whatever the bytes are, the outcome is a `Head` in which each tensor occurs exactly once, or a `RemoteProtocolError`
-that names the place. Images of one size have one head, so the last few hundred heads are kept.
+that names the place, and nothing of what is there. What is too large is refused by its first bytes, before it is read.
+Images of one size have one head, so the last few hundred heads are kept.
 
 Knows nothing of tensors' bytes, nor of the libraries that make tensors of them.
 """
@@ -26,9 +27,16 @@ from mmcached.wire.errors import RemoteProtocolError
 
 MAX_DEPTH = 32
 """How deep lists and dicts may nest."""
+MAX_ELEMENTS = 1 << 15
+"""List items and keys of one record. What has more belongs into a tensor."""
+MAX_HEAD_BYTES = 1 << 19
+"""A head is read on its receiver's loop, at worst in some milliseconds. Long strings and bytes belong into a tensor."""
+MAX_TENSORS = 4000
+"""Each is a frame of a message, see `limits.max_message_frames`."""
 PREAMBLE = struct.Struct("<8sII")
 TENSOR_CODE = 1
 PLAIN = frozenset((bool, float, str, bytes, type(None)))
+_LEAVES = PLAIN | {int}  # whose range MessagePack has judged
 
 _MAGIC = b"MMREC\0\0\1"
 _INDEX = struct.Struct("<I")
@@ -89,12 +97,31 @@ def head_bytes(start: memoryview) -> int:
     Raises:
         RemoteProtocolError: no record begins here.
     """
+    return PREAMBLE.size + _read_preamble(start)[0]
+
+
+def num_tensors(start: memoryview) -> int:
+    """Return how many tensors the record that begins here says to have.
+
+    Raises:
+        RemoteProtocolError: no record begins here.
+    """
+    return _read_preamble(start)[1]
+
+
+def _read_preamble(start: memoryview) -> tuple[int, int]:
+    """Return the bytes of the header and the number of tensors."""
     if len(start) < PREAMBLE.size:
         raise RemoteProtocolError(f"{len(start)} bytes are too few for a record", "record")
-    magic, header_bytes, _ = PREAMBLE.unpack_from(start)
+    magic, header_bytes, num_tensors = PREAMBLE.unpack_from(start)
     if magic != _MAGIC:
-        raise RemoteProtocolError(f"it begins with {magic!r}, not {_MAGIC!r}", "record.magic")
-    return PREAMBLE.size + int(header_bytes)
+        raise RemoteProtocolError(f"it does not begin with {_MAGIC!r}", "record.magic")
+    if PREAMBLE.size + header_bytes > MAX_HEAD_BYTES:
+        reason = f"a head of {PREAMBLE.size + header_bytes} bytes, at most {MAX_HEAD_BYTES} are taken"
+        raise RemoteProtocolError(reason, "record.header")
+    if num_tensors > MAX_TENSORS:
+        raise RemoteProtocolError(f"{num_tensors} tensors, at most {MAX_TENSORS} are taken", "record.tensors")
+    return header_bytes, num_tensors
 
 
 def read_head(head: bytes) -> Head:
@@ -107,12 +134,17 @@ def read_head(head: bytes) -> Head:
 
 
 def _read(head: bytes) -> Head:
-    expected = head_bytes(memoryview(head))
-    if expected != len(head):
-        raise RemoteProtocolError(f"a head of {len(head)} bytes says that it has {expected}", "record")
-    _, _, num_tensors = PREAMBLE.unpack_from(head)
+    header_bytes, num_tensors = _read_preamble(memoryview(head))
+    if PREAMBLE.size + header_bytes != len(head):
+        reason = f"a head of {len(head)} bytes says that it has {PREAMBLE.size + header_bytes}"
+        raise RemoteProtocolError(reason, "record")
     try:
-        header = msgpack.unpackb(memoryview(head)[PREAMBLE.size :], strict_map_key=True)
+        header = msgpack.unpackb(
+            memoryview(head)[PREAMBLE.size :],
+            strict_map_key=True,
+            max_array_len=MAX_ELEMENTS,
+            max_map_len=MAX_ELEMENTS,
+        )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"not MessagePack: {type(error).__name__}", "record.header") from error
     if not (isinstance(header, list) and len(header) == 2 and type(header[0]) is dict and isinstance(header[1], list)):
@@ -121,10 +153,14 @@ def _read(head: bytes) -> Head:
     if len(table) != num_tensors:
         raise RemoteProtocolError(f"{len(table)} tensors, the preamble says {num_tensors}", "record.tensors")
     types = tuple(_tensor_type(entry, f"record.tensors[{index}]") for index, entry in enumerate(table))
-    used: set[int] = set()
-    checked = _check(tree, "$", 1, num_tensors, used)
-    if len(used) != num_tensors:
-        raise RemoteProtocolError(f"{num_tensors - len(used)} tensors do not occur in the record", "record.tensors")
+    walk = _Check(num_tensors)
+    try:
+        checked = walk.value(tree, 1)
+    except _Wrong as wrong:
+        raise RemoteProtocolError(wrong.reason, wrong.path()) from None
+    if len(walk.used) != num_tensors:
+        num_missing = num_tensors - len(walk.used)
+        raise RemoteProtocolError(f"{num_missing} tensors do not occur in the record", "record.tensors")
     nbytes, offsets = place(len(head), [each.nbytes for each in types])
     return Head(checked, types, offsets, nbytes)
 
@@ -138,31 +174,78 @@ def _tensor_type(entry: Any, field: str) -> TensorType:
     return TensorType.checked(entry[0], entry[1], field)
 
 
-def _check(value: Any, path: str, depth: int, num_tensors: int, used: set[int]) -> Any:
-    """Return a tree in which references are `TensorRef`; adds their numbers to `used`."""
-    if isinstance(value, msgpack.ExtType):
-        return _check_reference(value, path, num_tensors, used)
-    if type(value) is int or type(value) in PLAIN:
-        return value
-    if depth > MAX_DEPTH:
-        raise RemoteProtocolError(f"nests more than {MAX_DEPTH} deep", path)
-    if isinstance(value, list):
-        return [_check(item, f"{path}[{at}]", depth + 1, num_tensors, used) for at, item in enumerate(value)]
-    if isinstance(value, dict):
+class _Wrong(Exception):
+    """Something is wrong with a value; its path is put together on the way out, so that it costs nothing otherwise."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.steps: list[str] = []  # innermost first
+
+    def path(self) -> str:
+        """Return where it is, without a word of the record: in a dict entries are numbered."""
+        return "$" + "".join(reversed(self.steps))
+
+
+class _Check:
+    """Walks through the tree of a head.
+
+    Attributes:
+        used: numbers of the tensors that were found.
+    """
+
+    def __init__(self, num_tensors: int) -> None:
+        self.used: set[int] = set()
+        self._num_tensors = num_tensors
+        self._num_elements = 0
+
+    def value(self, value: Any, depth: int) -> Any:
+        """Return the tree in which references are `TensorRef`."""
+        if type(value) in _LEAVES:
+            return value
+        if isinstance(value, msgpack.ExtType):
+            return self._reference(value)
+        if depth > MAX_DEPTH:
+            raise _Wrong(f"nests more than {MAX_DEPTH} deep")
+        if not isinstance(value, list | dict):
+            raise _Wrong(f"a {type(value).__name__} does not belong here")
+        self._num_elements += len(value)
+        if self._num_elements > MAX_ELEMENTS:
+            raise _Wrong(f"more than {MAX_ELEMENTS} list items and keys")
+        if isinstance(value, list):
+            return self._list(value, depth)
         if not all(isinstance(key, str) for key in value):
-            raise RemoteProtocolError("keys are strings", path)
-        return {key: _check(item, f"{path}.{key}", depth + 1, num_tensors, used) for key, item in value.items()}
-    raise RemoteProtocolError(f"a {type(value).__name__} does not belong here", path)
+            raise _Wrong("keys are strings")
+        return self._dict(value, depth)
 
+    def _list(self, items: list[Any], depth: int) -> list[Any]:
+        checked: list[Any] = []
+        try:
+            for item in items:
+                checked.append(item if type(item) in _LEAVES else self.value(item, depth + 1))  # noqa: PERF401 (the handler counts them)
+        except _Wrong as wrong:
+            wrong.steps.append(f"[{len(checked)}]")
+            raise
+        return checked
 
-def _check_reference(found: Any, path: str, num_tensors: int, used: set[int]) -> TensorRef:
-    if found.code != TENSOR_CODE or len(found.data) != _INDEX.size:
-        raise RemoteProtocolError(f"extension {found.code} of {len(found.data)} bytes", path)
-    (index,) = _INDEX.unpack(found.data)
-    if index >= num_tensors or index in used:
-        raise RemoteProtocolError(f"tensor {index} of {num_tensors} is missing or occurs twice", path)
-    used.add(index)
-    return TensorRef(index)
+    def _dict(self, items: dict[str, Any], depth: int) -> dict[str, Any]:
+        checked: dict[str, Any] = {}
+        try:
+            for key, item in items.items():
+                checked[key] = self.value(item, depth + 1)
+        except _Wrong as wrong:
+            wrong.steps.append(f".{{{len(checked)}}}")
+            raise
+        return checked
+
+    def _reference(self, found: Any) -> TensorRef:
+        if found.code != TENSOR_CODE or len(found.data) != _INDEX.size:
+            raise _Wrong(f"extension {found.code} of {len(found.data)} bytes")
+        (index,) = _INDEX.unpack(found.data)
+        if index >= self._num_tensors or index in self.used:
+            raise _Wrong(f"tensor {index} of {self._num_tensors} is missing or occurs twice")
+        self.used.add(index)
+        return TensorRef(index)
 
 
 _REFERENCES = tuple(msgpack.ExtType(TENSOR_CODE, _INDEX.pack(index)) for index in range(64))

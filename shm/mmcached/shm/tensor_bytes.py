@@ -53,7 +53,7 @@ class TensorType:
             RemoteProtocolError: an unknown dtype, or no possible shape.
         """
         if not isinstance(dtype, str) or dtype not in _ITEMSIZES:
-            raise RemoteProtocolError(f"unknown dtype {dtype!r}"[:200], f"{field}.dtype")
+            raise RemoteProtocolError("not a dtype that is carried", f"{field}.dtype")
         if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
             raise RemoteProtocolError(f"a shape is a list of at most {_MAX_DIMS} sizes", f"{field}.shape")
         if not all(type(size) is int and size >= 0 for size in shape):
@@ -61,6 +61,20 @@ class TensorType:
         if math.prod(max(1, size) for size in shape) > _MAX_ELEMENTS:
             raise RemoteProtocolError("too many elements", f"{field}.shape")
         return cls(dtype, tuple(shape))
+
+
+class NotCarried(Exception):
+    """A value cannot travel. The way to it is put together by those that pass this on, so that it costs nothing else.
+
+    Attributes:
+        steps: list indexes and dict keys, innermost first.
+    """
+
+    def __init__(self, found: str | int, limit: str) -> None:
+        super().__init__(limit)
+        self.found = found
+        self.limit = limit
+        self.steps: list[int | str] = []
 
 
 def is_tensor(value: object) -> bool:
@@ -74,26 +88,26 @@ def dense_bytes(tensor: Any) -> int:
     return int(tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.numel() * tensor.element_size())
 
 
-def to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
+def to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
     """Return type and bytes, `(nbytes,)`; without a copy if it is contiguous and little-endian.
 
     Raises:
-        InvalidRequest: a dtype, layout or device that is not carried; names the path.
+        NotCarried: a dtype, layout or device that is not carried.
     """
-    return _numpy_to_bytes(tensor, path) if isinstance(tensor, np.ndarray) else _torch_to_bytes(tensor, path)
+    return _numpy_to_bytes(tensor) if isinstance(tensor, np.ndarray) else _torch_to_bytes(tensor)
 
 
-def _numpy_to_bytes(array: npt.NDArray[Any], path: str) -> tuple[TensorType, Bytes1D]:
+def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[TensorType, Bytes1D]:
     if array.dtype.name not in _NUMPY_ITEMSIZES:
-        raise InvalidRequest(path, array.dtype.name, f"dtypes are {sorted(_NUMPY_ITEMSIZES)}")
+        raise NotCarried(array.dtype.name, f"dtypes are {sorted(_NUMPY_ITEMSIZES)}")
     if isinstance(array, np.ma.MaskedArray):
-        raise InvalidRequest(path, "masked array", "its mask would be lost; fill it first")
+        raise NotCarried("masked array", "its mask would be lost; fill it first")
     # `order="C"` and not `ascontiguousarray`, which gives a 0-d array one dimension.
     dense = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
     return TensorType(array.dtype.name, array.shape), dense.reshape(-1).view(np.uint8)
 
 
-def _torch_to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
+def _torch_to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
     torch = sys.modules["torch"]
     name = str(tensor.dtype).removeprefix("torch.")
     try:
@@ -104,11 +118,9 @@ def _torch_to_bytes(tensor: Any, path: str) -> tuple[TensorType, Bytes1D]:
         if array.flags.c_contiguous and array.nbytes and name in _NUMPY_ITEMSIZES:
             return TensorType(name, array.shape), np.frombuffer(array, np.uint8)
     if name not in _ITEMSIZES:
-        raise InvalidRequest(path, name, f"dtypes are {sorted(_ITEMSIZES)}")
+        raise NotCarried(name, f"dtypes are {sorted(_ITEMSIZES)}")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise InvalidRequest(
-            path, f"{tensor.device}, {tensor.layout}", "only dense CPU tensors are carried; call .cpu()"
-        )
+        raise NotCarried(f"{tensor.device}, {tensor.layout}", "only dense CPU tensors are carried; call .cpu()")
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     kind = TensorType(name, tuple(tensor.shape))
     if not kind.nbytes:

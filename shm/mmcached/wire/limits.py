@@ -31,8 +31,6 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # messages
     max_message_mb: int = 256
     max_message_frames: int = 4096
-    max_record_head_kb: int = 1024
-    max_record_elements: int = 65_536
     max_queued_mb_per_client: int = 64
     client_stall_s: float = 30.0
 
@@ -89,10 +87,6 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         # ---- messages
         "limits.max_message_mb": Limit(1, 1 << 16, "MiB", "one message of a client", "`RemoteProtocolError`"),
         "limits.max_message_frames": Limit(64, 1 << 20, "frames", "frames of one message", "`RemoteProtocolError`"),
-        "limits.max_record_head_kb": Limit(1, 1 << 16, "KiB", "head of one record", "`InvalidRequest`"),
-        "limits.max_record_elements": Limit(
-            64, 1 << 24, "elements", "keys, list items and tensors of one record", "`InvalidRequest`"
-        ),
         "limits.max_queued_mb_per_client": Limit(
             1, 1 << 20, "MiB", "answers that wait for one client to read them", "disconnected"
         ),
