@@ -140,7 +140,9 @@ class FakeClient:
 
     def connect_anew(self) -> None:
         """Lose the connection and say hello over another; the same process."""
-        self.channel.close()
+        num_connections = len(self._bench.frontend._clients)
+        self.channel.close()  # some time later, by a thread of libzmq
+        self._bench.pump(lambda: len(self._bench.frontend._clients) < num_connections)
         self.channel = self._connect()
         self.hello()
 
@@ -231,6 +233,13 @@ class Bench:
         self.client = DealerChannel(self.context, self.directory.client_address, to_client.ToClient)
         self.client_id = secrets.token_hex(16)
         self.presence = LockFile(self.directory.client_lock(self.client_id))
+
+    def engine_dies(self, engine: FakeEngine) -> None:
+        """Let an engine end; at once for the kernel, some time later in a test, where a thread of libzmq closes."""
+        num_connections = len(self.frontend._engines)
+        self.engines.remove(engine)
+        engine.close()
+        self.pump(lambda: len(self.frontend._engines) < num_connections)
 
     def pump(self, wanted: Callable[[], bool]) -> None:
         """Let the frontend poll until something is so; fail if it never is."""

@@ -244,11 +244,15 @@ def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Ben
     assert len(bench.stats().engines) == 1
 
 
-def test_another_process_of_the_same_engine_takes_over_and_the_former_ones_requests_fail(bench: Bench) -> None:
+def test_another_process_of_the_same_engine_takes_over_once_the_former_is_dead(bench: Bench) -> None:
     bench.connect_engine()
     bench.generate(1, [])
     bench.from_frontend(bench.engines[0], to_engine.AddRequest)
-    bench.add_engine(digest=CONFIG.digest(), index=0)
+    usurper = bench.add_engine(digest=CONFIG.digest(), index=0)
+    assert "it lives" in bench.from_frontend(usurper, to_engine.Refused).error.message
+    assert bench.stats().requests_open == 1, "the present engine keeps its place and its requests"
+    bench.engine_dies(bench.engines[0])
+    bench.from_frontend(bench.add_engine(digest=CONFIG.digest(), index=0), to_engine.Ring)
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (1, "request_aborted")
     assert failed.error.retryable

@@ -407,7 +407,8 @@ def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, how: str) -> 
         case "deadline":
             bench.frontend._clock.now += 61  # type: ignore[attr-defined]
         case "engine":
-            bench.add_engine(digest=CONFIG.digest())  # another process takes its place
+            bench.engine_dies(engine)
+            engine = bench.add_engine(digest=CONFIG.digest())  # another process takes its place
     bench.pump(lambda: not len(bench.frontend._requests))
     if how in ("deadline", "engine"):
         assert bench.answer(to_client.Failed).error.retryable

@@ -13,6 +13,7 @@ import pytest
 from mmcached.wire.config import GIB, MIB, KVEventsConfig, ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
+from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("mm_processor_cache_gb", -0.1),
@@ -173,6 +174,7 @@ def test_digest_tells_configurations_apart() -> None:
 )
 def test_a_file_with_what_we_do_not_know_is_refused(run_dir: Path, content: Any, mentions: str) -> None:
     path = run_dir / "config.json"
+    content = {VERSION_FIELD: PROTOCOL_VERSION, **content} if isinstance(content, dict) else content
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=mentions):
         ServiceConfig.load(path)
@@ -180,7 +182,7 @@ def test_a_file_with_what_we_do_not_know_is_refused(run_dir: Path, content: Any,
 
 def test_a_file_with_an_impossible_value_names_its_field(run_dir: Path) -> None:
     path = run_dir / "config.json"
-    path.write_text('{"world_size": 99}')
+    path.write_text(json.dumps({VERSION_FIELD: PROTOCOL_VERSION, "world_size": 99}))
     with pytest.raises(ConfigError) as caught:
         ServiceConfig.load(path)
     assert caught.value.details == {"field": "world_size", "value": 99, "limit": "must be between 1 and 16"}
@@ -203,4 +205,5 @@ def test_a_file_that_is_missing(run_dir: Path) -> None:
 def test_every_field_is_in_the_file(run_dir: Path) -> None:
     path = run_dir / "config.json"
     ServiceConfig().save(path)
-    assert set(json.loads(path.read_text())) == {field.name for field in msgspec.structs.fields(ServiceConfig)}
+    names = {field.name for field in msgspec.structs.fields(ServiceConfig)}
+    assert set(json.loads(path.read_text())) == {VERSION_FIELD, *names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import subprocess
@@ -17,8 +18,7 @@ import zmq
 
 from mmcached.wire.channels import DealerChannel, Frame, encode_frames
 from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError, ServiceUnavailable, error_to_wire
-from mmcached.wire.limits import LimitsConfig
-from mmcached.wire.listener import MAX_REFUSED, MIB, Listener
+from mmcached.wire.listener import MAX_REFUSED, Bounds, Listener
 from mmcached.wire.messages.client import Failed, Flushed, ToClient
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.turns import TurnShare
@@ -27,7 +27,17 @@ from tests.clock import Clock
 from tests.wire.raw_peer import RawPeer, frame, head
 
 DEADLINE_S = 20.0
+MIB = 1 << 20
 REFUSAL = Failed(None, error_to_wire(ServiceUnavailable("too many")))
+BOUNDS = Bounds(
+    max_connections=1024,
+    reserved_descriptors=64,
+    max_frames=4096,
+    max_message_bytes=256 * MIB,
+    max_body_bytes=MIB,
+    max_queued_bytes=64 * MIB,
+    stall_s=30.0,
+)
 ALL = TurnShare(10_000, 60.0)
 
 
@@ -42,14 +52,10 @@ class Wiring:
         self.heard: list[tuple[bytes, Any, list[Frame]]] = []
         self.on_message: Callable[[bytes, Any], None] = lambda peer, message: None
 
-    def listen(self, *, max_body_bytes: int = 1 << 20, **limits: Any) -> Listener[FromClient]:
+    def listen(self, **bounds: Any) -> Listener[FromClient]:
+        chosen = dataclasses.replace(BOUNDS, **bounds)
         self.listener: Listener[FromClient] = Listener(
-            self.address,
-            FromClient,
-            LimitsConfig(**limits),
-            max_body_bytes=max_body_bytes,
-            refusal=REFUSAL,
-            clock=self.clock,
+            self.address, FromClient, chosen, refusal=REFUSAL, clock=self.clock
         )
         return self.stack.enter_context(self.listener)
 
@@ -157,7 +163,7 @@ def test_a_share_ends_a_turn_and_the_rest_comes_in_the_next(wiring: Wiring) -> N
 
 
 def test_one_frame_that_announces_8_gib_is_refused_at_once_and_the_client_may_go_on(wiring: Wiring) -> None:
-    wiring.listen(max_message_mb=1)
+    wiring.listen(max_message_bytes=MIB)
     raw = wiring.raw()
     raw.send(head(8 << 30))
     _, error, _ = wiring.hear()
@@ -167,7 +173,7 @@ def test_one_frame_that_announces_8_gib_is_refused_at_once_and_the_client_may_go
 
 
 def test_a_message_that_never_ends_costs_no_memory(wiring: Wiring) -> None:
-    listener = wiring.listen(max_message_mb=1)
+    listener = wiring.listen(max_message_bytes=MIB)
     raw = wiring.raw()
     piece = frame(bytes(60_000), more=True)
     before = _rss_bytes()
@@ -179,13 +185,13 @@ def test_a_message_that_never_ends_costs_no_memory(wiring: Wiring) -> None:
         wiring.turn()
     assert [error.details["field"] for _, error, _ in wiring.heard] == ["frames"]
     assert _rss_bytes() - before < 30 * MIB
-    wiring.clock.now += LimitsConfig().client_stall_s + 1
+    wiring.clock.now += BOUNDS.stall_s + 1
     wiring.pump(raw.is_closed)
     assert (listener.num_disconnected, len(listener)) == (1, 0)
 
 
 def test_a_client_that_does_not_read_is_not_read_either_and_then_disconnected(wiring: Wiring) -> None:
-    listener = wiring.listen(max_queued_mb_per_client=4)
+    listener = wiring.listen(max_queued_bytes=4 * MIB)
     wiring.on_message = lambda peer, message: listener.send(peer, Flushed(1), [bytes(2 * MIB)])
     raw, honest = wiring.raw(), wiring.dealer()
     question = b"".join(bytes(piece) for piece in pack(encode_frames(GetStats(1))))
@@ -196,14 +202,14 @@ def test_a_client_that_does_not_read_is_not_read_either_and_then_disconnected(wi
         wiring.turn()
     assert len(wiring.heard) <= 4, "of its hundred questions few are taken"
     assert sum(len(connection.queue) for connection in listener._connections.values()) <= 10
-    wiring.clock.now += LimitsConfig().client_stall_s + 1
+    wiring.clock.now += BOUNDS.stall_s + 1
     wiring.pump(lambda: listener.num_disconnected == 1)
     honest.send(GetStats(6))
     assert wiring.answer(honest) == Flushed(1)
 
 
 def test_answers_that_come_late_have_a_budget_too(wiring: Wiring) -> None:
-    listener = wiring.listen(max_queued_mb_per_client=4)
+    listener = wiring.listen(max_queued_bytes=4 * MIB)
     raw = wiring.raw()
     raw.send(b"".join(bytes(piece) for piece in pack(encode_frames(GetStats(1)))))
     peer, *_ = wiring.hear()
@@ -217,7 +223,7 @@ def test_answers_that_come_late_have_a_budget_too(wiring: Wiring) -> None:
 
 
 def test_one_answer_larger_than_the_budget_arrives(wiring: Wiring) -> None:
-    listener = wiring.listen(max_queued_mb_per_client=1)
+    listener = wiring.listen(max_queued_bytes=MIB)
     dealer = wiring.dealer()
     dealer.send(GetStats(1))
     peer, *_ = wiring.hear()
@@ -227,7 +233,7 @@ def test_one_answer_larger_than_the_budget_arrives(wiring: Wiring) -> None:
 
 
 def test_one_client_too_many_is_told_so_and_has_a_place_when_another_leaves(wiring: Wiring) -> None:
-    listener = wiring.listen(max_clients=2)
+    listener = wiring.listen(max_connections=2)
     first, second = wiring.dealer(), wiring.dealer()
     wiring.pump(lambda: len(listener) == 2)
     third = wiring.dealer()
@@ -306,7 +312,7 @@ def test_who_says_nothing_is_closed_and_who_has_said_who_it_is_may_be_silent(wir
     wiring.pump(lambda: len(listener) == 2)
     for _ in range(5):
         wiring.turn()
-    wiring.clock.now += LimitsConfig().client_stall_s + 1
+    wiring.clock.now += BOUNDS.stall_s + 1
     wiring.pump(silent.is_closed)
     for _ in range(5):
         wiring.turn()

@@ -18,6 +18,7 @@ import typer
 from mmcached.cli import config_show, verbs
 from mmcached.cli.config_show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.descriptors import raise_descriptor_limit
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import RunDir, default_run_dir
 
@@ -62,6 +63,7 @@ def serve(
 
     chosen = load(context, config, _as_arguments(workers, device)).config
     set_up_logging("supervisor", chosen)
+    raise_descriptor_limit()
     with Supervisor(run_dir or default_run_dir(), chosen) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
@@ -120,6 +122,7 @@ def _run_role(role: str, arguments: Sequence[str]) -> int:
     if role == "worker":
         parser.add_argument("--rank", type=int, required=True)
     given = parser.parse_args(arguments)
+    raise_descriptor_limit()
     if role == "frontend":
         from mmcached.frontend import server as frontend
 

@@ -37,6 +37,7 @@ from mmcached.cli.config_fields import (
 from mmcached.cli.config_units import in_unit_of, unit_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.version import VERSION_FIELD
 
 DEFAULT = "default"
 
@@ -127,7 +128,9 @@ def _content(file: Path) -> dict[str, Any]:
         # The TOML source takes a missing file for an empty one.
         content = file.read_bytes()
         if file.suffix == ".json":
-            return msgspec.json.decode(content, type=dict[str, Any])
+            fields = msgspec.json.decode(content, type=dict[str, Any])
+            fields.pop(VERSION_FIELD, None)  # a run directory's file may serve as a file of settings
+            return fields
         return TomlConfigSettingsSource(_MODEL, file.absolute())()
     except OSError as error:
         raise ConfigError("config", str(file), f"cannot be read: {error.strerror}") from error

@@ -1,7 +1,7 @@
 """The frontend's side of the engines: their sockets, their rows of the ring, the leases that go with each message.
 
-    engine   EngineHello ->        gate    another process with this index: the former is gone
-             <- Ring | Refused
+    engine   EngineHello ->        gate    refused while another process with this index lives
+             <- Ring | Refused             refused, at any time: this engine was dropped, and must end
              RowHello ->                   the row must hold the nonce
              <- RowAttached
              EngineReady ->                requests may go there
@@ -24,7 +24,7 @@ from mmcached.frontend.engine_links import EngineLink, EngineLinks
 from mmcached.frontend.routes import RoutedItem
 from mmcached.shm import RingWriter, RowVoided, codec
 from mmcached.shm.crash_points import crash_point
-from mmcached.wire.channels import Frame, RouterChannel
+from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ChannelFull,
@@ -37,6 +37,7 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.listener import Listener
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.turns import Guard, TurnShare
@@ -59,7 +60,7 @@ class EngineGate:
 
     def __init__(
         self,
-        channel: RouterChannel[received.FromEngine],
+        channel: Listener[received.FromEngine],
         ring: RingWriter | None,
         config: ServiceConfig,
         *,
@@ -88,16 +89,10 @@ class EngineGate:
             share: of this turn.
             guard: an engine whose word cannot be dealt with is lost: what it holds may be half booked.
         """
-        for _ in share:
-            raw = self._channel.receive_raw()
-            if raw is None:
-                return
-            peer, frames = raw
-            try:
-                message, payload = self._channel.decode(frames)
-            except RemoteProtocolError as error:
+        for peer, message, payload in self._channel.serve(share):
+            if isinstance(message, RemoteProtocolError):
                 self.num_protocol_errors += 1
-                log.warning("bad message from an engine", peer=peer.hex(), reason=str(error))
+                log.warning("bad message from an engine", peer=peer.hex(), reason=str(message))
                 continue
             link = self.links.by_peer(peer)
             match message:
@@ -148,6 +143,11 @@ class EngineGate:
         link = self.links.get(message.incarnation)
         if link is None:
             former = self.links.by_index(message.engine_index)
+            if former is not None and self._channel.is_connected(former.peer):
+                reason = f"engine {message.engine_index} is another process, and it lives; end that one first"
+                log.error("engine refused", engine=message.engine_index, reason=reason)
+                self._send_or_log(peer, to_engine.Refused(error_to_wire(ServiceUnavailable(reason))))
+                return
             if former is not None:
                 self._lose(former, "another engine process has taken its place")
             link = EngineLink(peer, message.engine_index, message.incarnation)
@@ -264,4 +264,7 @@ class EngineGate:
     def _lose(self, link: EngineLink, reason: str) -> None:
         log.warning("engine lost", engine=link.index, reason=reason)
         self.links.remove(link)
+        if self._channel.is_connected(link.peer):  # it lives, and would wait for requests for ever
+            error = ServiceUnavailable(f"the frontend has dropped this engine ({reason}): it must start anew")
+            self._send_or_log(link.peer, to_engine.Refused(error_to_wire(error)))
         self._on_lost(link, reason)

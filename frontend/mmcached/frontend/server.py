@@ -1,7 +1,7 @@
 """P0: the one process per host that clients talk to. Owns the sender cache and the ring; books no blocks, runs no
 model.
 
-    clients ==(listener) client.sock==> Frontend ==(engine_gate) ROUTER engine.sock==> engines
+    clients ==> client.sock (wire.listener) ==> Frontend <== engine.sock (engine_gate) <== engines
                                        |
                                        +-- (request_desk) generate, encode: processed items into the ring, with leases
                                        +-- (store_desk)   what clients put, in a ring of their own
@@ -17,6 +17,7 @@ whose items are all cached is sent at once.
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -25,13 +26,13 @@ from types import TracebackType
 from typing import Self, assert_never
 
 import structlog
-import zmq
 
 from mmcached.frontend.askers import Asker
 from mmcached.frontend.engine_gate import EngineGate
 from mmcached.frontend.engine_links import EngineLink
 from mmcached.frontend.factories import processor_cache_from_config
 from mmcached.frontend.flushes import Flushes
+from mmcached.frontend.listening import listen_for_clients, listen_for_engines
 from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.probes import Probes
 from mmcached.frontend.processing import Processing
@@ -43,7 +44,7 @@ from mmcached.frontend.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
 from mmcached.shm.lock_file import is_held, remove_if_free
 from mmcached.shm.stats_publisher import StatsPublisher
-from mmcached.wire.channels import Frame, RouterChannel
+from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ChannelFull,
@@ -56,7 +57,6 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.handle import Handle, LeaseId
-from mmcached.wire.listener import Listener
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
@@ -69,9 +69,6 @@ log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
 """How often deaths and deadlines are looked at."""
-MAX_BODY_BYTES = 2 << 20
-"""Of a message without its payload: 4096 keys of the usual length have room."""
-MAX_TOKEN_BYTES = 5
 _NOBODYS = (
     received.GetStats
     | received.Probe
@@ -91,7 +88,7 @@ class Frontend:
         clock: monotonic seconds.
     Raises:
         SegmentError: the ring could not be made.
-        zmq.ZMQError: a socket could not be bound.
+        OSError: a socket could not be bound.
     """
 
     def __init__(self, run_dir: RunDir, config: ServiceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,30 +107,17 @@ class Frontend:
             cache = processor_cache_from_config(config, store, grant=grant_when_sent)
             if cache is not None:
                 stack.callback(cache.close)
-            context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
-            self._clients: Listener[received.FromClient] = stack.enter_context(
-                Listener(
-                    run_dir.client_address,
-                    received.FromClient,
-                    config.limits,
-                    max_body_bytes=MAX_BODY_BYTES + MAX_TOKEN_BYTES * config.max_model_len,
-                    refusal=_too_many_clients(config),
-                    clock=clock,
-                )
-            )
-            engines: RouterChannel[received.FromEngine] = stack.enter_context(
-                RouterChannel(context, run_dir.engine_address, received.FromEngine)
-            )
+            self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
+            self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
             self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.send, clock=clock))
             self._closing = stack.pop_all()
         self._seats = Seats(self._clients.is_connected)
-        self._engine_socket = engines.socket
         self._route = route_for(cache)
         processing = Processing(config)
         self._preparing = Preparing(config, processing, self._route)
         self._closing.callback(self._preparing.close)
         self._gate = EngineGate(
-            engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
+            self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
         )
         max_askers = config.limits.max_requests_per_client
         self._statistics = StatsCollector(self._gate, max_askers)
@@ -153,10 +137,9 @@ class Frontend:
             min_interval_s=config.limits.flush_interval_s,
             max_per_peer=max_askers,
         )
-        self._poller = zmq.Poller()
-        self._poller.register(self._clients.fileno(), zmq.POLLIN)
-        self._poller.register(self._engine_socket, zmq.POLLIN)
-        self._poller.register(self._preparing.fileno(), zmq.POLLIN)
+        self._poller = select.poll()
+        for source in (self._clients, self._engines, self._preparing):
+            self._poller.register(source.fileno(), select.POLLIN)
 
     # ---- the loop
 
@@ -165,10 +148,9 @@ class Frontend:
 
         Each source gets a share of the turn; what is left over waits for the next one.
         """
-        wait_s = 0.0 if self._clients.has_more else timeout_s
-        ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
-        if self._engine_socket in ready:
-            self._serve_engines()
+        has_more = self._clients.has_more or self._engines.has_more
+        self._poller.poll(0 if has_more else max(0, round(timeout_s * 1000)))
+        self._serve_engines()
         self._serve_clients()
         for request in self._preparing.collect():
             error = self._guard.call("a request that goes on", self._requests.advance, request)
@@ -180,6 +162,7 @@ class Frontend:
             self._next_check = now + CHECK_INTERVAL_S
             self._guard.call("look at the engines", self._gate.check)
             self._guard.call("look at the connections", self._clients.check, now)
+            self._guard.call("look at the connections", self._engines.check, now)
             self._guard.call("look at the clients", self._check_clients)
             self._guard.call("look at deadlines", self._requests.check, now)
             self._guard.call("look at the store", self._desk.check, now)
@@ -423,14 +406,6 @@ class Frontend:
             log.info("client not told", message=type(message).__name__, reason=str(error))
             return False
         return True
-
-
-def _too_many_clients(config: ServiceConfig) -> to_client.Failed:
-    limit = config.limits.max_clients
-    reason = f"{limit} clients are connected (limits.max_clients), or no descriptors are left for more; try again later"
-    return to_client.Failed(
-        None, error_to_wire(ServiceUnavailable(reason, field="limits.max_clients", value=limit + 1, limit=limit))
-    )
 
 
 def _make_ring(config: ServiceConfig, stack: ExitStack) -> RingWriter | None:

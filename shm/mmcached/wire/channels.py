@@ -1,5 +1,7 @@
 """Typed messages over ZeroMQ sockets: a `RouterChannel` at the end with many peers, a `DealerChannel` at the other.
 
+Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`.
+
 A message is these frames: `[version][MessagePack body][payload frame]*`. A frame set that does not validate is a
 `RemoteProtocolError` with the path of the field, and changes nothing. Sending never blocks: a full queue is
 `ChannelFull`, an unknown peer `PeerGone`, and in both cases nothing was queued, so the caller can undo what it did for
@@ -20,11 +22,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
+from mmcached.wire.version import PROTOCOL_VERSION, mismatch
 
-PROTOCOL_VERSION = 1
 SEND_HIGH_WATER_MARK = 4096
 """Messages queued per peer before `ChannelFull`. A step plan or an answer is small; tensor bytes are in the ring."""
 RECEIVE_HIGH_WATER_MARK = 4096
+MAX_FRAME_BYTES = 4 << 30
+"""A peer that announces a larger frame is disconnected: no tensor, picture or record is."""
 LINGER_MS = 2000
 """How long a closing socket goes on sending what was accepted; bounds the time that `close` can take."""
 
@@ -61,8 +65,7 @@ def decode_frames(
     if version[:3] != _VERSION_FRAME[:3] or len(version) != len(_VERSION_FRAME):
         raise RemoteProtocolError("the first frame is not an mmcached version", "version")
     if version != _VERSION_FRAME:
-        reason = f"protocol version {version[3]}, this side speaks {PROTOCOL_VERSION}; upgrade the older side"
-        raise RemoteProtocolError(reason, "version")
+        raise RemoteProtocolError(mismatch(version[3]), "version")
     try:
         message = decoder.decode(frames[1])
     except msgspec.ValidationError as error:
@@ -81,6 +84,7 @@ class _Channel(Generic[ReceivesT]):
         self.socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._decoder: msgspec.msgpack.Decoder[ReceivesT] = make_decoder(receives)
 
     def wait(self, timeout_s: float) -> bool:

@@ -10,12 +10,13 @@ import hashlib
 import os
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.limits import LIMITS, LimitsConfig, check_limits
+from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD, mismatch
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -262,7 +263,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+        fields = {VERSION_FIELD: PROTOCOL_VERSION, **msgspec.to_builtins(self)}
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(fields)))
         path.chmod(0o600)
 
     @classmethod
@@ -270,10 +272,15 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Read a configuration that `save` wrote.
 
         Raises:
-            ConfigError: the file is missing, is not JSON, or has an unknown or impossible field.
+            ConfigError: the file is missing, of another version, is not JSON, or has an unknown or impossible field.
         """
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            # First of all: fields of another version would only be called unknown.
+            version = fields.pop(VERSION_FIELD, None)
+            if version != PROTOCOL_VERSION:
+                raise ConfigError(VERSION_FIELD, str(version), f"in {path}: {mismatch(version)}")
+            return msgspec.convert(fields, cls)
         except OSError as error:
             raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from error
         except msgspec.DecodeError as error:

@@ -1,6 +1,6 @@
-"""The end at which any number of clients connect, which may be too many, too fast, too large, deaf or dead.
+"""The end at which any number of peers connect, which may be too many, too fast, too large, deaf or dead.
 
-Clients are DEALERs of libzmq (`DealerChannel`); here their protocol is spoken by hand (`zmtp`), because libzmq's
+Peers are DEALERs of libzmq (`DealerChannel`); here their protocol is spoken by hand (`zmtp`), because libzmq's
 ROUTER ends the process when descriptors run out, collects a message that never ends, and says neither what waits for a
 peer nor how to be rid of it. Messages are those of `channels`.
 
@@ -31,11 +31,9 @@ from typing import Any, Generic, Self
 
 from mmcached.wire.channels import LINGER_MS, Frame, ReceivesT, decode_frames, encode_frames, make_decoder
 from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError
-from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.turns import TurnShare
 from mmcached.wire.zmtp import HANDSHAKE, MessageReader, pack
 
-MIB = 1 << 20
 BACKLOG = 256
 READ_BYTES = 1 << 16
 MAX_REFUSED = 16
@@ -50,9 +48,30 @@ MAX_PIECES = 64
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one listener takes.
+
+    Attributes:
+        reserved_descriptors: the last numbers of the process, which connections leave free.
+        max_frames, max_message_bytes: of one message; see `limits`.
+        max_body_bytes: of a message without its payload, looked at before it is decoded.
+        max_queued_bytes: that wait for one peer.
+        stall_s: how long a peer may read nothing of what waits for it, or send no more of a message.
+    """
+
+    max_connections: int
+    reserved_descriptors: int
+    max_frames: int
+    max_message_bytes: int
+    max_body_bytes: int
+    max_queued_bytes: int
+    stall_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One client.
+    """One peer.
 
     Attributes:
         queue, queued_bytes: what it has not taken yet.
@@ -79,30 +98,26 @@ class Listener(Generic[ReceivesT]):
     Args:
         address: `ipc://PATH`.
         receives: the union of messages that this end takes.
-        max_body_bytes: of a message without its payload, looked at before it is decoded.
-        refusal: what one client too many is told.
+        refusal: what one peer too many is told.
         clock: monotonic seconds.
     Attributes:
-        num_refused, num_disconnected: clients that were too many, that did not read or did not end a message.
+        num_refused, num_disconnected: peers that were too many, that did not read or did not end a message.
     """
 
     def __init__(
         self,
         address: str,
         receives: Any,
-        limits: LimitsConfig,
+        bounds: Bounds,
         *,
-        max_body_bytes: int,
         refusal: object,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decoder = make_decoder(receives)
-        self._limits = limits
-        self._max_body_bytes = max_body_bytes
+        self._bounds = bounds
         self._refusal = refusal
         self._clock = clock
-        self._max_queued_bytes = limits.max_queued_mb_per_client * MIB
-        self._pause_bytes = self._max_queued_bytes // 4
+        self._pause_bytes = bounds.max_queued_bytes // 4
         self._connections: dict[bytes, _Connection] = {}
         self._by_fd: dict[int, _Connection] = {}
         self._due: deque[_Connection] = deque()
@@ -119,7 +134,7 @@ class Listener(Generic[ReceivesT]):
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
 
     def __len__(self) -> int:
-        """Return how many clients are connected."""
+        """Return how many peers are connected."""
         return len(self._connections) - self._num_refused_now
 
     def __contains__(self, peer: bytes) -> bool:
@@ -144,7 +159,7 @@ class Listener(Generic[ReceivesT]):
         """
         for _ in share:
             if not self._num_left_of_round:
-                self._look(0.0)
+                self._look()
                 self._num_left_of_round = len(self._due)
             if not self._due:
                 return
@@ -170,8 +185,8 @@ class Listener(Generic[ReceivesT]):
                     self.send(connection.peer, self._refusal)
                 continue
             try:
-                if len(frames) > 1 and len(frames[1]) > self._max_body_bytes:
-                    reason = f"{len(frames[1])} bytes beside the payload, at most {self._max_body_bytes}"
+                if len(frames) > 1 and len(frames[1]) > self._bounds.max_body_bytes:
+                    reason = f"{len(frames[1])} bytes beside the payload, at most {self._bounds.max_body_bytes}"
                     raise RemoteProtocolError(reason, "body")
                 message, payload = decode_frames(frames, self._decoder)
             except RemoteProtocolError as error:
@@ -181,10 +196,12 @@ class Listener(Generic[ReceivesT]):
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether there is something to serve; wait up to `timeout_s`."""
-        return self.has_more or bool(select.select([self._epoll], [], [], max(0.0, timeout_s))[0])
+        poll = select.poll()
+        poll.register(self._epoll.fileno(), select.POLLIN)
+        return self.has_more or bool(poll.poll(max(0, round(timeout_s * 1000))))
 
-    def _look(self, timeout_s: float) -> None:
-        for fd, events in self._epoll.poll(timeout_s):
+    def _look(self) -> None:
+        for fd, events in self._epoll.poll(0):
             connection = self._by_fd.get(fd)
             if connection is None:
                 for _ in range(MAX_ACCEPTED):
@@ -252,7 +269,7 @@ class Listener(Generic[ReceivesT]):
             connection.sent_at = self._clock()
         num_bytes = sum(map(_nbytes, pieces))
         # One message may be larger than the limit: a record is, and its client reads it.
-        if connection.queue and connection.queued_bytes + num_bytes > self._max_queued_bytes:
+        if connection.queue and connection.queued_bytes + num_bytes > self._bounds.max_queued_bytes:
             reason = f"{connection.queued_bytes >> 20} MiB wait for peer {peer.hex()}, and it does not read"
             self._disconnect(connection)
             raise ChannelFull(f"{reason} (limits.max_queued_mb_per_client); it is disconnected")
@@ -309,7 +326,7 @@ class Listener(Generic[ReceivesT]):
     def check(self, now: float) -> None:
         """Close connections that have made no progress for too long; accept again what had to wait."""
         for connection in list(self._connections.values()):
-            since = now - self._limits.client_stall_s
+            since = now - self._bounds.stall_s
             is_deaf = bool(connection.queue) and connection.sent_at < since
             is_paused = not connection.events & select.EPOLLIN
             is_endless = connection.reader.is_mid_message and not is_paused and connection.read_at < since
@@ -331,8 +348,8 @@ class Listener(Generic[ReceivesT]):
         except OSError:  # no descriptor, or no memory: somebody else has taken the reserve
             self._pause_accepting()
             return
-        highest = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._limits.reserved_descriptors
-        is_refused = len(self) >= self._limits.max_clients or accepted.fileno() >= highest - MAX_REFUSED
+        highest = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._bounds.reserved_descriptors
+        is_refused = len(self) >= self._bounds.max_connections or accepted.fileno() >= highest - MAX_REFUSED
         if accepted.fileno() >= highest or (is_refused and self._num_refused_now >= MAX_REFUSED):
             self.num_refused += 1
             accepted.close()
@@ -341,7 +358,7 @@ class Listener(Generic[ReceivesT]):
         accepted.setblocking(False)
         self._last_peer += 1
         now = self._clock()
-        reader = MessageReader(max_frames=self._limits.max_message_frames, max_bytes=self._limits.max_message_mb * MIB)
+        reader = MessageReader(max_frames=self._bounds.max_frames, max_bytes=self._bounds.max_message_bytes)
         connection = _Connection(self._last_peer.to_bytes(5, "big"), accepted, reader, now, now)
         if is_refused:
             self.num_refused += 1

@@ -1,0 +1,15 @@
+"""How many files and sockets a role may have open: as many as its user may allow it."""
+
+from __future__ import annotations
+
+import resource
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's soft limit of descriptors to the hard one; return it.
+
+    Shells set the soft limit to 1024 for the sake of programs that use `select`; no role does.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
