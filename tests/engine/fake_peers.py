@@ -130,7 +130,8 @@ class Bench:
     def replace(self, rank: int) -> FakeWorker:
         """Let a rank be killed, and another process take its place."""
         self.workers[rank].channel.close()
-        self.workers[rank] = FakeWorker(self.context, self.address, rank, self.config.digest(), life=2)
+        life = self.workers[rank].epoch // 100 + 1
+        self.workers[rank] = FakeWorker(self.context, self.address, rank, self.config.digest(), life=life)
         return self.workers[rank]
 
     def put_item(self, key: str) -> Handle:

@@ -277,12 +277,12 @@ def test_an_item_with_the_key_of_another_size_fails_its_own_request_only() -> No
     late = generate(2, 40, [image("b", 2, 4), image("a", 20, 9)], max_tokens=3)
     scheduler = scheduler_with([first, other, late], max_patches=16, max_num_batched_tokens=44)
     assert tokens(run(scheduler)) == {0: 30, 2: 14}
-    ((refused, error),) = scheduler.take_refused()
+    ((refused, error),) = scheduler.take_failed()
     assert refused is other
     assert error.details["field"] == "features[0].num_embeds"
     assert tokens(run(scheduler)) == {0: 1}
-    assert [request.request_id for request, _ in scheduler.take_refused()] == [2]
-    assert scheduler.take_refused() == []
+    assert [request.request_id for request, _ in scheduler.take_failed()] == [2]
+    assert scheduler.take_failed() == []
     while scheduler.has_work():
         run(scheduler)
     assert (first.is_finished, scheduler.kv_cache_manager.usage) == (True, 0.0)
@@ -295,7 +295,7 @@ def test_if_all_are_refused_there_is_no_step() -> None:
     scheduler.add_request(other)
     assert scheduler.schedule() is None
     assert not scheduler.has_work()
-    assert [request for request, _ in scheduler.take_refused()] == [other]
+    assert [request for request, _ in scheduler.take_failed()] == [other]
 
 
 # ---- the encoder's window

@@ -159,8 +159,8 @@ def test_replaced_worker_tells_no_token_twice(bench: Bench) -> None:
     for token in (65, 66):
         run_step(bench, token)
         tokens_of(bench)
-    for rank in range(2):  # a step is in flight
-        bench.plan(rank)
+    plans = [bench.plan(rank) for rank in range(2)]  # a step is in flight
+    bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
     successor = bench.replace(1)
     bench.attach(successor)
     bench.from_engine(bench.workers[0], to_worker.ClearCaches)
@@ -263,8 +263,8 @@ def test_replaced_worker_tells_no_row_twice(bench: Bench) -> None:
     for token in (65, 66):
         run_step(bench, token)
         rows_of(bench)
-    for rank in range(2):  # a step is in flight
-        bench.plan(rank)
+    plans = [bench.plan(rank) for rank in range(2)]  # a step is in flight
+    bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
     successor = bench.replace(1)
     bench.attach(successor)
     bench.from_engine(bench.workers[0], to_worker.ClearCaches)

@@ -1,7 +1,8 @@
-"""`mmcached serve` whose workers are `lying_worker`s; everything else is as users have it. Also run as a module."""
+"""`mmcached serve` whose workers are another module; everything else is as users have it. Also run as a module."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.death import arm_from_environment
 
 MODULE = "tests.integration.faulty_service"
-WORKER = "tests.integration.lying_worker"
+LYING_WORKER = "tests.integration.lying_worker"
+DEADLY_WORKER = "tests.integration.deadly_worker"
+_WORKER = "FAULTY_SERVICE_WORKER"
+"""Name of the variable that says which module workers are."""
 ROOT = Path(__file__).parents[2]
 
 
-def faulty_service(run_dir: Path, config: ServiceConfig, config_file: Path) -> ChildService:
-    """Start the service; see `ChildService`."""
-    with mock.patch.object(subprocess, "Popen", _with_module("serve", MODULE)):
+def faulty_service(run_dir: Path, config: ServiceConfig, config_file: Path, worker: str) -> ChildService:
+    """Start the service with this module for its workers; see `ChildService`."""
+    serve = mock.patch.object(subprocess, "Popen", _with_module("serve", MODULE))
+    with serve, mock.patch.dict(os.environ, {_WORKER: worker}):
         return ChildService(run_dir, config, config_file)
 
 
@@ -37,5 +42,5 @@ def _with_module(verb: str, module: str) -> Any:
 
 if __name__ == "__main__":
     arm_from_environment()
-    with mock.patch.object(subprocess, "Popen", _with_module("worker", WORKER)):
+    with mock.patch.object(subprocess, "Popen", _with_module("worker", os.environ[_WORKER])):
         main()

@@ -17,7 +17,7 @@ from mmcached.client import Client
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvariantError, MmcachedError, RequestAborted
 from mmcached.worker.encoder_cache import EncoderCache
-from tests.integration.faulty_service import WORKER, faulty_service
+from tests.integration.faulty_service import LYING_WORKER, faulty_service
 from tests.integration.local_service import LocalService
 from tests.integration.lying_worker import MARK
 from tests.integration.processes import descendants, eventually, is_alive, role_pids, small_config
@@ -33,7 +33,8 @@ def test_a_rank_that_computes_something_else_restarts_the_group_and_nobody_hears
 ) -> None:
     """The token is rank 0's, whose answers go to clients."""
     config = small_config(restart_backoff_s=0.05)
-    with faulty_service(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+    faulty = faulty_service(run_dir / "s", config, tmp_path / "config.json", LYING_WORKER)
+    with faulty as service, Client(service.run_dir) as client:
         group = [*role_pids(service.process.pid)["engine"], *liars(service.process.pid)]
         assert len(group) == 3
         heard, error = listen(client)
@@ -88,7 +89,7 @@ def liars(supervisor: int) -> list[int]:
     found = []
     for pid in descendants(supervisor):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+            if LYING_WORKER in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
                 found.append(pid)
     return found
 

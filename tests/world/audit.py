@@ -66,6 +66,8 @@ class Audit:
             config.max_num_encoder_input_tokens, config.model.max_patches_per_image
         )
         assert len({item.key for item in step.encode}) == len(step.encode)
+        requests = step.requests()
+        assert len(requests) == 1 or not any(request.alone_until for request in requests), "a suspect is not alone"
         assert 0 <= book.num_free_slots <= book.num_freeable_slots <= book.cache_size
         self._scheduler.check_integrity()
         self._check_tables()

@@ -44,6 +44,7 @@ class Client:
         streamed: by key, the rows that came before the answer.
         names: digests of its full blocks.
         truth: by key, its rows, once they were looked at.
+        kills_at: a rank that computes this position of it dies; of an "encode" request, this item; None: none does.
     """
 
     message: AddRequest
@@ -54,6 +55,7 @@ class Client:
     streamed: dict[str, RowPieces] = field(default_factory=dict)
     names: list[bytes] = field(default_factory=list)
     truth: dict[str, IntArray] = field(default_factory=dict)
+    kills_at: int | None = None
 
     def most_steps(self, most_tokens: int) -> int:
         """Return in how many steps it is done if it is the first in order, and gets at least so many tokens in each.
@@ -62,6 +64,11 @@ class Client:
         """
         num_tokens = len(self.message.prompt_token_ids) + self.message.max_tokens
         return -(-num_tokens // most_tokens) + self.message.max_tokens + 2 * len(self.images) + 1
+
+    @property
+    def most_progress(self) -> int:
+        """How many positions of it are computed at least, or items."""
+        return len(self.message.features) if self.message.kind == "encode" else len(self.message.prompt_token_ids)
 
     @property
     def names_two_sizes(self) -> bool:

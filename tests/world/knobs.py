@@ -30,7 +30,9 @@ class Knobs:
         p_rows, p_items: requests that want rows, that have items.
         p_repeat: prompts that are those of earlier requests, whole.
         p_accident: between two steps, and in a step, while `max_accidents` have not happened.
-        answers_failures: a failed step ends its requests, as the server does it; else they try again.
+        blames: who was alone in a failed step, or when a rank died again, fails, as the server does it; else all try
+            again.
+        p_poison: of a request that kills a rank whenever one computes it; then nothing else kills or fails.
     """
 
     seed: int
@@ -61,7 +63,8 @@ class Knobs:
     p_abort: float
     p_accident: float
     max_accidents: int
-    answers_failures: bool
+    blames: bool
+    p_poison: float = 0.0
 
     def config(self) -> ServiceConfig:
         model = ModelConfig(
@@ -134,10 +137,12 @@ def knobs_of(seed: int) -> Knobs:
         p_abort=rng.choice((0.0, 0.03)),
         p_accident=rng.choice((0.03, 0.08)) if is_rough else 0.0,
         max_accidents=5 if is_rough else 0,
-        answers_failures=rng.random() < 0.4,
+        blames=rng.random() < 0.5,
     )
     if seed % 4 == 3:
         return _crowded(knobs, rng)
+    if seed % 12 in (4, 10):
+        return replace(knobs, blames=True, p_poison=rng.choice((0.1, 0.3)), p_arrival=0.9)
     return _stormy(knobs, rng) if seed % 12 in (1, 5) else knobs
 
 
@@ -181,5 +186,5 @@ def _stormy(knobs: Knobs, rng: random.Random) -> Knobs:
         p_abort=0.0,
         p_accident=0.2,
         max_accidents=15,
-        answers_failures=False,
+        blames=False,
     )

@@ -22,8 +22,9 @@ from mmcached.engine.listed_rows import ListedRows, Report
 from mmcached.engine.prefix_residents import Residents
 from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
 from mmcached.engine.step import ScheduledStep
+from mmcached.engine.suspects import Suspects
 from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
-from mmcached.wire.errors import LocalProtocolError, MissingRows
+from mmcached.wire.errors import LocalProtocolError, MissingRows, PoisonousRequest
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.worker import prefix_rows
 from mmcached.worker.prefix_rows import PrefixRows
@@ -247,6 +248,24 @@ def finds_blocks_of_former_weights(patch: Patch) -> None:
     patch.setattr(KVCacheManager, "new_epoch", lambda kv: kv.epoch)
 
 
+def computes_suspects_with_everybody(patch: Patch) -> None:
+    patch.setattr(Suspects, "taking_part", lambda suspects, queue, alone: list(queue))
+
+
+def blames_all_that_were_in_a_deadly_step(patch: Patch) -> None:
+    def blame(scheduler: Scheduler, step: ScheduledStep, sentence: Any) -> None:
+        for request in step.requests():
+            if request.request_id in scheduler._requests:
+                request.num_faults += 2
+                scheduler._fail(request, PoisonousRequest(2, 2))
+
+    patch.setattr(Scheduler, "_blame", blame)
+
+
+def blames_nobody(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_blame", lambda scheduler, step, sentence: None)
+
+
 def hands_on_rows_twice(patch: Patch) -> None:
     patch.setattr(Answers, "rows_told", lambda answers, parts: None)
 
@@ -299,6 +318,9 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         publishes_blocks_of_a_withdrawn_step,
         leaves_items_and_tenants_out_of_digests,
         finds_blocks_of_former_weights,
+        computes_suspects_with_everybody,
+        blames_all_that_were_in_a_deadly_step,
+        blames_nobody,
         hands_on_rows_twice,
         lists_encoder_outputs_of_a_withdrawn_step,
         forgets_to_tell_a_freed_key,

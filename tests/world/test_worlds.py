@@ -47,6 +47,8 @@ HAPPEN_IN_EACH_BATCH = (
     "aborts",
     "aborts in flight",
     "refused",
+    "died of poison",
+    "poisonous",
 )
 
 

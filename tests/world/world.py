@@ -22,7 +22,7 @@ from mmcached.engine.plan import build_plan
 from mmcached.engine.step import ScheduledStep
 from mmcached.engine.step_results import StepResults
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.errors import InvalidRequest, PoisonousRequest, error_from_wire
 from mmcached.wire.messages.engine import StepOutput
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.worker.prefix_store import RowSpan, TensorPrefixStore
@@ -48,6 +48,8 @@ ACCIDENTS_IN_A_STEP = (
     "epoch",
 )
 ACCIDENTS_BETWEEN = ("flush", "death", "epoch")
+HARMLESS = ("epoch", "")
+"""What else goes wrong in a step of a world with poison: then who fails is not innocent."""
 
 Plans = Sequence[tuple[StepPlan, list[Frame]]]
 
@@ -136,12 +138,16 @@ class World:
     def _turn(self) -> None:
         while self._num_left and self._rng.random() < self._knobs.p_arrival:
             self._num_left -= 1
-            self._add(self._arrivals.next())
+            client = self._arrivals.next()
+            if self._knobs.p_poison and self._rng.random() < self._knobs.p_poison:
+                client.kills_at = self._rng.randrange(client.most_progress)
+                self.seen["poisonous arrivals"] += 1
+            self._add(client)
         self._perhaps_abort(list(self._clients), "aborts")
         if self._is_accident():
             self._happen_between()
         step = self._scheduler.schedule()
-        self._tell_refused()
+        self._tell_failed()
         assert (step is None) == (not self._scheduler.has_work())
         if step is None:
             return
@@ -154,7 +160,8 @@ class World:
         self._audit.lives.planned(step)
         self._tally.count_step(step)
         self._perhaps_abort(step.request_ids(), "aborts in flight")
-        self._finish(step, plans, self._rng.choice(ACCIDENTS_IN_A_STEP) if self._is_accident() else "")
+        accidents = ACCIDENTS_IN_A_STEP if not self._knobs.p_poison else HARMLESS
+        self._finish(step, plans, self._rng.choice(accidents) if self._is_accident() else "")
         self._audit.check_rest(self._ranks)
 
     def _finish(self, step: ScheduledStep, plans: Plans, accident: str) -> None:
@@ -164,6 +171,9 @@ class World:
         early = self._rng.random() < 0.5
         if what == "epoch" and early:
             self._new_epoch("epochs in flight")
+        if self._is_deadly(step):
+            self._die_of(step)
+            return
         if accident == "lost unsent":
             self._start_over([self._rng.randrange(2)])
             self.seen["resets in flight"] += 1
@@ -175,6 +185,9 @@ class World:
             except Killed:
                 self.seen["killed in a step"] += 1
                 self._start_over([rank.rank])
+                if self._knobs.blames:
+                    self._scheduler.blame_death(step)
+                    self._tell_failed()
                 return
             results.add(rank.rank, *answer)
         if accident == "lost done":
@@ -224,9 +237,10 @@ class World:
         self.seen["withdrawn steps"] += 1
         self.seen["withdrawn for one rank"] += who != "both"
         self._scheduler.withdraw(step, results.prefix_report())
-        for request_id in step.request_ids() if self._knobs.answers_failures else ():
-            self._scheduler.abort(request_id)
-            self._forget(request_id)
+        failure = results.failure()
+        if self._knobs.blames and failure is not None:
+            self._scheduler.blame_failure(step, error_from_wire(failure.error))
+            self._tell_failed()
 
     def _answer(self, client: Client) -> None:
         request = client.request
@@ -266,12 +280,21 @@ class World:
             self._forget(request_id)
             self.seen[what] += 1
 
-    def _tell_refused(self) -> None:
-        for request, error in self._scheduler.take_refused():
-            assert isinstance(error, InvalidRequest)
-            assert self._clients[request.request_id].names_two_sizes, f"{request} is refused: {error}"
+    def _tell_failed(self) -> None:
+        for request, error in self._scheduler.take_failed():
+            client = self._clients[request.request_id]
+            if isinstance(error, PoisonousRequest):
+                assert request.num_faults >= self._config.limits.max_deaths_per_request
+                assert client.kills_at is not None or not self._knobs.p_poison, f"{request} is innocent"
+                self.seen["poisonous"] += 1
+            elif request.num_faults:
+                assert self._knobs.blames
+                self.seen["failed alone"] += 1
+            else:
+                assert isinstance(error, InvalidRequest)
+                assert client.names_two_sizes, f"{request} is refused: {error}"
+                self.seen["refused"] += 1
             self._forget(request.request_id)
-            self.seen["refused"] += 1
 
     def _forget(self, request_id: int) -> None:
         self._clients.pop(request_id, None)
@@ -288,6 +311,29 @@ class World:
         return 2 * ((1 + self._num_accidents) * self._work + num_overtaken * self._most_work)
 
     # ---- what goes wrong
+
+    def _is_deadly(self, step: ScheduledStep) -> bool:
+        """Whether a step computes the place at which one of its requests kills."""
+        starts = {request.request_id: request.progress for request in step.requests()}
+        starts |= {chunk.request.request_id: chunk.start for chunk in step.chunks}
+        for request, goal in step.goals():
+            client = self._clients.get(request.request_id)
+            kills_at = None if client is None else client.kills_at
+            if kills_at is not None and starts[request.request_id] <= kills_at < goal:
+                return True
+        return False
+
+    def _die_of(self, step: ScheduledStep) -> None:
+        """Let one rank or both die of a step."""
+        self._num_accidents += 1
+        most_deaths = self._config.limits.max_deaths_per_request * self.seen["poisonous arrivals"]
+        assert self.seen["died of poison"] < most_deaths, "it is tried again and again"
+        dead = self._rng.choice(([0], [1], [0, 1]))
+        self._start_over(dead)
+        self._scheduler.blame_death(step)
+        self._tell_failed()
+        self.seen["died of poison"] += 1
+        self._audit.check_rest(self._ranks)
 
     def _is_accident(self) -> bool:
         """Draw whether something goes wrong now, and count it."""

@@ -58,8 +58,8 @@ class LeaseBook:
     def reading(self, seqs: Iterable[int], worker_epochs: Iterable[int], step: int) -> None:
         """A plan is about to make these workers read under these leases."""
         epochs = list(worker_epochs)
-        for seq in seqs:
-            self._held[seq].reads.update((epoch, step) for epoch in epochs)
+        for held in [self._held[seq] for seq in seqs]:  # all are known, or nothing is booked
+            held.reads.update((epoch, step) for epoch in epochs)
 
     def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
         """A worker reads no more under a lease. Unknown or repeated reports change nothing."""

@@ -45,6 +45,9 @@ class Request:
         num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
         num_emitted: items of an "encode" request whose embeddings have been returned, in order.
         num_preemptions: how often it was set back for lack of KV blocks.
+        num_faults: steps it took part in that failed, or in which a worker died.
+        alone_until: a suspect of such a fault is computed alone until so many of its tokens (of an "encode" request:
+            items) are done; 0: it is none.
         was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
         block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up.
         skip_reading_prefix_cache: compute everything; what it computes is published all the same.
@@ -90,6 +93,8 @@ class Request:
         self.num_cached_tokens = 0
         self.num_emitted = 0
         self.num_preemptions = 0
+        self.num_faults = 0
+        self.alone_until = 0
         self.was_admitted = False
         self.block_hashes: list[bytes] = []
         self.status = RequestStatus.WAITING
@@ -116,6 +121,11 @@ class Request:
     def is_finished(self) -> bool:
         """Whether it ended, with an answer or without."""
         return self.status in (RequestStatus.FINISHED, RequestStatus.ABORTED)
+
+    @property
+    def progress(self) -> int:
+        """How many tokens are computed; of an "encode" request, how many items are emitted."""
+        return self.num_emitted if self.kind == "encode" else self.num_computed_tokens
 
     def append_output_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)

@@ -3,6 +3,8 @@
     waiting --admit--> running --finish--> (gone)
        ^                  |
        +--- preempt (no KV blocks), withdraw (the step failed), reset (the workers forgot) --- all from token 0
+                                            |                     |
+                                            +------- blame -------+---> suspects, computed alone (`suspects`)
 
 One step is in flight at a time; it ends by `commit` or `withdraw`. All books follow: what a step would compute is
 reserved until then. Running requests are served first, then waiting ones, each in the order of `request_queue`:
@@ -16,12 +18,13 @@ Nobody starves, unless more urgent requests keep coming, and there is always som
 request gets a full token budget, a full encoder budget and, by preempting from the end, all blocks. It can only wait
 for encoder space, which closes the encoder for those behind it (`encoder_inputs`): they go on with what they hold, an
 item at most, which they free at its end or when preempted. A waiting request that waits for the encoder is passed only
-by requests without items: these never take what it waits for.
+by requests without items: these never take what it waits for. A waiting suspect is passed by nobody behind it, one that
+runs only by requests without items; every second step is a suspect's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from mmcached.engine.admission import check_request
 from mmcached.engine.block_admission import BlockAdmission
@@ -34,9 +37,17 @@ from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.request_queue import RequestQueue
 from mmcached.engine.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.engine.step_builder import Outcome, StepBuilder
+from mmcached.engine.suspects import MAX_PROGRESS, Suspects
 from mmcached.engine.tensor_prefix_index import TensorPrefixIndex
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.errors import (
+    InvalidRequest,
+    InvariantError,
+    LocalProtocolError,
+    MmcachedError,
+    PoisonousRequest,
+    RemoteProtocolError,
+)
 from mmcached.wire.messages.engine import RowsMissing
 
 __all__ = ["ScheduledChunk", "ScheduledItem", "ScheduledStep", "Scheduler"]
@@ -77,7 +88,8 @@ class Scheduler:
         self.tensor_prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
         self._rows = KeptRows(self.tensor_prefix_index, config.model.row_keys if num_row_blocks else ())
         self.num_preemptions = 0
-        self._refused: list[tuple[Request, InvalidRequest]] = []
+        self._failed: list[tuple[Request, MmcachedError]] = []
+        self._suspects = Suspects()
         self._requests: dict[int, Request] = {}
         self._waiting = RequestQueue()
         self._running = RequestQueue()
@@ -144,9 +156,11 @@ class Scheduler:
         for _ in range(len(self._running) + 1):
             if not self._requests:
                 return None
-            self._in_flight = self._try_step()
-            if self._in_flight is not None:
-                return self._in_flight
+            for alone in self._suspects.turns():
+                self._in_flight = self._try_step(alone)
+                if self._in_flight is not None:
+                    self._suspects.took_turn(alone)
+                    return self._in_flight
         if not self._requests:
             return None
         raise InvariantError(f"{len(self._requests)} unfinished request(s), and none of them can run")
@@ -197,6 +211,7 @@ class Scheduler:
         ended += {item.request.request_id: item.request for item in step.emit if item.request.is_finished}.values()
         for request in ended:
             self._remove(request)
+        self._suspects.clear_the_innocent()
         return [request for request in ended if request.status is RequestStatus.FINISHED]
 
     def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
@@ -243,13 +258,28 @@ class Scheduler:
         self.encoder_cache_manager.new_epoch()
         self.tensor_prefix_index.new_epoch()
 
-    def take_refused(self) -> list[tuple[Request, InvalidRequest]]:
-        """Return and clear the requests that turned out not to be servable while a step was made, and why not.
+    def blame_failure(self, step: ScheduledStep, error: MmcachedError) -> None:
+        """A step has failed and was withdrawn: whoever was alone in it fails with this error, several are suspects."""
+        self._blame(step, lambda request: error)
 
-        The books know them no more. It is an item whose content key stands for an output of another size.
+    def blame_death(self, step: ScheduledStep) -> None:
+        """A worker has died while it computed a step, and the books were reset: its requests are suspects.
+
+        Who was alone in it, and has seen as many deaths as the limit says, fails.
         """
-        refused, self._refused = self._refused, []
-        return refused
+        limit = self._config.limits.max_deaths_per_request
+        self._blame(
+            step,
+            lambda request: PoisonousRequest(request.num_faults, limit) if request.num_faults >= limit else None,
+        )
+
+    def take_failed(self) -> list[tuple[Request, MmcachedError]]:
+        """Return and clear the requests that cannot be served, and why not; the books know them no more.
+
+        They were blamed for a step, or have an item whose content key stands for an output of another size.
+        """
+        failed, self._failed = self._failed, []
+        return failed
 
     # ---- looking in
 
@@ -269,14 +299,19 @@ class Scheduler:
             if len(table) * self._config.block_size < request.num_computed_tokens:
                 raise InvariantError(f"{request} has {len(table)} block(s) only")
         running_ids = {request.request_id for request in self._running}
+        self._suspects.check_integrity(queued)
         holders = self.kv_cache_manager.holders() | self.encoder_cache_manager.holders()
         if not holders | self.tensor_prefix_index.holders() <= running_ids:
             raise InvariantError("somebody who does not run holds blocks, encoder outputs or rows")
 
     # ---- the making of a step
 
-    def _try_step(self) -> ScheduledStep | None:
-        """Open a step, fill it, and return it; or None with no step open, if nobody could take part."""
+    def _try_step(self, alone: Request | None) -> ScheduledStep | None:
+        """Open a step, fill it, and return it; or None with no step open, if nobody could take part.
+
+        Args:
+            alone: the suspect whose turn it is; None: everybody else's.
+        """
         step_id = self._next_step_id
         self.kv_cache_manager.begin_step(step_id)
         self.encoder_cache_manager.begin_step(step_id)
@@ -290,9 +325,9 @@ class Scheduler:
             is_shared=len(self._requests) > 1,
         )
         num_preemptions = self.num_preemptions
-        self._serve_running(builder)
+        self._serve_running(builder, alone)
         if self._waiting and self.num_preemptions == num_preemptions:
-            self._admit_waiting(builder)
+            self._admit_waiting(builder, alone)
         if builder.is_empty:
             self.kv_cache_manager.withdraw(step_id)
             self.encoder_cache_manager.withdraw(step_id)
@@ -304,27 +339,27 @@ class Scheduler:
         self.tensor_prefix_index.launch_step(step_id)
         return step
 
-    def _serve_running(self, builder: StepBuilder) -> None:
-        requests = iter(list(self._running))
+    def _serve_running(self, builder: StepBuilder, alone: Request | None) -> None:
+        requests = iter(self._suspects.taking_part(self._running, alone))
         while (request := builder.add_decodes(requests)) is not None:
             try:
                 while request.status is _RUNNING and builder.add_running(request) is Outcome.KV_REFUSED:
                     self._preempt_last()  # perhaps this very request; never one before it, which takes part already
             except InvalidRequest as error:
-                self._refuse(request, error)
+                self._fail(request, error)
 
-    def _admit_waiting(self, builder: StepBuilder) -> None:
+    def _admit_waiting(self, builder: StepBuilder, alone: Request | None) -> None:
         admission = BlockAdmission(self._config, self.kv_cache_manager, self._running)
-        is_stalled = False
-        for request in list(self._waiting):
-            if len(self._running) >= self._config.max_num_seqs:
+        is_stalled = alone is None and len(self._suspects) > 0  # a suspect may wait for the encoder
+        for request in list(self._waiting) if alone is None else self._suspects.taking_part(self._waiting, alone):
+            if len(self._running) >= self._config.max_num_seqs or (alone is None and request.alone_until):
                 return
             if is_stalled and request.features:
                 continue
             try:
                 outcome = builder.add_waiting(request, admission)
             except InvalidRequest as error:
-                self._refuse(request, error)
+                self._fail(request, error)
                 continue
             match outcome:
                 case Outcome.SCHEDULED:
@@ -392,14 +427,29 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         """Forget a request that has ended."""
         self._free(request)
+        self._suspects.discard(request)
         self.kv_cache_manager.free_block_hashes(request)
         del self._requests[request.request_id]
         (self._running if request in self._running else self._waiting).remove(request)
 
-    def _refuse(self, request: Request, error: InvalidRequest) -> None:
+    def _blame(self, step: ScheduledStep, sentence: Callable[[Request], MmcachedError | None]) -> None:
+        """Fail who was alone in a step that is over, if the sentence says so; compute the others alone."""
+        goals = step.goals()
+        for request, goal in goals:
+            if self._requests.get(request.request_id) is not request:
+                continue
+            request.num_faults += 1
+            error = sentence(request) if len(goals) == 1 else None
+            if error is not None:
+                self._fail(request, error)
+            else:
+                is_for_ever = request.num_faults > self._config.limits.max_deaths_per_request
+                self._suspects.add(request, MAX_PROGRESS if is_for_ever else goal)
+
+    def _fail(self, request: Request, error: MmcachedError) -> None:
         """End one request that cannot be served; the others never notice."""
         request.status = RequestStatus.ABORTED
-        self._refused.append((request, error))
+        self._failed.append((request, error))
         self._remove(request)
 
     def _requeue(self, requests: list[Request]) -> None:

@@ -10,7 +10,8 @@ contradicts the books ends the process, before anything of that step is answered
 
 Who dies, and what follows here:
     frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew
-    worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is back
+    worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is back,
+               those of that step one by one; whoever kills workers alone fails
     step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
 """
 
@@ -34,6 +35,7 @@ from mmcached.engine.frontend_contact import FrontendContact
 from mmcached.engine.item_frames import ItemFrames
 from mmcached.engine.kv_event_publisher import kv_event_publisher_from_config
 from mmcached.engine.leases import LeaseBook
+from mmcached.engine.poisonous_requests import PoisonousRequests
 from mmcached.engine.probes import EngineProbes
 from mmcached.engine.request import Request
 from mmcached.engine.scheduler import Scheduler
@@ -47,6 +49,7 @@ from mmcached.wire.errors import (
     CacheMiss,
     ErrorInfo,
     MmcachedError,
+    PoisonousRequest,
     RemoteProtocolError,
     ServiceUnavailable,
     error_from_wire,
@@ -89,6 +92,7 @@ class EngineServer:
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
         self._leases = LeaseBook(self._give_back)
+        self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
         self._num_finished = 0
         self._is_ready_told = False
         with ExitStack() as stack:
@@ -144,10 +148,11 @@ class EngineServer:
         self._tell_ready()
         self._steps.check_deadline()
         if self._steps.can_start:
-            self._steps.start()
-            for request, error in self._scheduler.take_refused():
-                self._contact.tell(to_frontend.RequestFailed(request.request_id, error_to_wire(error)))
-                self._forget(request.request_id)
+            failed = self._steps.start()
+            if failed is not None:
+                self._book(failed)
+        for request, error in self._scheduler.take_failed():
+            self._fail(request, error)
         if self._kv_events is not None:  # last: the workers compute meanwhile
             self._kv_events.publish(self._scheduler.kv_cache_manager.take_events())
             self._is_replaying = self._kv_events.serve_replay()
@@ -239,6 +244,7 @@ class EngineServer:
                 raise CacheMiss(missed)
             self._check_room()
             request = self._make_request(message)
+            self._poisonous.check(request)
             self._scheduler.add_request(request)
         except CacheMiss as miss:
             self._forget(request_id)
@@ -288,6 +294,14 @@ class EngineServer:
         self._delivery.forget(request_id)
         self._leases.end_request(request_id)
 
+    def _fail(self, request: Request, error: MmcachedError) -> None:
+        """Answer a request, which the scheduler has ended, with an error."""
+        log.warning("request failed", request_id=request.request_id, code=error.code)
+        if isinstance(error, PoisonousRequest):
+            self._poisonous.add(request, error)
+        self._contact.tell(to_frontend.RequestFailed(request.request_id, error_to_wire(error)))
+        self._forget(request.request_id)
+
     # ---- workers
 
     def _serve_workers(self) -> None:
@@ -318,8 +332,12 @@ class EngineServer:
         if self._contact.is_ring_known and not link.is_attached:
             self._group.attach(link, self._contact.row)
         if has_replaced:
-            log.warning("rank replaced: all caches start over", rank=link.rank)
+            fatal = self._steps.computed_by(link.rank)
+            requests = [] if fatal is None else fatal.request_ids()
+            log.warning("rank replaced: all caches start over", rank=link.rank, was_computing=requests)
             self._start_over_with_workers()
+            if fatal is not None:
+                self._scheduler.blame_death(fatal)
 
     def _on_worker_attached(self, message: received.WorkerAttached) -> None:
         link = self._group.attached(message, self._contact.row)
@@ -371,15 +389,11 @@ class EngineServer:
         self._delivery.tell_streams(step, output)  # those that were just answered are streamed no more
 
     def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
-        """A worker could not run the step: none of it counts, and the requests that were in it fail with the reason."""
+        """A worker could not run the step: none of it counts, and its requests are tried one by one."""
         step = done.step
-        log.error("step failed", step=step.step_id, reason=error.message)
+        log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
         self._scheduler.withdraw(step, done.prefix_report)
-        for request_id in step.request_ids():
-            if request_id in self._requests:
-                self._scheduler.abort(request_id)
-                self._forget(request_id)
-                self._contact.tell(to_frontend.RequestFailed(request_id, error))
+        self._scheduler.blame_failure(step, error_from_wire(error))
 
     # ---- looking in
 

@@ -72,5 +72,11 @@ class ScheduledStep:
         taking_part = [*(chunk.request for chunk in self.chunks), *(item.request for item in self.emit)]
         return list({request.request_id: request for request in taking_part}.values())
 
+    def goals(self) -> list[tuple[Request, int]]:
+        """Return each request that takes part, once, and what its `progress` will be."""
+        goals = {chunk.request.request_id: (chunk.request, chunk.end) for chunk in self.chunks}
+        goals |= {request.request_id: (request, input_id + 1) for request, input_id, _ in self.emit}
+        return list(goals.values())
+
     def request_ids(self) -> list[int]:
         return [request.request_id for request in self.requests()]

@@ -2,7 +2,10 @@
 
     idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to book
                           |
-                          +-- void: a rank has lost its caches; late answers count for nothing but their reads
+                          +-- void: a rank has lost its caches --> idle when every living rank has answered or died
+
+Answers to a void step count for nothing but their reads; but nothing new is started beside it, so that a worker dies of
+the step that it was given last.
 
 Books the reads that a step makes under leases, before its plan is sent. Publishes nothing: that is `Scheduler.commit`.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from mmcached.engine.item_frames import ItemFrames
@@ -21,7 +25,7 @@ from mmcached.engine.scheduler import ScheduledStep, Scheduler
 from mmcached.engine.step_results import Result, StepResults
 from mmcached.engine.worker_group import WorkerGroup
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import ErrorInfo, PeerGone
+from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.messages.engine import PrefixReport, StepOutput
 from mmcached.wire.stats import WorkerStats
 
@@ -43,6 +47,24 @@ class FinishedStep:
     error: ErrorInfo | None
     prefix_report: PrefixReport
     encoder_keys: dict[int, list[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that workers compute.
+
+    Attributes:
+        given_to: the workers that were sent its plan: their epochs by rank.
+    """
+
+    step: ScheduledStep
+    results: StepResults
+    given_to: dict[int, int]
+
+    def computing(self) -> dict[int, int]:
+        """Return those of them that have not answered."""
+        missing = self.results.missing_ranks
+        return {rank: epoch for rank, epoch in self.given_to.items() if rank in missing}
 
 
 class StepRunner:
@@ -71,7 +93,8 @@ class StepRunner:
         self._nonce = nonce
         self._timeout_s = timeout_s
         self._clock = clock
-        self._in_flight: tuple[ScheduledStep, StepResults] | None = None
+        self._in_flight: _InFlight | None = None
+        self._void: _InFlight | None = None
         self._worker_stats: dict[int, WorkerStats] = {}
         self.num_steps = 0
 
@@ -81,30 +104,44 @@ class StepRunner:
 
     @property
     def can_start(self) -> bool:
-        return self._in_flight is None and self._group.are_all_attached and self._scheduler.has_work()
+        is_idle = self._in_flight is None and (self._void is None or not self._is_void_computed())
+        return is_idle and self._group.are_all_attached and self._scheduler.has_work()
 
     @property
     def worker_stats(self) -> list[WorkerStats]:
         """What each worker has last told of itself, by rank."""
         return [self._worker_stats[rank] for rank in sorted(self._worker_stats)]
 
-    def start(self) -> None:
-        """Schedule a step and send its plan to every worker. Nothing happens if there is nothing to do."""
+    def start(self) -> FinishedStep | None:
+        """Schedule a step and send its plan to every worker. Nothing happens if there is nothing to do.
+
+        Returns:
+            the step, failed, if no plan can be made of it; no worker has heard of it then.
+        """
         step = self._scheduler.schedule()
         if step is None:
-            return
+            return None
+        try:
+            plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=0)
+            # Booked before the first plan is sent: a fast worker's read_done may not come first.
+            self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
+        except Exception as error:
+            log.exception("no plan can be made of a step", step=step.step_id)
+            reason = f"no plan can be made of its step: {type(error).__name__}; see the engine's log, and report it"
+            return FinishedStep(step, None, [], error_to_wire(InvariantError(reason)), {}, {})
         links = self._group.in_rank_order()
-        self._in_flight = step, StepResults(step.step_id, len(links), self._clock() + self._timeout_s)
-        # Booked before the first plan is sent: a fast worker's read_done may not come first.
-        self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
+        results = StepResults(step.step_id, len(links), self._clock() + self._timeout_s)
+        self._in_flight = in_flight = _InFlight(step, results, {})
         for link in links:
-            plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=link.worker_epoch)
             try:
-                self._group.send(link, plan, payload)
+                self._group.send(link, msgspec.structs.replace(plan, worker_epoch=link.worker_epoch), payload)
             except PeerGone:
                 # Its successor's hello voids the step; if none comes, the step's deadline ends it.
                 log.warning("worker gone", rank=link.rank)
+            else:
+                in_flight.given_to[link.rank] = link.worker_epoch
         self.num_steps += 1
+        return None
 
     def take(self, result: Result, payload: list[Frame]) -> FinishedStep | None:
         """Take a rank's answer; return the step if it was the last one awaited.
@@ -121,9 +158,11 @@ class StepRunner:
             self._leases.read_done(result.worker_epoch, done.step, done.seq)
         if isinstance(result, StepOutput):
             self._worker_stats[link.rank] = result.stats
-        if self._in_flight is None or result.step != self._in_flight[0].step_id:
+        if self._void is not None and result.step == self._void.step.step_id:
+            self._void.results.add(link.rank, result, payload)
+        if self._in_flight is None or result.step != self._in_flight.step.step_id:
             return None
-        step, results = self._in_flight
+        step, results = self._in_flight.step, self._in_flight.results
         results.add(link.rank, result, payload)
         if not results.is_complete:
             return None
@@ -134,15 +173,30 @@ class StepRunner:
         output, frames = results.answer()
         return FinishedStep(step, output, frames, None, results.prefix_report(), results.encoder_keys())
 
+    def computed_by(self, rank: int) -> ScheduledStep | None:
+        """Return the step in flight if this rank was given it and has not answered: the one that it has died of."""
+        if self._in_flight is None or rank not in self._in_flight.computing():
+            return None
+        return self._in_flight.step
+
     def void(self) -> None:
         """Forget the step in flight: its caller has reset the books."""
-        self._in_flight = None
+        if self._in_flight is not None:
+            self._void, self._in_flight = self._in_flight, None
 
     def check_deadline(self) -> None:
         """Raises:
         PeerGone: the step in flight is hung; the text names the ranks that have not answered.
         """
-        if self._in_flight is not None and self._clock() > self._in_flight[1].deadline:
-            results = self._in_flight[1]
-            missing = results.missing_ranks
-            raise PeerGone(f"step {results.step}: no output of rank(s) {missing} in {self._timeout_s} s")
+        hung = self._in_flight
+        if hung is None:
+            hung = self._void if self._is_void_computed() else None
+        if hung is not None and self._clock() > hung.results.deadline:
+            missing = hung.results.missing_ranks
+            raise PeerGone(f"step {hung.step.step_id}: no output of rank(s) {missing} in {self._timeout_s} s")
+
+    def _is_void_computed(self) -> bool:
+        """Whether a worker that lives may still compute the step that was voided last; forget it if none does."""
+        if self._void is not None and set(self._void.computing().values()).isdisjoint(self._group.epochs):
+            self._void = None
+        return self._void is not None

@@ -14,7 +14,7 @@ import structlog
 from mmcached.engine.encoder_bytes import EmbeddingRow
 from mmcached.shm import ReaderRow
 from mmcached.wire.channels import Frame, RouterChannel
-from mmcached.wire.errors import ChannelFull, ConfigError, PeerGone, error_to_wire
+from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGone, error_to_wire
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 
@@ -118,17 +118,28 @@ class WorkerGroup:
         """Queue a message that must arrive, or raise.
 
         Raises:
-            PeerGone, ChannelFull: it was not queued.
+            PeerGone, ChannelFull: it was not queued; a worker that is gone is attached no more.
         """
-        self._channel.send(link.peer, message, payload)
+        try:
+            self._channel.send(link.peer, message, payload)
+        except PeerGone:
+            link.is_attached = False
+            raise
 
     def tell_all(self, message: to_worker.FromEngineToWorker) -> None:
-        """Queue a message for every worker; one that is gone starts over anyway."""
+        """Queue a message for every worker; one that is gone starts over anyway, and is attached no more."""
         for link in self.in_rank_order():
-            self._send_or_log(link.peer, link.rank, message)
+            try:
+                self.send(link, message)
+            except (PeerGone, ChannelFull) as error:
+                _log_untold(link.rank, message, error)
 
     def _send_or_log(self, peer: bytes, rank: int, message: to_worker.FromEngineToWorker) -> None:
         try:
             self._channel.send(peer, message)
         except (PeerGone, ChannelFull) as error:
-            log.warning("worker not told", rank=rank, message=type(message).__name__, reason=str(error))
+            _log_untold(rank, message, error)
+
+
+def _log_untold(rank: int, message: object, error: MmcachedError) -> None:
+    log.warning("worker not told", rank=rank, message=type(message).__name__, reason=str(error))

@@ -214,6 +214,20 @@ class RequestAborted(MmcachedError):
     retryable = True
 
 
+class PoisonousRequest(MmcachedError):
+    """Workers died while they computed this request, at last this one alone; it is not tried again."""
+
+    code = "poisonous_request"
+
+    def __init__(self, num_deaths: int, limit: int) -> None:
+        super().__init__(
+            f"a worker died {num_deaths} times while it computed this request "
+            f"(limits.max_deaths_per_request = {limit}); it is not tried again: the service's log says how they died",
+            num_deaths=num_deaths,
+            limit=limit,
+        )
+
+
 class InvalidRequest(MmcachedError):
     """The request can never be served as it is: names the field, the value and the limit."""
 

@@ -131,7 +131,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.image_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder process", "`ImageTooLarge`"),
         # ---- roles
         "limits.max_deaths_per_request": Limit(
-            1, 100, "deaths", "worker deaths in whose step a request was", "the request fails: `RequestAborted`"
+            1, 100, "deaths", "worker deaths in whose step a request was, alone in the last", "`PoisonousRequest`"
         ),
         "limits.silence_timeout_s": Limit(1, 86_400, "s", "time without a heartbeat of a role", "killed and restarted"),
         "limits.not_ready_timeout_s": Limit(
