@@ -182,6 +182,11 @@ class KVModel:
         self._leave_behind(request_id, num_tokens)
         num_tokens += num_external_tokens + num_new_tokens
         num_slots = min(num_tokens + num_lookahead_tokens, self.max_model_len)
+        if num_external_tokens and request_id not in self.tables:
+            hit_tables = [
+                self._without_passed(index, table, num_tokens - num_new_tokens, num_slots)
+                for index, table in enumerate(hit_tables)
+            ]
 
         held = self.tables.get(request_id, [[] for _ in self.groups])
         tables = [[*table, *hit_table] for table, hit_table in zip(held, hit_tables, strict=True)]
@@ -207,6 +212,12 @@ class KVModel:
             else:
                 self.published |= full
         return new
+
+    def _without_passed(self, index: int, table: Sequence[int], num_computed: int, num_slots: int) -> list[int]:
+        """Return a group's part of a hit, with null blocks for what nobody looks at behind what is delivered."""
+        group = self.groups[index]
+        num_blocks = min(group.first_needed(num_computed) // group.block_size, -(-num_slots // group.block_size))
+        return [NULL] * num_blocks + list(table[num_blocks:])
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish what is full and neither published nor reserved, whether or not another block holds the same."""

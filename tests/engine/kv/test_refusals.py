@@ -175,3 +175,13 @@ def test_a_hit_of_another_request_is_refused() -> None:
         with pytest.raises(ValueError, match="look it up again"):
             manager.allocate_slots(other, 1, num_tokens, hit)
         assert books(manager) == before
+
+
+@pytest.mark.parametrize("num_draft_tokens", [-3, 2, 5])
+def test_counts_are_checked_where_nothing_else_happens_too(num_draft_tokens: int) -> None:
+    manager, request = manager_of(20), generate(0, 8)
+    manager.allocate_slots(request, 4)
+    request.num_computed_tokens = 4
+    with pytest.raises(ValueError, match=f"num_draft_tokens = {num_draft_tokens}"):
+        manager.allocate_slots(request, 1, num_draft_tokens=num_draft_tokens)
+    assert manager.allocate_slots(request, 2, num_draft_tokens=2) is not None

@@ -15,6 +15,7 @@ from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import generate
 from tests.engine.kv.builders import (
     COMMON,
+    NULL,
     Spec,
     admit,
     admit_to_groups,
@@ -185,7 +186,7 @@ def test_what_arrives_later_is_found_when_it_has() -> None:
     assert run(manager, waiting, 7) == [4]
 
 
-@pytest.mark.parametrize(("num_slots", "num_tokens"), [(0, 4), (4, 8), (8, 9)])
+@pytest.mark.parametrize(("num_slots", "num_tokens"), [(0, 4), (4, 8), (8, 12)])
 def test_what_has_no_slots_cannot_have_arrived(num_slots: int, num_tokens: int) -> None:
     manager = manager_of(20, BLOCK)
     request = generate(0, 14)
@@ -194,6 +195,49 @@ def test_what_has_no_slots_cannot_have_arrived(num_slots: int, num_tokens: int) 
     with pytest.raises(LocalProtocolError, match="0"):
         manager.cache_blocks(request, num_tokens)
     assert manager.block_pool.num_published == 0
+    manager.check_integrity()
+
+
+def test_what_is_no_full_block_is_left_out_wherever_its_slots_are() -> None:
+    manager, request = manager_of(20, BLOCK), generate(0, 14)
+    manager.cache_blocks(request, 3)
+    manager.allocate_slots(request, 0, num_external_computed_tokens=8, delay_cache_blocks=True)
+    manager.cache_blocks(request, 9)
+    assert manager.block_pool.num_published == 2
+
+
+def test_without_caching_nothing_is_published_whoever_asks() -> None:
+    manager, request = manager_of(20, BLOCK, enable_caching=False), generate(0, 40)
+    manager.cache_blocks(request, 40)
+    manager.allocate_slots(request, 4)
+    manager.cache_blocks(request, 40)
+    assert manager.block_pool.num_published == 0
+
+
+def test_what_windows_have_passed_when_it_arrives_takes_no_blocks() -> None:
+    manager = manager_of(24, (8, 3), 8, 8)
+    new = manager.allocate_slots(generate(1, 75), 3, num_external_computed_tokens=72)
+    assert tables(new) == ([1, 2], [*range(3, 13)], [*range(13, 23)])
+    assert manager.get_block_ids(1)[0] == [NULL] * 8 + [1, 2]
+    assert manager.block_pool.num_held == 22
+    manager.check_integrity()
+
+
+def test_a_hit_that_windows_have_passed_is_not_held() -> None:
+    manager = manager_of(40, (8, 17), 8)
+    known = generate(0, 17)
+    admit_to_groups(manager, known)
+    manager.free(known)
+    request = generate(1, [*known.token_ids[:16], *range(64)])
+    hit, num_hit = manager.get_computed_blocks(request)
+    assert num_hit == 16
+    manager.allocate_slots(request, 8, num_hit, hit, num_external_computed_tokens=56)
+    window, full = manager.get_block_ids(1)
+    assert window[:7] == [NULL] * 7
+    assert NULL not in window[7:] + full
+    assert tables(hit)[1] == full[:2]
+    assert manager.block_pool.num_held == 3 + 10
+    manager.free(request)
     manager.check_integrity()
 
 
@@ -221,14 +265,14 @@ def test_external_blocks_take_no_block_of_another_groups_hit(specs: tuple[Spec, 
     for request in (first, second):
         manager.free(request)
     request = with_tail(2, 40)
-    for _ in range(2):  # once more after preemption
-        hit, num_hit = manager.get_computed_blocks(request)
-        assert num_hit == 48
-        new = manager.allocate_slots(request, 8, num_hit, hit, num_external_computed_tokens=32, delay_cache_blocks=True)
-        assert [len(group) for group in tables(new)] == [3] * len(specs)
-        held = [block_id for table in manager.get_block_ids(2) for block_id in table]
-        assert sorted(held) == list(range(1, manager.block_pool.num_blocks))
-        assert set(ref_counts(manager, held)) == {1}
-        manager.check_integrity()
-        manager.free(request)
-        assert manager.block_pool.num_held == 0
+    hit, num_hit = manager.get_computed_blocks(request)
+    assert num_hit == 48
+    new = manager.allocate_slots(request, 8, num_hit, hit, num_external_computed_tokens=32, delay_cache_blocks=True)
+    assert [len(group) for group in tables(new)] == [3] * len(specs)
+    held = [block_id for table in manager.get_block_ids(2) for block_id in table if block_id != NULL]
+    num_passed = sum((80 - window + 1) // 16 for window in (spec[1] for spec in specs if isinstance(spec, tuple)))
+    assert len(set(held)) == len(held) == 6 * len(specs) - num_passed
+    assert set(ref_counts(manager, held)) == {1}
+    manager.check_integrity()
+    manager.free(request)
+    assert manager.block_pool.num_held == 0

@@ -186,7 +186,8 @@ class KVCacheManager:
             num_draft_tokens: how many of the new ones are guesses, at the end; they are not published.
             num_lookahead_tokens: slots behind all these, for a drafter.
             delay_cache_blocks: the content comes later; nothing is published until `cache_blocks`.
-            num_external_computed_tokens: behind the hit, computed elsewhere and delivered into these slots.
+            num_external_computed_tokens: behind the hit, computed elsewhere and delivered into these slots. Null blocks
+                stand for what windows have passed by then, in the hit too.
 
         Returns:
             The newly handed-out blocks, without the hit's, perhaps none; None if there are not enough free blocks, and
@@ -201,7 +202,11 @@ class KVCacheManager:
         held = self._held.get(request.request_id)
         if (
             held is not None
-            and 0 < num_new_tokens <= held.horizon - request.num_computed_tokens - num_lookahead_tokens
+            and 0
+            <= num_draft_tokens
+            <= num_new_tokens
+            <= held.horizon - request.num_computed_tokens - num_lookahead_tokens
+            and num_new_tokens
             and new_computed_blocks is None
             and not (num_new_computed_tokens or num_external_computed_tokens)
             and num_lookahead_tokens >= 0
@@ -237,7 +242,12 @@ class KVCacheManager:
             num_final = min(num_final, request.num_tokens, self.max_model_len)
             digests = self._publisher.digests(request)  # a token may be refused, so before all changes
         if held is None:
-            new = self._admit(request, hit, num_new_computed_tokens, num_slots, next_full)
+            start = hit
+            if num_external_computed_tokens:
+                start = self._tables.behind_windows(hit, num_local + num_external_computed_tokens, num_slots)
+            new = self._admit(
+                request, hit, start, num_hit_tokens=num_new_computed_tokens, num_slots=num_slots, next_full=next_full
+            )
         else:
             new = self._tables.go_on(held, num_local, num_slots)
         if new is None:
@@ -276,13 +286,16 @@ class KVCacheManager:
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish a request's full blocks up to this many tokens, which have been computed or have arrived.
 
-        Those published or reserved before stay as they are.
+        Those published or reserved before stay as they are. With caching off, nothing happens.
 
         Raises:
             LocalProtocolError: the request holds nothing, or too few slots, or blocks before these wait for a step.
         """
         held = self._held.get(request.request_id)
         num_final = min(num_computed_tokens, request.num_tokens)
+        num_final -= num_final % self._hash_block_size
+        if not self.enable_caching or (held is None and not num_final):
+            return
         num_slots = 0 if held is None else min(held.num_slots(self.config.block_sizes), default=num_final)
         if held is None or num_final > num_slots:
             what = f"{num_final} tokens cannot be published"
@@ -461,13 +474,21 @@ class KVCacheManager:
         return num_hit_tokens + self._hash_block_size if self.enable_caching else UNLIMITED
 
     def _admit(
-        self, request: Request, hit: KVCacheBlocks, num_hit_tokens: int, num_slots: int, next_full: int
+        self,
+        request: Request,
+        hit: KVCacheBlocks,
+        start: KVCacheBlocks,
+        *,
+        num_hit_tokens: int,
+        num_slots: int,
+        next_full: int,
     ) -> KVCacheBlocks | None:
-        missing = self._tables.num_missing(hit, num_slots)
-        if not self._lookups.fits(request, hit, sum(missing)):
+        """Admit a newcomer whose tables begin with `start`, all that it takes of its hit."""
+        missing = self._tables.num_missing(start, num_slots)
+        if not self._lookups.fits(request, start, sum(missing)):
             self._lookups.was_refused(request, hit, num_hit_tokens)
             return None
-        new = self._tables.admit(request.request_id, hit, num_slots, missing, next_full)
+        new = self._tables.admit(request.request_id, start, num_slots, missing, next_full)
         self._lookups.was_taken(request, num_hit_tokens)
         if self.enable_caching and not request.skip_reading_prefix_cache:
             self._counts.record(request, num_hit_tokens)

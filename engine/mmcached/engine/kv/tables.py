@@ -48,6 +48,19 @@ class BlockTables:
         """Return how many blocks a request that holds nothing needs behind its hit for so many slots, by group."""
         return num_missing(self._block_sizes, hit.ids, num_slots)
 
+    def behind_windows(self, hit: KVCacheBlocks, num_computed_tokens: int, num_slots: int) -> KVCacheBlocks:
+        """Return how tables begin with a hit and tokens that are delivered behind it: null where windows have passed.
+
+        Args:
+            num_computed_tokens: with those delivered.
+            num_slots: null blocks stand for at most so many.
+        """
+        tables = list(hit.ids)
+        for group in self._windows:
+            num_passed = min(group.kind.num_left_behind(num_computed_tokens), -(-num_slots // group.block_size))
+            tables[group.index] = [NULL_BLOCK_ID] * num_passed + list(tables[group.index][num_passed:])
+        return KVCacheBlocks(self._pool, tuple(tables)) if self._windows else hit
+
     def admit(
         self, request_id: int, hit: KVCacheBlocks, num_slots: int, missing: list[int], next_full: int
     ) -> KVCacheBlocks:
