@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -420,9 +421,25 @@ def test_steps_end_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "report", [{b"short": {}}, {bytes(32): {"hidden_states": 5}}, {bytes(32): {"hidden_states": -1}}]
+    "report",
+    [
+        {b"short": {}},
+        {bytes(32): {"hidden_states": 5}},
+        {bytes(32): {"hidden_states": -1}},
+        {bytes(32): {"hidden_states": 1.5}},
+        {bytes(32): {"hidden_states": 4.0}},
+        {bytes(32): {"hidden_states": True}},
+        {bytes(32): {"hidden_states": "4"}},
+        {bytes(32): {"hidden_states": None}},
+        {bytes(32): {7: 4}},
+        {bytes(32): None},
+        {bytes(32): 4},
+        {"x" * 32: {"hidden_states": 4}},
+        {7: {}},
+        {None: {}},
+    ],
 )
-def test_a_report_that_cannot_be_changes_nothing(report: Report) -> None:
+def test_a_report_that_cannot_be_changes_nothing(report: Any) -> None:
     index, writer = make_index(), a_request(0)
     write(index, writer, 0)
     index.begin_step(1)
@@ -431,6 +448,16 @@ def test_a_report_that_cannot_be_changes_nothing(report: Report) -> None:
         with pytest.raises(RemoteProtocolError):
             take(1, {**good, **report})
     assert (index.stats().blocks, index.stats().steps) == (4, 1)
+
+
+@pytest.mark.parametrize("report", [[1], "report", 7, [b"x" * 32]])
+def test_a_report_that_is_none_changes_nothing(report: Any) -> None:
+    index = make_index()
+    index.begin_step(1)
+    for take in (index.commit, index.withdraw):
+        with pytest.raises(RemoteProtocolError):
+            take(1, report)
+    assert index.stats().steps == 1
 
 
 def test_blocks_reported_longest_ago_are_dropped_for_room_and_listed_when_they_are_told_again() -> None:

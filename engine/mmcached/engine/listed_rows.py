@@ -56,11 +56,15 @@ class ListedRows:
         Raises:
             RemoteProtocolError: it names more rows than a block has, or no digest.
         """
+        if not isinstance(report, Mapping):
+            raise RemoteProtocolError(f"{type(report).__name__}, not rows by digest", "report")
         for digest, rows in report.items():
-            if len(digest) != DIGEST_BYTES:
-                raise RemoteProtocolError(f"a digest of {len(digest)} bytes, not {DIGEST_BYTES}", "report")
-            if not all(0 <= num <= self._block_size for num in rows.values()):
-                raise RemoteProtocolError(f"{dict(rows)} rows of a block of {self._block_size}", "report")
+            if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
+                raise RemoteProtocolError(f"{digest!r:.80} is no digest of {DIGEST_BYTES} bytes", "report")
+            if not isinstance(rows, Mapping) or not all(
+                isinstance(key, str) and type(num) is int and 0 <= num <= self._block_size for key, num in rows.items()
+            ):
+                raise RemoteProtocolError(f"{rows!r:.80} are no rows by key of a block of {self._block_size}", "report")
 
     def take(self, report: Report) -> None:
         """Believe a report that was checked."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,6 +28,29 @@ def test_what_cannot_be_declared(kind: KeyKind, shape: tuple[int, ...] | None, d
         KeySpec("k", kind, shape, dtype)
     with pytest.raises(ConfigError, match="name"):
         KeySpec("", "per_token", (1,), torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape", "dtype", "field"),
+    [
+        ("k", "nonsense", (1,), torch.int8, "k.kind"),
+        ("k", None, (1,), torch.int8, "k.kind"),
+        ("k", "per_token", (1.5,), torch.int8, "k.shape"),
+        ("k", "per_token", ("1",), torch.int8, "k.shape"),
+        ("k", "per_token", (True,), torch.int8, "k.shape"),
+        ("k", "per_token", 3, torch.int8, "k.shape"),
+        ("k", "per_token", "12", torch.int8, "k.shape"),
+        ("k", "per_token", [1], torch.int8, "k.shape"),
+        ("k", "per_token", (1,), "int8", "k.dtype"),
+        ("k", "per_token", (1,), 8, "k.dtype"),
+        (7, "per_token", (1,), torch.int8, "name"),
+        (None, "per_token", (1,), torch.int8, "name"),
+    ],
+)
+def test_what_is_of_another_type_is_named(name: Any, kind: Any, shape: Any, dtype: Any, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        KeySpec(name, kind, shape, dtype)
+    assert caught.value.details["field"] == field
 
 
 def test_only_rows_can_be_deferred() -> None:

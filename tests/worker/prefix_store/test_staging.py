@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -299,3 +299,60 @@ def test_on_the_cpu_deferred_rows_are_there_when_they_are_read() -> None:
     assert hidden(store, 0, 0, 3) == [0, 1, 2]
     stats = store.stats()
     assert (stats.copies, stats.in_flight_nbytes, stats.deferred_nbytes, stats.read_waits) == (1, 0, 0, 0)
+
+
+# ---- copies that fail
+
+
+def broken(*_: object) -> object:
+    raise RuntimeError("device")
+
+
+@pytest.mark.parametrize(
+    ("asks", "fails"),
+    [
+        *(("poll", "is_done"), ("poll", "rows")),
+        *(("read", "is_done"), ("read", "wait"), ("read", "rows")),
+        *(("limit", "is_done"), ("limit", "wait"), ("limit", "rows")),
+    ],
+)
+def test_a_copy_that_fails_loses_its_rows_and_stops_nothing(
+    asks: str, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(HIDDEN, staged_byte_limit=8 * ROW + 16 if asks == "limit" else LARGE)
+    bench.write(chunk_of(0, "abcd"))
+    bench.write(chunk_of(1, "efgh"))
+    first = bench.transfer.open_copies[0]
+    if asks == "poll":
+        bench.let_arrive()
+    ask: dict[str, Callable[[], object]] = {
+        "poll": bench.store.commit,
+        "read": lambda: hidden(bench.store, 0, 0, 4),
+        "limit": lambda: bench.write(chunk_of(2, "ij")),
+    }
+    monkeypatch.setattr(first, fails, broken)
+    with pytest.raises(RuntimeError, match="device"):
+        ask[asks]()
+    bench.store.withdraw()
+    bench.store.check_integrity()
+    assert missing(bench.store, 0, 0, 4) == (0, 4)
+    assert hidden(bench.store, 1, 0, 4) == [0, 1, 2, 3]
+    assert bench.store.commit() == {names("abcd")[0]: {}}
+    bench.write(chunk_of(0, "abcd"))
+    assert hidden(bench.store, 0, 0, 4) == [0, 1, 2, 3]
+    assert bench.store.stats().in_flight_nbytes == 0
+    bench.store.check_integrity()
+
+
+def test_after_a_reset_a_dead_device_is_not_heard_of_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(HIDDEN)
+    for request_id, tokens in enumerate(("abcd", "efgh", "ijkl")):
+        bench.write(chunk_of(request_id, tokens))
+    for copy in bench.transfer.open_copies:
+        monkeypatch.setattr(copy, "is_done", broken)
+    bench.store.reset()
+    assert bench.store.commit() == {}
+    bench.store.check_integrity()
+    assert bench.store.stats().in_flight_nbytes == 0
+    bench.write(chunk_of(5, "abcd"))
+    assert hidden(bench.store, 5, 0, 4) == [0, 1, 2, 3]

@@ -7,11 +7,12 @@ import gc
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mmcached.wire.errors import CacheFull, ConfigError, InvalidRequest, LocalProtocolError, MissingRows
+from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError, MissingRows
 from mmcached.worker.prefix_store import KeySpec, Refusal, RowChunk, RowSpan, TensorPrefixStore
 
 BLOCK, WIDTH = 4, 3
@@ -438,7 +439,8 @@ def test_values_beyond_their_budget_are_refused_and_the_former_one_is_not_taken_
     store = make_store(HIDDEN, any_table, value_byte_budget=100)
     assert store.write([chunk_of(0, "a")], {"table": torch.zeros(20)}) == []
     (refusal,) = store.write([chunk_of(0, "ab", 1, 2)], {"table": torch.zeros(30)})
-    assert isinstance(refusal.error, CacheFull)
+    assert isinstance(refusal.error, InvalidRequest)
+    assert "value_byte_budget = 100" in str(refusal.error)
     with pytest.raises(MissingRows):
         store.value("table")
     assert store.write([chunk_of(0, "abc", 2, 3)], {"table": torch.zeros(25)}) == []
@@ -702,6 +704,58 @@ def test_limits_of_copies_that_cannot_be() -> None:
         TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=1, staged_byte_limit=-1)
     with pytest.raises(ConfigError, match="device_byte_budget"):
         TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=1, device_byte_budget=-1)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"buffer_nbytes": -1}, {"byte_budget": 1.5}, {"max_positions": 0}, {"staged_byte_limit": "1"}]
+)
+def test_settings_that_cannot_be(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TensorPrefixStore(BLOCK, [HIDDEN], **({"byte_budget": 1} | setting))
+    assert caught.value.details["field"] in setting
+
+
+def test_positions_beyond_the_limit_are_refused_before_anything_grows_with_them() -> None:
+    store = TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=MIB, max_positions=8)
+    chunks = [RowChunk(0, 7, 1), RowChunk(1, 7, 2), RowChunk(2, 10**30, 1), RowChunk(3, 0, 10**30), RowChunk(4, 8, 1)]
+    refusals = store.write(chunks, {"hidden_states": torch.zeros(5, WIDTH)})
+    assert [(refusal.key, refusal.request_id) for refusal in refusals] == [("", 1), ("", 2), ("", 3), ("", 4)]
+    assert "0 … 7" in str(refusals[0].error)
+    assert store.stats().requests == 1
+    for first, end in ((0, 9), (8, 9), (10**30, 10**30 + 1)):
+        with pytest.raises(InvalidRequest, match=r"request 5: must be 0 <= first < end <= 8"):
+            store.read([RowSpan(0, 0, 8), RowSpan(5, first, end)], ["hidden_states"])
+    store.commit()
+    store.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [RowChunk(0, 0.5, 1), RowChunk(0, 0, 1.0), RowChunk(0, "0", 1), RowChunk(0, 0, None)],  # type: ignore[arg-type]
+)
+def test_positions_are_integers_and_never_truncated(chunk: RowChunk) -> None:
+    store = make_store()
+    with pytest.raises(InvalidRequest, match="chunks"):
+        store.write([RowChunk(1, 0, 1), chunk], {"hidden_states": torch.zeros(2, WIDTH)})
+    with pytest.raises(InvalidRequest, match="spans"):
+        store.read([RowSpan(1, 0, 1), RowSpan(0, chunk.start, chunk.num_rows)], ["hidden_states"])
+    assert store.stats().requests == 0
+    refusals = store.write([RowChunk(0, 0, 1, 0.5, names_of("abcd"))], {})  # type: ignore[arg-type]
+    assert errors(refusals) == {"": "first_block = '0.5': must be an integer"}
+
+
+@pytest.mark.parametrize("num_rows", [-5, 1 << 25, 1.0, None])
+def test_a_prefix_has_a_length(num_rows: Any) -> None:
+    with pytest.raises(InvalidRequest, match="num_rows"):
+        make_store().usable_prefix([], num_rows, ["hidden_states"])
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    store = make_store(HIDDEN, KeySpec("any", "global", None, None))
+    (refusal,) = store.write([chunk_of(0, "a")], {"any": endless})
+    assert "contain itself" in str(refusal.error)
 
 
 def test_a_key_that_cannot_be_mapped_changes_nothing() -> None:

@@ -285,4 +285,6 @@ def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:
     """Return the store of the rows that the reference model gives, as large as the configuration says."""
     shape = (config.model.hidden_size,)
     schema = [KeySpec(key, "per_token", shape, torch.int32) for key in config.model.row_keys]
-    return TensorPrefixStore(config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes)
+    return TensorPrefixStore(
+        config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes, max_positions=config.max_model_len
+    )

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.worker.integers import as_integer
 from mmcached.worker.prefix_store.slots import SlotBook
 
 ABSENT = -1
@@ -75,7 +76,7 @@ class ChainBook:
         """
         chain = self.of_request.get(request_id)
         known = chain.names if chain is not None else []
-        if not 0 <= first_block <= len(known):
+        if not 0 <= as_integer("first_block", first_block) <= len(known):
             limit = f"request {request_id}: {len(known)} blocks are named, the next name is that of block {len(known)}"
             raise InvalidRequest("first_block", first_block, limit)
         again = known[first_block:]  # most of the time nothing

@@ -18,8 +18,16 @@ def owned(value: object, field: str, *, on_cpu: bool) -> tuple[object, int]:
             is waited for.
 
     Raises:
-        InvalidRequest: names `field` and the type that cannot be copied.
+        InvalidRequest: names `field` and the type that cannot be copied; or it contains itself.
     """
+    try:
+        return _owned(value, field, on_cpu=on_cpu)
+    except RecursionError:
+        limit = "must not be nested so deeply, nor contain itself"
+        raise InvalidRequest(field, type(value).__name__, limit) from None
+
+
+def _owned(value: object, field: str, *, on_cpu: bool) -> tuple[object, int]:
     if isinstance(value, torch.Tensor):
         rows = value.detach()
         copy = rows.to("cpu", copy=True).contiguous() if on_cpu else rows.clone(memory_format=torch.contiguous_format)
@@ -27,9 +35,9 @@ def owned(value: object, field: str, *, on_cpu: bool) -> tuple[object, int]:
     if isinstance(value, _PLAIN):
         return value, _PLAIN_NBYTES + (len(value) if isinstance(value, str | bytes) else 0)
     if isinstance(value, list | tuple):
-        parts = [owned(each, field, on_cpu=on_cpu) for each in value]
+        parts = [_owned(each, field, on_cpu=on_cpu) for each in value]
         return [part for part, _ in parts], _PLAIN_NBYTES + sum(nbytes for _, nbytes in parts)
     if isinstance(value, dict):
-        named = {name: owned(each, field, on_cpu=on_cpu) for name, each in value.items()}
+        named = {name: _owned(each, field, on_cpu=on_cpu) for name, each in value.items()}
         return {name: part for name, (part, _) in named.items()}, _PLAIN_NBYTES + sum(n for _, n in named.values())
     raise InvalidRequest(field, type(value).__name__, "must consist of tensors, plain values, lists and dicts")

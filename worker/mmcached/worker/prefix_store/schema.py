@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -46,16 +46,22 @@ class KeySpec:
     copy: CopyPolicy = "at_once"
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("name", self.name, "a key has a name")
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError("name", repr(self.name), "a key has a name")
+        if self.kind not in get_args(KeyKind):
+            raise ConfigError(f"{self.name}.kind", repr(self.kind), f"one of {', '.join(get_args(KeyKind))}")
+        if self.shape is not None and (
+            not isinstance(self.shape, tuple) or any(type(size) is not int or size < 1 for size in self.shape)
+        ):
+            raise ConfigError(f"{self.name}.shape", repr(self.shape), "a tuple of integers, each at least 1")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise ConfigError(f"{self.name}.dtype", repr(self.dtype), "a torch.dtype")
         is_open = self.shape is None
         if is_open != (self.dtype is None) or (is_open and self.kind in ("per_token", "per_request")):
             limit = f"shape and dtype must be declared for a {self.kind} key, or both left open if global or list"
             raise ConfigError(self.name, f"{self.shape} {self.dtype}", limit)
-        if self.copy not in ("at_once", "deferred") or (self.copy == "deferred" and self.kind != "per_token"):
-            raise ConfigError(f"{self.name}.copy", self.copy, "at_once; or deferred, of a per_token key")
-        if self.shape is not None and any(size < 1 for size in self.shape):
-            raise ConfigError(f"{self.name}.shape", str(self.shape), "each size at least 1")
+        if self.copy not in get_args(CopyPolicy) or (self.copy == "deferred" and self.kind != "per_token"):
+            raise ConfigError(f"{self.name}.copy", repr(self.copy), "at_once; or deferred, of a per_token key")
 
     def has_rows_of(self, other: KeySpec | None) -> bool:
         """Return whether rows and values kept for another declaration are right for this one."""

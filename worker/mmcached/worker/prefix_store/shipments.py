@@ -6,6 +6,9 @@
 `poll` is what each call of the store begins with. Two wait, and only for the copies that they need: `wait_for`, for a
 reader, and a `send` that exceeds `byte_limit`, for the oldest.
 
+A copy that fails, however it is asked, is lost: its rows were not written, its memory is not used again, and who asked
+gets its error, once; nobody does if no row was waiting for it any more.
+
 Knows nothing of why rows are sent. Invariant: at most `byte_limit` bytes are under way, or one copy; what a copy brings
 goes only to rows that its parcel still holds.
 """
@@ -13,8 +16,9 @@ goes only to rows that its parcel still holds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +29,8 @@ from mmcached.worker.prefix_store.transfer import PADDING, Copy, Transfer, Trans
 
 Drafts = dict[Whereabouts, list[np.ndarray]]
 """Indexes of rows to be sent, by arena; in one array, each once."""
+NoteLost = Callable[[np.ndarray], None]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +46,7 @@ class Shipments:
 
     Args:
         byte_limit: of copies under way; a single one may be larger.
+        note_lost: told which rows of every arena may not have been written after all.
 
     Attributes:
         in_flight_nbytes: of copies under way: pinned, and as much on the device.
@@ -47,11 +54,12 @@ class Shipments:
         num_limit_waits: how many of them had to be waited for because of the limit.
     """
 
-    def __init__(self, book: ParcelBook, *, byte_limit: int, transfer_for: TransferFor) -> None:
+    def __init__(self, book: ParcelBook, *, byte_limit: int, transfer_for: TransferFor, note_lost: NoteLost) -> None:
         self.byte_limit = byte_limit
         self.in_flight_nbytes = self.num_copies = self.num_limit_waits = 0
         self._book = book
         self._transfer_for = transfer_for
+        self._note_lost = note_lost
         self._transfers: dict[torch.device, Transfer] = {}
         self._under_way: deque[Shipment] = deque()
 
@@ -85,8 +93,13 @@ class Shipments:
 
     def poll(self) -> None:
         """Land what is done; waits for nothing."""
-        while self._under_way and self._under_way[0].copy.is_done():
-            self._land(self._under_way[0])
+        while self._under_way:
+            oldest = self._under_way[0]
+            is_done = self._ask(oldest, _is_done)
+            if is_done:
+                self._land(oldest)
+            elif is_done is not None:
+                return
 
     def wait_for(self, numbers: Collection[int]) -> int:
         """Have these parcels landed; return how many copies were not done."""
@@ -125,16 +138,54 @@ class Shipments:
 
     def _wait(self, shipment: Shipment) -> bool:
         """Have a shipment landed; return whether it was not done."""
-        has_waited = not shipment.copy.is_done()
-        if has_waited:
-            shipment.copy.wait()
+        has_waited = self._ask(shipment, _wait_for)
+        if has_waited is None:
+            return False
         self._land(shipment)
         return has_waited
 
     def _land(self, shipment: Shipment) -> None:
         """Bring the rows of a copy that is done where they belong, as far as they still do."""
-        for parcel, rows in zip(shipment.parcels, shipment.copy.rows(), strict=True):
+        all_rows = self._ask(shipment, lambda copy: copy.rows())
+        if all_rows is None:
+            return
+        for parcel, rows in zip(shipment.parcels, all_rows, strict=True):
             parcel.whereabouts.land(parcel, rows)
+        self._forget(shipment)
+        shipment.copy.release()
+
+    def _ask(self, shipment: Shipment, question: Callable[[Copy], Answer]) -> Answer | None:
+        """Return what a copy answers; None if it has failed and nobody waits for its rows.
+
+        Raises:
+            Exception: it has failed, and its rows are lost.
+        """
+        try:
+            return question(shipment.copy)
+        except Exception:
+            self._forget(shipment)
+            awaited = [parcel for parcel in shipment.parcels if parcel.num_live]
+            for parcel in awaited:
+                live = parcel.live()
+                parcel.arena.forget_rows(live)
+                parcel.whereabouts.unbind(live)
+                self._note_lost(live)
+            if awaited:
+                raise
+            return None
+
+    def _forget(self, shipment: Shipment) -> None:
         self._under_way.remove(shipment)
         self.in_flight_nbytes -= shipment.copy.nbytes
-        shipment.copy.release()
+
+
+def _is_done(copy: Copy) -> bool:
+    return copy.is_done()
+
+
+def _wait_for(copy: Copy) -> bool:
+    """Wait for a copy; return whether it was not done."""
+    if copy.is_done():
+        return False
+    copy.wait()
+    return True

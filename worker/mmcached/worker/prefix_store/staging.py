@@ -23,7 +23,7 @@ import torch
 from mmcached.wire.errors import InvariantError
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.parcels import Parcel, ParcelBook, Whereabouts
-from mmcached.worker.prefix_store.shipments import Drafts, Shipments
+from mmcached.worker.prefix_store.shipments import Drafts, NoteLost, Shipments
 from mmcached.worker.prefix_store.transfer import TransferFor
 
 
@@ -32,19 +32,27 @@ class Staging:
 
     Args:
         device_byte_budget: of rows that are kept on their device.
-        byte_limit, transfer_for: of the shipments.
+        byte_limit, transfer_for, note_lost: of the shipments.
 
     Attributes:
         shipments: copies under way.
         num_read_waits: how many of them a reader had to wait for.
     """
 
-    def __init__(self, block_size: int, *, device_byte_budget: int, byte_limit: int, transfer_for: TransferFor) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        device_byte_budget: int,
+        byte_limit: int,
+        transfer_for: TransferFor,
+        note_lost: NoteLost,
+    ) -> None:
         self.device_byte_budget = device_byte_budget
         self.num_read_waits = 0
         self._offsets = np.arange(block_size)
         self._book = ParcelBook()
-        self.shipments = Shipments(self._book, byte_limit=byte_limit, transfer_for=transfer_for)
+        self.shipments = Shipments(self._book, byte_limit=byte_limit, transfer_for=transfer_for, note_lost=note_lost)
         self._of_arena: dict[RowArena, Whereabouts] = {}
         self._arriving: dict[RowArena, Parcel] = {}
 

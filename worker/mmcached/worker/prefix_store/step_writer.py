@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mmcached.wire.errors import CacheFull, InvalidRequest
+from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.integers import check_integers
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
 from mmcached.worker.prefix_store.layout import Runs, as_array
@@ -57,12 +58,14 @@ class StepWriter:
         slots: SlotBook,
         chains: ChainBook,
         *,
+        max_positions: int,
         arenas: Mapping[str, RowArena],
         staging: Staging,
         values: ValueBook,
     ) -> None:
         self.num_written = self.num_replayed = self.num_dropped = 0
         self._block_size = block_size
+        self._max_positions = max_positions
         self._slots = slots
         self._chains = chains
         self._arenas = arenas
@@ -107,11 +110,11 @@ class StepWriter:
     ) -> tuple[list[Refusal], np.ndarray]:
         """Do all but launch the rows; return what does not fit, and the slots that may have become sealed or full."""
         request_ids, firsts, nums, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
-        starts, counts = as_array(firsts), as_array(nums)
+        check_integers("chunks", firsts, nums)
         refused: dict[int, InvalidRequest] = {}
-        if chunks and (starts.min() < 0 or counts.min() < 1):
-            refused = _impossible(chunks)
-            counts = counts.clip(0)
+        if chunks and (min(firsts) < 0 or min(nums) < 1 or max(firsts) + max(nums) > self._max_positions):
+            refused, firsts, nums = self._refuse(chunks)
+        starts, counts = as_array(firsts), as_array(nums)
         open_blocks: list[_OpenBlocks] = []
         numbers: Sequence[int] = [number for number, its_names in enumerate(names) if its_names]
         has_names = bool(numbers)
@@ -163,6 +166,21 @@ class StepWriter:
         finally:
             sealed += [slot for each in open_blocks for slot in self._seal(each)]
         return refusals, np.concatenate((slots, as_array(sealed))) if sealed else slots
+
+    def _refuse(self, chunks: Sequence[RowChunk]) -> tuple[dict[int, InvalidRequest], tuple[int, ...], tuple[int, ...]]:
+        """Return what is wrong with chunks that cannot be, by their number; and all starts and numbers of rows.
+
+        A number of rows that cannot be is none: if the outputs have other rows, they are refused too.
+        """
+        refused, firsts, nums = {}, [], []
+        for number, (request_id, start, num_rows, _, _) in enumerate(chunks):
+            is_wrong = start < 0 or num_rows < 1 or start + num_rows > self._max_positions
+            if is_wrong:
+                limit = f"request {request_id}: a chunk has rows of positions 0 … {self._max_positions - 1}"
+                refused[number] = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
+            firsts.append(0 if is_wrong else start)
+            nums.append(num_rows if 0 < num_rows <= self._max_positions else 0)
+        return refused, tuple(firsts), tuple(nums)
 
     def _attach(self, chunk: RowChunk) -> _OpenBlocks:
         """Hold what is sealed under a chunk's names; return its blocks that have got their name open."""
@@ -237,7 +255,7 @@ class StepWriter:
         for owner, value in zip(owners, values, strict=True):
             try:
                 self._values.put(spec.name, owner, spec.check_whole(value))
-            except (InvalidRequest, CacheFull) as error:
+            except InvalidRequest as error:
                 refusals.append(Refusal(spec.name, owner, error))
         return refusals
 
@@ -291,13 +309,3 @@ class _PlacedRows:
         placed = self.indexes[self.indexes >= 0]
         indexes: np.ndarray = placed[~self._book.is_named[placed // self._block_size]]
         return indexes
-
-
-def _impossible(chunks: Sequence[RowChunk]) -> dict[int, InvalidRequest]:
-    """Return what is wrong with chunks that cannot be, by their number."""
-    wrong = {}
-    for number, (request_id, start, num_rows, _, _) in enumerate(chunks):
-        if start < 0 or num_rows < 1:
-            limit = f"request {request_id}: a chunk has rows, from a position on"
-            wrong[number] = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
-    return wrong

@@ -19,10 +19,12 @@ is not touched again until it is released.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 
-from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError
+from mmcached.wire.errors import InvalidRequest, LocalProtocolError
+from mmcached.worker.integers import as_integer, check_integers, check_size
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.buffers import BufferPool, host_bytes
 from mmcached.worker.prefix_store.chains import ABSENT, ChainBook
@@ -37,6 +39,7 @@ from mmcached.worker.prefix_store.step_writer import StepWriter
 from mmcached.worker.prefix_store.transfer import TransferFor, transfer_for
 from mmcached.worker.prefix_store.values import ValueBook
 
+DEFAULT_MAX_POSITIONS = 1 << 24
 DEFAULT_VALUE_BUDGET = 16 << 20
 DEFAULT_STAGED_LIMIT = 256 << 20
 DEFAULT_DEVICE_BUDGET = 64 << 20
@@ -49,6 +52,7 @@ class TensorPrefixStore:
         block_size: positions per block, as of the KV cache's digests.
         schema: the keys that are known from the start; `declare` adds others.
         byte_budget: of all blocks. Each is charged for every "per_token" key, whether it has rows of it or not.
+        max_positions: of one request; what lies behind them is refused, because books of a request grow with them.
         value_byte_budget: of values that are kept whole.
         buffer_nbytes: of buffers that wait for the next read; default: a quarter of `byte_budget`.
         staged_byte_limit: of copies under way, and of pinned memory that waits for the next one; only beyond it a write
@@ -66,25 +70,27 @@ class TensorPrefixStore:
         schema: Iterable[KeySpec],
         *,
         byte_budget: int,
+        max_positions: int = DEFAULT_MAX_POSITIONS,
         value_byte_budget: int = DEFAULT_VALUE_BUDGET,
         buffer_nbytes: int | None = None,
         staged_byte_limit: int = DEFAULT_STAGED_LIMIT,
         device_byte_budget: int = DEFAULT_DEVICE_BUDGET,
         transfer_for: TransferFor = transfer_for,
     ) -> None:
-        if block_size < 1:
-            raise ConfigError("block_size", block_size, "at least 1 position")
+        check_size("block_size", block_size, low=1, unit="position")
+        check_size("max_positions", max_positions, low=1, unit="position")
         sizes = {
             "byte_budget": byte_budget,
             "value_byte_budget": value_byte_budget,
+            "buffer_nbytes": 0 if buffer_nbytes is None else buffer_nbytes,
             "staged_byte_limit": staged_byte_limit,
             "device_byte_budget": device_byte_budget,
         }
         for field, nbytes in sizes.items():
-            if nbytes < 0:
-                raise ConfigError(field, nbytes, "at least 0 bytes")
+            check_size(field, nbytes, low=0, unit="bytes")
         self.block_size = block_size
         self.byte_budget = byte_budget
+        self.max_positions = max_positions
         self._specs: dict[str, KeySpec] = {}
         self._arenas: dict[str, RowArena] = {}
         self._values = ValueBook(value_byte_budget)
@@ -96,9 +102,16 @@ class TensorPrefixStore:
             byte_limit=staged_byte_limit,
             device_byte_budget=device_byte_budget,
             transfer_for=transfer_for,
+            note_lost=lambda rows: self._slots.note_changed(np.unique(rows // block_size)),
         )
         self._writer = StepWriter(
-            block_size, self._slots, self._chains, arenas=self._arenas, staging=self._staging, values=self._values
+            block_size,
+            self._slots,
+            self._chains,
+            max_positions=max_positions,
+            arenas=self._arenas,
+            staging=self._staging,
+            values=self._values,
         )
         self._num_read = self._num_missing = self._num_refusals = 0
         self.declare(*schema)
@@ -191,6 +204,9 @@ class TensorPrefixStore:
                 blocks are named.
             outputs: by key, as its kind says; a declared key that is absent has no rows here.
 
+        Raises:
+            InvalidRequest: a position or a number of rows that is no integer; nothing was written.
+
         Returns:
             What was not kept because it does not fit. What was not kept for want of room is `dropped` in `stats()`.
         """
@@ -236,7 +252,13 @@ class TensorPrefixStore:
     # ---- reading
 
     def usable_prefix(self, names: Sequence[bytes], num_rows: int, keys: Collection[str]) -> int:
-        """Return how many of the first `num_rows` rows of a sequence are sealed for all keys. Changes nothing."""
+        """Return how many of the first `num_rows` rows of a sequence are sealed for all keys. Changes nothing.
+
+        Raises:
+            InvalidRequest: a number of rows that cannot be.
+        """
+        if not 0 <= as_integer("num_rows", num_rows) <= self.max_positions:
+            raise InvalidRequest("num_rows", num_rows, f"must be 0 … {self.max_positions}")
         slots: list[int] = []
         for name in names[: -(-num_rows // self.block_size)]:
             slot = self._slots.find(name)
@@ -255,13 +277,16 @@ class TensorPrefixStore:
         """Gather rows of requests, each key's in one go. Spans that lack rows do not disturb the others.
 
         Raises:
-            InvalidRequest: an empty span, or a key that has no rows.
+            InvalidRequest: an empty span, one behind `max_positions`, or a key that has no rows.
         """
         request_ids, firsts, ends = zip(*spans, strict=True) if spans else ((), (), ())
+        check_integers("spans", firsts, ends)
+        if spans and (min(firsts) < 0 or max(ends) > self.max_positions):
+            self._refuse(spans)
         starts, counts = as_array(firsts), as_array(ends)
         counts -= starts
-        if spans and (starts.min() < 0 or counts.min() < 1):
-            raise InvalidRequest("spans", str(list(zip(firsts, ends, strict=True))), "must be 0 <= first < end")
+        if spans and counts.min() < 1:
+            self._refuse(spans)
         arenas = [self._arenas[key] for key in keys if key in self._arenas]
         if len(arenas) < len(keys):
             raise InvalidRequest("keys", sorted(set(keys) - self._arenas.keys()), "must be declared as per_token")
@@ -318,6 +343,12 @@ class TensorPrefixStore:
         self._values.check_integrity()
 
     # ---- inside
+
+    def _refuse(self, spans: Sequence[RowSpan]) -> NoReturn:
+        """Raise, naming the first span that cannot be."""
+        wrong = next(span for span in spans if not 0 <= span.first < span.end <= self.max_positions)
+        limit = f"request {wrong.request_id}: must be 0 <= first < end <= {self.max_positions}"
+        raise InvalidRequest("spans", f"[{wrong.first}, {wrong.end})", limit)
 
     def _slots_of(self, request_ids: Sequence[int], runs: Runs) -> np.ndarray:
         """Return the slots of all blocks of all runs, `ABSENT` where a request holds none."""

@@ -9,7 +9,7 @@ puts it does not wait. Knows nothing of rows. Invariant: at most `byte_budget` b
 
 from __future__ import annotations
 
-from mmcached.wire.errors import CacheFull, InvariantError, MissingRows
+from mmcached.wire.errors import InvalidRequest, InvariantError, MissingRows
 from mmcached.worker.prefix_store.ownership import owned
 
 Owner = int | None
@@ -29,15 +29,18 @@ class ValueBook:
         """Keep a copy in the place of the last one.
 
         Raises:
-            InvalidRequest: it cannot be copied.
-            CacheFull: no room; the last one is gone all the same, because it is no longer right.
+            InvalidRequest: it cannot be copied; or there is no room, then the last one is gone all the same, because
+                it is no longer right.
         """
         kept = owned(value, key, on_cpu=False)
         before = self._values.get(owner, {}).get(key)
         self._before.append((key, owner, before))
         self._set(key, owner, None)
         if self.nbytes + kept[1] > self.byte_budget:
-            raise CacheFull(kept[1], self.byte_budget, self.nbytes)
+            limit = (
+                f"bytes must fit beside other values: {self.nbytes} of value_byte_budget = {self.byte_budget} are taken"
+            )
+            raise InvalidRequest(key, kept[1], limit)
         self._set(key, owner, kept)
 
     def get(self, key: str, owner: Owner) -> object:
