@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,3 +111,30 @@ def test_expansion_properties(pieces: list[str], lengths: list[int]) -> None:
     assert covered == [index for index, token in enumerate(expanded) if token == IMAGE_TOKEN_ID]
     others = bytes(token for token in expanded[1:] if token != IMAGE_TOKEN_ID)
     assert others == text.replace(IMAGE_MARKER, "").encode()
+
+
+class _Unread(str):
+    """Text that tells if anybody works on it."""
+
+    __slots__ = ()
+
+    def split(self, *_: object, **__: object) -> list[str]:
+        raise AssertionError("work was done")
+
+
+class _UnreadIds(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("work was done")
+
+
+@pytest.mark.parametrize("prompt", [_Unread("x" * 1000), _UnreadIds([1] * 1000)])
+def test_the_length_is_looked_at_before_anything_is_done(prompt: str | list[int]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tokenise(prompt, 0, max_model_len=999, max_tokens=1)
+    assert caught.value.details["field"] == "prompt"
+    assert "1000 long" in str(caught.value)
+
+
+def test_markers_of_images_are_no_length() -> None:
+    prompt = IMAGE_MARKER * 3 + "ab"
+    assert len(tokenise(prompt, 3, max_model_len=7, max_tokens=1)) == 6

@@ -283,10 +283,13 @@ class Frontend:
         """End what clients have asked for whose lock is free or gone, and look who is there."""
         self._num_clients = 0
         for path in self._run_dir.clients.glob("*.lock"):
-            if is_held(path):
-                self._num_clients += 1
-            elif remove_if_free(path):
-                log.info("client dead", client_id=path.stem)
+            try:
+                if is_held(path):
+                    self._num_clients += 1
+                elif remove_if_free(path):
+                    log.info("client dead", client_id=path.stem)
+            except OSError as error:  # what somebody else has put there is no lock of a client
+                log.warning("not a lock", path=path.name, reason=str(error))
         self._seats.drop_closed(self._clients.__contains__)
         for client_id in self._requests.clients() | self._desk.clients() | set(self._seats):
             if not self._run_dir.client_lock(client_id).exists():
