@@ -1,8 +1,8 @@
-"""What comes before the ring: content keys, the processor caches on both sides, and the threads that process.
+"""What comes before the ring: content keys, the processor caches on both sides, and the decoders.
 
 hashing     a key against its digest alone, and against vLLM's for the same parts
 classes     LRU, mirror (sender, receiver) and ring (both in one) against vLLM's classes
-processing  items per second of two threads; a hit beside running work
+processing  items per second of two decoders, beside one and beside threads; a hit beside running work
 
 vLLM is measured where it is installed: `make bench-peers`. Without it the limits are left.
 """

@@ -1,4 +1,4 @@
-"""The threads that process: how much more they do than one, and what their work costs the loop that serves hits.
+"""The decoders: their rate beside threads that do the same, and what their work costs the loop that serves hits.
 
 Photographs of many sizes are made from one of the scikit-image wheel's; without it, from noise.
 """
@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import count
 from pathlib import Path
@@ -19,15 +20,21 @@ import numpy as np
 from PIL import Image
 
 from benchmark import Row, row
+from mmcached.frontend.decoder_process import Pixels
 from mmcached.frontend.open_requests import OpenRequest
+from mmcached.frontend.pool import Mailbox, WorkPool
 from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.processing import Processed, Processing
+from mmcached.pictures.grid import scaled_size
+from mmcached.pictures.images import decode_image
+from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.frontend import Encode
 
 SIZES_MPX = (0.3, 2.0, 8.0, 20.0)
 LARGE_FILE_BYTES = int(4.7 * (1 << 20))
 WAIT_S = 60.0
+_unique = count()
 _CLIENT = "0" * 32
 
 
@@ -44,13 +51,43 @@ class Kept:
         self.keys.add(key)
 
 
+class Threads:
+    """What stands in the place of a `DecoderPool`: the same work in threads of this process."""
+
+    def __init__(self, num_threads: int, config: ServiceConfig, processing: Processing, mailbox: Mailbox) -> None:
+        self._settings = PictureSettings.from_config(config)
+        self._processing = processing
+        self._pool = WorkPool("threads", num_threads, mailbox)
+
+    def submit(self, token: str, data: bytes, client: str) -> None:
+        self._pool.submit(token, partial(self._process, data), client)
+
+    def join(self, token: str, client: str) -> None:
+        pass
+
+    def num_waiting_of(self, client: str) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _process(self, data: bytes) -> Processed:
+        size = partial(scaled_size, patch_size=self._settings.patch_size, max_patches=self._settings.max_patches)
+        image = decode_image(data, self._settings, scaled_size=size)
+        return self._processing.item(Pixels(*image.size, image.tobytes()))
+
+
 class Loop:
     """What the frontend's loop does with `Preparing`, and nothing else."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, *, has_threads: bool = False) -> None:
         self.processing = Processing(config)
         self.kept = Kept()
         self.preparing = Preparing(config, self.processing, self.kept)
+        if has_threads:
+            self.preparing._working.close()
+            threads = Threads(config.processor_workers, config, self.processing, self.preparing._mailbox)
+            self.preparing._working = threads  # type: ignore[assignment]
         self.waiting: set[int] = set()
         self._numbers = count(1)
 
@@ -74,8 +111,9 @@ class Loop:
 
 
 @contextmanager
-def loop(num_workers: int) -> Iterator[Loop]:
-    made = Loop(ServiceConfig(mm_processor_workers=num_workers, mm_processor_max_waiting=1024))
+def loop(num_workers: int, *, has_threads: bool = False) -> Iterator[Loop]:
+    config = ServiceConfig(mm_processor_workers=num_workers, mm_processor_max_waiting=1024)
+    made = Loop(config, has_threads=has_threads)
     try:
         yield made
     finally:
@@ -88,25 +126,26 @@ def pool_rows(repeats: int) -> list[Row]:
 
 
 def _rates(files: Mapping[float, bytes], repeats: int) -> list[Row]:
-    """Items per second of two threads, and of one."""
+    """Items per second of two decoders, of one, and of two threads."""
     rows = []
     for mpx, data in files.items():
-        number = max(4, round(24 / mpx**0.5))
-        rates: dict[int, list[float]] = {1: [], 2: []}
-        for _ in range(repeats):
-            for num_workers, seen in rates.items():
-                with loop(num_workers) as made:
-                    seen.append(_rate(made, data, number))
-        one, two = (statistics.median(seen) for seen in rates.values())
-        rows.append(row("processing: two threads", f"{mpx} Mpx", two, "items/s", peer="one thread", peer_value=one))
+        number = max(8, round(48 / mpx**0.5))
+        with loop(2) as two, loop(1) as one, loop(2, has_threads=True) as threads:
+            loops = (two, one, threads)
+            for warm in loops:
+                _rate(warm, data + b"first", 4)
+            seen = [[_rate(made, data, number) for made in loops] for _ in range(repeats)]
+        two_rate, one_rate, threads_rate = (statistics.median(rates) for rates in zip(*seen, strict=True))
+        for peer, rate in (("one", one_rate), ("two threads", threads_rate)):
+            rows.append(row("processing: two decoders", f"{mpx} Mpx", two_rate, "items/s", peer=peer, peer_value=rate))
     return rows
 
 
 def _rate(made: Loop, data: bytes, number: int) -> float:
     started = time.perf_counter()
     # A few bytes after the end of a file make it another file of the same picture.
-    for index in range(number):
-        made.start(data + bytes([index]))
+    for _ in range(number):
+        made.start(data + b"%d" % next(_unique))
     while made.waiting:
         made.serve()
     return number / (time.perf_counter() - started)
@@ -115,27 +154,36 @@ def _rate(made: Loop, data: bytes, number: int) -> float:
 def _hits(busy_file: bytes, repeats: int) -> list[Row]:
     """From a request's arrival until it can be sent, all its items being cached; beside work, and without."""
     small, large = photograph(0.3), photograph(0.3) + bytes(LARGE_FILE_BYTES)
-    with loop(2) as made:
-        made.kept.keys.update(made.processing.key(data, "") for data in (small, large))
-        names = {"small": small, "4.7 MiB": large}
+    names = {"small": small, "4.7 MiB": large}
+    with loop(2) as made, loop(2, has_threads=True) as threads:
+        for one in (made, threads):
+            one.kept.keys.update(one.processing.key(data, "") for data in names.values())
+            _rate(one, busy_file + b"first", 4)
         quiet = {name: _hit_us(made, data, None, 40 * repeats) for name, data in names.items()}
         busy = {name: _hit_us(made, data, busy_file, 40 * repeats) for name, data in names.items()}
+        beside_threads = {name: _hit_us(threads, data, busy_file, 40 * repeats) for name, data in names.items()}
         processing_us = 1e6 / _rate(made, busy_file + b"one", 1)
     rows = []
     for name in names:
-        params = f"{name} file, two threads process 2 Mpx"
-        rows.append(row("hit beside work", params, busy[name], "us", peer="the same, no work", peer_value=quiet[name]))
-        rows.append(row("hit beside work", params, busy[name], "us", peer="one item's work", peer_value=processing_us))
+        params = f"{name} file, two decoders have 2 Mpx"
+        peers = {
+            "the same, no work": quiet[name],
+            "beside two threads": beside_threads[name],
+            "one item's work": processing_us,
+        }
+        rows += [
+            row("hit beside work", params, busy[name], "us", peer=peer, peer_value=value)
+            for peer, value in peers.items()
+        ]
     return rows
 
 
 def _hit_us(made: Loop, data: bytes, busy_file: bytes | None, number: int) -> float:
     """Return the median time of a hit; with `busy_file`, while at least four items are in work or wait."""
     times = []
-    unique = count()
     for _ in range(number):
         while busy_file is not None and len(made.waiting) < 4:
-            made.start(busy_file + b"%d" % next(unique))
+            made.start(busy_file + b"%d" % next(_unique))
         started = time.perf_counter_ns()
         hit = made.start(data)
         while hit in made.waiting:

@@ -1,36 +1,55 @@
-"""Image processing that a test can hold: to look at what happens while it runs, without a sleep."""
+"""Decoders that a test can hold: to look at what happens while they work, without a sleep and without processes."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
-from mmcached.frontend.processing import Processed, Processing
+from mmcached.frontend import decoder_pool
+from mmcached.frontend.decoder_process import Decoder, Pixels
+from mmcached.frontend.pool import NotWantedError
+from tests.frontend.in_process import pixels_of
 
 DEADLINE_S = 30.0
+_LOOK_S = 0.01
 
 
 class HeldWork:
-    """Stands between the pool's threads and the processor.
+    """Stands in the place of decoder processes.
 
     Attributes:
-        begun: the files whose processing has begun, in order.
+        begun: the files whose decoding has begun, in order.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[bytes] = []
         self._gates: dict[bytes, threading.Event] = {}
-        really_process = Processing.process
 
-        def process(processing: Processing, data: bytes) -> Processed:
+        def process(
+            decoder: Decoder,
+            data: bytes,
+            *,
+            is_wanted: Callable[[], bool],
+            before_pixels: Callable[[int], AbstractContextManager[None]],
+        ) -> Pixels:
             self.begun.append(data)
+            give_up = time.monotonic() + DEADLINE_S
             gate = self._gates.get(data)
-            if gate is not None and not gate.wait(DEADLINE_S):
-                raise TimeoutError("held too long")
-            return really_process(processing, data)
+            while gate is not None and not gate.wait(_LOOK_S):
+                if not is_wanted():
+                    raise NotWantedError
+                assert time.monotonic() < give_up, "held too long"
+            return pixels_of(data, decoder._settings)
 
-        monkeypatch.setattr(Processing, "process", process)
+        # Whether the test or a clock is faster must not decide.
+        monkeypatch.setattr(decoder_pool, "GRACE_S", DEADLINE_S)
+        monkeypatch.setattr(Decoder, "start", lambda decoder, is_wanted: None)
+        monkeypatch.setattr(Decoder, "is_alive", True)
+        monkeypatch.setattr(Decoder, "process", process)
 
     def hold(self, *files: bytes) -> None:
         for data in files:

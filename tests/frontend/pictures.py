@@ -55,3 +55,28 @@ def png(*chunks: tuple[str, bytes]) -> bytes:
 
 def _ihdr(width: int, height: int) -> tuple[str, bytes]:
     return "IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+
+def jpeg_of_scans(num_scans: int, side: int = 64) -> bytes:
+    """A progressive JPEG whose scans go over the whole picture again and again, with ten bytes each."""
+    data = encode(Image.new("L", (side, side), 99), "JPEG", progressive=True)
+    end = data.index(b"\xff\xd9", data.index(b"\xff\xda"))
+    refine = bytes.fromhex("ffda 0008 01 0100 00 00 10")
+    return data[:end] + refine * num_scans + data[end:]
+
+
+def png_of_chunks(num_chunks: int) -> bytes:
+    """A good PNG with so many chunks more than it needs."""
+    data = plain(8, 8)
+    ihdr_end = 8 + 12 + 13
+    comment = struct.pack(">I", 3) + b"tEXt" + b"a\0b"
+    return data[:ihdr_end] + (comment + struct.pack(">I", zlib.crc32(comment[4:]))) * num_chunks + data[ihdr_end:]
+
+
+def bmp_of_runs() -> bytes:
+    """A BMP file that is compressed by run lengths: 8 x 8 pixels of colour 1."""
+    rows = b"\x08\x01\0\0" * 8 + b"\0\x01"
+    colours = bytes(range(256)) * 4
+    header = struct.pack("<IiiHHIIiiII", 40, 8, 8, 1, 8, 1, len(rows), 0, 0, 256, 0)
+    start = 14 + len(header) + len(colours)
+    return b"BM" + struct.pack("<IHHI", start + len(rows), 0, 0, start) + header + colours + rows

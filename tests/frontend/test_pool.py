@@ -45,8 +45,8 @@ def test_outcomes_come_in_order_with_what_was_returned_or_raised(pool: WorkPool,
     def fail() -> None:
         raise error
 
-    pool.submit("good", lambda: 7)
-    pool.submit("bad", fail)
+    pool.submit("good", lambda: 7, "client")
+    pool.submit("bad", fail, "client")
     assert take(mailbox, 2) == [Done("good", 0, 7), Done("bad", 0, error)]
     assert error.__traceback__ is None
 
@@ -74,10 +74,10 @@ def test_a_job_is_withdrawn_until_it_is_begun(pool: WorkPool, mailbox: Mailbox) 
         begun.set()
         return gate.wait(DEADLINE_S)
 
-    pool.submit("first", hold)
+    pool.submit("first", hold, "client")
     assert begun.wait(DEADLINE_S)
     for token in ("second", "third"):
-        pool.submit(token, lambda: None)
+        pool.submit(token, lambda: None, "client")
     assert [pool.withdraw(token) for token in ("first", "second", "second", "unknown")] == [False, True, False, False]
     pool.generation = 5
     gate.set()
@@ -93,8 +93,8 @@ def test_closing_drops_what_waits_and_ends_with_what_runs(mailbox: Mailbox) -> N
         assert gate.wait(DEADLINE_S)
         ran.append("first")
 
-    pool.submit("first", hold)
-    pool.submit("second", lambda: ran.append("second"))
+    pool.submit("first", hold, "client")
+    pool.submit("second", lambda: ran.append("second"), "client")
     assert begun.wait(DEADLINE_S)
     closer = threading.Thread(target=pool.close)
     closer.start()
@@ -115,7 +115,7 @@ def test_an_idle_thread_keeps_nothing_of_its_last_job(pool: WorkPool, mailbox: M
     is_given_gone, is_made_gone = threading.Event(), threading.Event()
     given = Large()
     weakref.finalize(given, is_given_gone.set)
-    pool.submit("job", partial(work, given))
+    pool.submit("job", partial(work, given), "client")
     (done,) = take(mailbox, 1)
     weakref.finalize(done.outcome, is_made_gone.set)
     del given, done

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmcached.frontend import decoder_pool
 from mmcached.frontend.preparing import HASH_HERE_BYTES
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
+from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
 from tests.clock import Clock
-from tests.frontend.fake_peers import Bench, FakeEngine, png
+from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeEngine, png
 from tests.frontend.held_work import HeldWork
 from tests.frontend.pictures import encode, noise
 
@@ -31,6 +34,14 @@ MODES: dict[str, dict[str, Any]] = {
     "lru": {"mm_processor_cache_type": "lru"},
     "shm": SHM,
 }
+
+
+def large_png(shade: int) -> bytes:
+    """A PNG file of 0.55 MiB."""
+    data = png(shade)
+    return data + bytes((560 << 10) - len(data))
+
+
 A, B, C, D = (png(shade) for shade in (1, 2, 3, 4))
 BAD = b"broken"
 
@@ -42,8 +53,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def bench(run_dir: Path, clock: Clock, work: HeldWork, mode: str) -> Iterator[Bench]:
-    """One thread processes; two items may wait for it."""
-    config = ServiceConfig(mm_processor_workers=1, mm_processor_max_waiting=2, store_gb=0, **MODES[mode])
+    """One decoder; of one client, two items may wait for it."""
+    config = ServiceConfig(mm_processor_workers=1, mm_processor_max_waiting=4, store_gb=0, **MODES[mode])
     with Bench(run_dir, config, clock) as bench:
         yield bench
         work.release()
@@ -184,6 +195,36 @@ def test_request_that_ends_while_it_waits_leaves_nothing(
     assert (stats.ring.chunks, stats.ring.leases) == (1, 1)
 
 
+def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
+    bench: Bench, engine: FakeEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_pool, "GRACE_S", 0.0)
+    work.hold(A)
+    bench.generate(1, [A])
+    is_begun(bench, work, A)
+    bench.client.send(to_frontend.Cancel(bench.client_id, 1))
+    bench.pump(lambda: not bench.frontend.stats().requests_open)
+    # The decoder is gone, but nobody has looked into the mailbox.
+    assert select.select([bench.frontend._preparing], [], [], DEADLINE_S)[0]
+    bench.frontend._preparing.check_integrity()
+    bench.generate(2, [A])
+    is_begun(bench, work, A, A)
+    work.release()
+    added(bench, engine)
+
+
+def test_work_that_is_killed_and_that_nobody_waits_for_is_forgotten(
+    bench: Bench, engine: FakeEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_pool, "GRACE_S", 0.0)
+    work.hold(A)
+    bench.generate(1, [A])
+    is_begun(bench, work, A)
+    bench.client.send(to_frontend.Cancel(bench.client_id, 1))
+    bench.pump(lambda: not bench.frontend._preparing._in_work)
+    bench.frontend._preparing.check_integrity()
+
+
 def test_another_waiter_keeps_work_from_being_withdrawn(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
     work.hold(A)
     bench.generate(1, [A])
@@ -222,6 +263,45 @@ def test_too_much_that_waits_is_refused_at_once_and_hits_are_not(
     for _ in range(4):
         added(bench, engine)
     assert sorted(work.begun) == sorted([D, A, B, C])
+
+
+def test_one_client_s_images_leave_room_for_another_s(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+    work.hold(A)
+    bench.generate(1, [A])
+    is_begun(bench, work, A)
+    bench.generate(2, [B, C])
+    bench.generate(3, [D])
+    assert failure_of(bench, 3)[0] == "service_unavailable"
+    other = bench.connect_client(has_row=False)
+    other.channel.send(to_frontend.Encode(other.client_id, 4, 30.0), [D])
+    bench.pump(lambda: bench.frontend.stats().processor.items_waiting == 3)
+    work.release()
+    for _ in range(3):
+        added(bench, engine)
+
+
+def test_files_that_requests_hold_are_bounded_and_shared(run_dir: Path, clock: Clock, work: HeldWork) -> None:
+    """Of two MiB one client may have half, and the next half of what that one has left."""
+    files = [large_png(shade) for shade in range(4)]
+    config = ServiceConfig(mm_processor_workers=1, store_gb=0, limits=LimitsConfig(max_open_image_mb=2), **SHM)
+    with Bench(run_dir, config, clock) as bench:
+        engine = bench.connect_engine()
+        work.hold(files[0])
+        bench.generate(1, [files[0]])
+        is_begun(bench, work, files[0])
+        bench.generate(2, [files[1]])
+        failed = bench.answer(to_client.Failed)
+        assert (failed.error.code, failed.error.retryable) == ("service_unavailable", True)
+        assert (failed.error.details["field"], failed.error.details["limit"]) == ("limits.max_open_image_mb", 2 << 20)
+        other = bench.connect_client(has_row=False)
+        for number in (3, 4):
+            other.channel.send(to_frontend.Encode(other.client_id, number, 30.0), [files[number - 1]])
+        assert other.answer(to_client.Failed).request_id == 4
+        work.release()
+        engine.channel.send(to_frontend.RequestGenerated(added(bench, engine).request_id, [5], "stop", 0))
+        bench.answer(to_client.Generated)
+        bench.generate(5, [files[1]])
+        assert {added(bench, engine).request_id for _ in range(2)} == {3, 5}
 
 
 def test_a_request_larger_than_the_queue_is_served_when_nothing_waits(bench: Bench, engine: FakeEngine) -> None:

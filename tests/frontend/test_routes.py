@@ -23,6 +23,7 @@ from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from tests.frontend.fake_peers import png
+from tests.frontend.in_process import item_of
 
 NO_INLINE = {"mm_shm_inline_max_kb": 0}
 MODES = {
@@ -66,7 +67,7 @@ def keys_of(images: list[bytes]) -> list[str]:
 def send(route: ItemRoute, images: list[bytes], *, is_accepted: bool = True) -> list[RoutedItem]:
     """Process what is missing, and send."""
     keys = keys_of(images)
-    items = route.resolve(keys, {key: PROCESSING.process(FILES[key]) for key in route.missing(keys)})
+    items = route.resolve(keys, {key: item_of(FILES[key]) for key in route.missing(keys)})
     if is_accepted:
         route.sent(items)
     route.release()
@@ -115,7 +116,7 @@ def test_refused_request_has_moved_no_mirror(route: ItemRoute, mode: str) -> Non
 def test_what_was_processed_for_nobody_is_kept_where_items_are_kept(route: ItemRoute, mode: str) -> None:
     (key,) = keys_of([A])
     for _ in range(2):
-        route.keep(key, PROCESSING.process(A))
+        route.keep(key, item_of(A))
     assert route.missing([key]) == ([key] if mode in ("off", "lru") else [])
     assert route.stats().queries == (0 if mode in ("off", "lru") else 1)
     send(route, [A])

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcached.cache import MultiModalKwargsItem
-from mmcached.frontend.processor import ImageProcessor
 from mmcached.frontend.sender_cache import ShmItem, ShmObjectStoreSenderCache
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvalidRequest, InvariantError, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId
 from tests.contracts import PROCESSOR_CACHE_PROMISES, Promise, an_item
+from tests.frontend.in_process import item_of
 from tests.frontend.pictures import photograph
 from tests.house.drawing import examples
 
@@ -143,8 +143,7 @@ def test_the_service_grants_for_itself(stack: ExitStack) -> None:
 
 
 def test_a_photograph_arrives_as_the_worker_reads_it(pair: Pair) -> None:
-    processor = ImageProcessor(pair.config.model, max_pixels=1_000_000, max_bytes=MIB)
-    item, updates = processor.process(photograph("chelsea.png"), "images[0]")
+    item, updates = item_of(photograph("chelsea.png"), pair.config.model)
     sent, _ = pair.cache.get_and_update_item((item, updates), "chelsea")
     assert isinstance(sent, ShmItem)
     record = pair.reader.get(sent.handle, tensors="numpy", copy=True)

@@ -43,6 +43,10 @@ class OpenRequest:
         """What the client calls each image; None for one that it only sent."""
         return self.message.image_ids or [None] * len(self.images)
 
+    @property
+    def image_bytes(self) -> int:
+        return sum(map(len, self.images))
+
     def files(self) -> dict[str, bytes]:
         """Return key -> file, of those that came; of several with one key the first. All `keys` must be known."""
         return {key: data for key, data in reversed(list(zip(self.keys, self.images, strict=True))) if data}
@@ -64,6 +68,7 @@ class OpenRequests:
     _by_number: dict[int, OpenRequest] = field(default_factory=dict)
     _by_client: dict[tuple[str, int], OpenRequest] = field(default_factory=dict)
     _num_of_client: Counter[str] = field(default_factory=Counter)
+    _image_bytes_of_client: Counter[str] = field(default_factory=Counter)
     _last_number: int = 0
 
     def __len__(self) -> int:
@@ -80,6 +85,7 @@ class OpenRequests:
         self._by_number[request.number] = request
         self._by_client[request.message.client_id, request.message.request_id] = request
         self._num_of_client[request.message.client_id] += 1
+        self._image_bytes_of_client[request.message.client_id] += request.image_bytes
 
     def get(self, number: int) -> OpenRequest | None:
         return self._by_number.get(number)
@@ -91,8 +97,9 @@ class OpenRequests:
             client_id = request.message.client_id
             del self._by_client[client_id, request.message.request_id]
             self._num_of_client[client_id] -= 1
+            self._image_bytes_of_client[client_id] -= request.image_bytes
             if not self._num_of_client[client_id]:
-                del self._num_of_client[client_id]
+                del self._num_of_client[client_id], self._image_bytes_of_client[client_id]
         return request
 
     def find(self, client_id: str, request_id: int) -> OpenRequest | None:
@@ -103,6 +110,14 @@ class OpenRequests:
 
     def num_of_client(self, client_id: str) -> int:
         return self._num_of_client[client_id]
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of all image files that requests hold."""
+        return self._image_bytes_of_client.total()
+
+    def image_bytes_of_client(self, client_id: str) -> int:
+        return self._image_bytes_of_client[client_id]
 
     def of_client(self, client_id: str) -> Iterable[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]

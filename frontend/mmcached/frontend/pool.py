@@ -2,8 +2,8 @@
 
     loop ──submit──> WorkPool, a queue and its threads ──> Mailbox ──a byte wakes the poller──> loop: take_all
 
-Threads and not processes, because what they are for (BLAKE3, Pillow's codecs and scaling) lets go of the interpreter
-lock: the same rate, and no start, no copies of files and results, no memory for more interpreters.
+For what lets go of the interpreter lock and has an end (BLAKE3); pictures are decoded in processes, see
+`decoder_pool`.
 
 Knows nothing of images or requests. `submit`, `withdraw`, `take_all` and `close` are for the loop's thread alone.
 """
@@ -17,18 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Something to do.
-
-    Attributes:
-        token: what the loop knows it by.
-        call: runs in a thread of the pool; what it raises is its outcome.
-    """
-
-    token: Hashable
-    call: Callable[[], object]
+from mmcached.frontend.fair_queue import FairQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +32,10 @@ class Done:
     token: Hashable
     generation: int
     outcome: object
+
+
+class NotWantedError(Exception):
+    """Work ends because nobody wants its outcome any more."""
 
 
 class Mailbox:
@@ -76,7 +69,7 @@ class Mailbox:
 
 
 class WorkPool:
-    """A queue of jobs and the threads that do them, first come first served.
+    """A queue of jobs and the threads that do them; clients take turns.
 
     Args:
         name: of its threads, for who looks at the process.
@@ -87,7 +80,8 @@ class WorkPool:
 
     def __init__(self, name: str, num_threads: int, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
-        self._jobs: deque[Job] = deque()
+        self._queue: FairQueue[Hashable] = FairQueue()
+        self._calls: dict[Hashable, Callable[[], object]] = {}
         self._changed = threading.Condition()
         self._is_closed = False
         self.generation = 0
@@ -98,24 +92,31 @@ class WorkPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, token: Hashable, call: Callable[[], object]) -> None:
+    def submit(self, token: Hashable, call: Callable[[], object], client: str) -> None:
+        """Queue a job.
+
+        Args:
+            token: what the loop knows it by.
+            call: runs in a thread of the pool; what it raises is its outcome.
+            client: whose turn it takes.
+        """
         with self._changed:
-            self._jobs.append(Job(token, call))
+            self._calls[token] = call
+            self._queue.add(token, client)
             self._changed.notify()
 
     def withdraw(self, token: Hashable) -> bool:
         """Take a job back; False if a thread has begun it, or it is not there."""
         with self._changed:
-            job = next((job for job in self._jobs if job.token == token), None)
-            if job is not None:
-                self._jobs.remove(job)
-            return job is not None
+            self._calls.pop(token, None)
+            return self._queue.discard(token)
 
     def close(self) -> None:
         """Drop what nobody has begun, and wait for the threads: each ends with the job that it has in hand."""
         with self._changed:
             self._is_closed = True
-            self._jobs.clear()
+            self._queue.clear()
+            self._calls.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -125,16 +126,19 @@ class WorkPool:
             taken = self._next_job()
             if taken is None:
                 return
-            job, generation = taken
+            token, call, generation = taken
             try:
-                outcome: object = job.call()
+                outcome: object = call()
             except Exception as error:
                 # Its traceback would keep the frames of the work alive for as long as anybody has the error.
                 outcome = error.with_traceback(None)
-            self._mailbox.put(Done(job.token, generation, outcome))
-            del taken, job, outcome  # or a thread without work would keep the last one's file and result
+            self._mailbox.put(Done(token, generation, outcome))
+            del taken, call, outcome  # or a thread without work would keep the last one's file and result
 
-    def _next_job(self) -> tuple[Job, int] | None:
+    def _next_job(self) -> tuple[Hashable, Callable[[], object], int] | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._is_closed)
-            return None if self._is_closed else (self._jobs.popleft(), self.generation)
+            self._changed.wait_for(lambda: self._queue or self._is_closed)
+            if self._is_closed:
+                return None
+            token = self._queue.take()
+            return token, self._calls.pop(token), self.generation

@@ -14,7 +14,9 @@ An image that came as an id only is a hit, or the request ends with a `CacheMiss
 has to be begun again, after a flush, needs a file from one who waits for it.
 
 Whatever ends a request early (deadline, cancel, death), it leaves: work that nobody has begun is withdrawn unless
-another waits for it, and work that has begun ends for the cache.
+another waits for it, and work that has begun ends soon: for the cache, or because its decoder is killed.
+
+No client takes all: clients take turns, and one that has half of what the others leave has to wait.
 
 Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
 """
@@ -28,10 +30,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from mmcached.frontend.decoder_pool import DecoderPool, Withdrawn
+from mmcached.frontend.fair_queue import fair_share
 from mmcached.frontend.open_requests import OpenRequest
 from mmcached.frontend.pool import Done, Mailbox, WorkPool
 from mmcached.frontend.processing import Processed, Processing, field_of
 from mmcached.frontend.single_flight import SingleFlight
+from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
@@ -42,6 +47,9 @@ from mmcached.wire.errors import (
     ServiceUnavailable,
 )
 from mmcached.wire.stats import ProcessorCacheStats
+
+_NEVER = -1
+"""A generation before all."""
 
 HASH_HERE_BYTES = 128 << 10
 """Files up to this size are hashed by the loop itself: that takes less time than to wake a thread and be woken."""
@@ -70,10 +78,10 @@ class _Refused:
 
 
 class Preparing:
-    """The requests that are not sent yet, the book of who waits for what, and the threads that do it.
+    """The requests that are not sent yet, the book of who waits for what, and the threads and processes that do it.
 
     Args:
-        config: its `processor_workers` process, and at most `mm_processor_max_waiting` items wait for them.
+        config: its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
         keeper: says what is missing, and takes what was processed for nobody.
     """
 
@@ -85,10 +93,17 @@ class Preparing:
         self._keys_found: dict[int, dict[int, str]] = {}
         self._book: SingleFlight[object] = SingleFlight()
         self._num_workers = config.processor_workers
-        self._num_in_work = self._num_processed = self._num_refusals = 0
+        self._in_work: dict[str, bytes] = {}  # the file of each key that has not landed
+        self._num_processed = self._num_refusals = 0
         self._mailbox = Mailbox()
         self._hashing = WorkPool("hashing", 1, self._mailbox)
-        self._working = WorkPool("processing", self._num_workers, self._mailbox)
+        self._working = DecoderPool(
+            self._num_workers,
+            PictureSettings.from_config(config),
+            max_pixels=config.limits.max_decoding_pixels,
+            finish=processing.item,
+            mailbox=self._mailbox,
+        )
 
     def fileno(self) -> int:
         """What becomes readable when `collect` has something."""
@@ -140,7 +155,7 @@ class Preparing:
             self._keep(key, outcome)
         for key in left.in_work:
             if self._working.withdraw(key):
-                self._num_in_work -= 1
+                del self._in_work[key]
                 self._book.withdraw(key)
 
     def flush(self) -> None:
@@ -163,11 +178,11 @@ class Preparing:
         self._book.check_integrity()
         if not self._requests and (self._keys_found or self._book.num_waiting):
             raise InvariantError("somebody waits for items, but no request is being prepared")
-        if self._num_in_work != self._book.num_in_work:
-            raise InvariantError(f"{self._num_in_work} items are in work, the book has {self._book.num_in_work}")
+        if len(self._in_work) != self._book.num_in_work:
+            raise InvariantError(f"{len(self._in_work)} items are in work, the book has {self._book.num_in_work}")
 
     def close(self) -> None:
-        """Drop what is not begun, and wait for what is: an item's time at most."""
+        """Drop what is not begun, and what is; a file that is hashed is waited for."""
         self._hashing.close()
         self._working.close()
         self._mailbox.close()
@@ -189,7 +204,8 @@ class Preparing:
             if len(data) <= HASH_HERE_BYTES:
                 found[index] = self._processing.key(data, tenant)
             else:
-                self._hashing.submit(_FileOf(request.number, index), partial(self._processing.key, data, tenant))
+                find_key = partial(self._processing.key, data, tenant)
+                self._hashing.submit(_FileOf(request.number, index), find_key, request.message.client_id)
         return self._settle_keys(request)
 
     def _take_key(self, file: _FileOf, key: object) -> list[int]:
@@ -213,8 +229,8 @@ class Preparing:
 
     @property
     def _num_waiting(self) -> int:
-        """Items for which there is no thread now."""
-        return max(0, self._num_in_work - self._num_workers)
+        """Items for which there is no decoder now."""
+        return max(0, len(self._in_work) - self._num_workers)
 
     def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
         files = request.files() if keys else {}
@@ -222,29 +238,52 @@ class Preparing:
         if without_file:
             raise CacheMiss(request.ids_of(without_file))
         num_new = sum(key not in self._book for key in keys)
-        # Where nothing waits, a request may be larger than the limit: else it could never be served.
-        if num_new and self._num_waiting and self._num_waiting + num_new > self._max_waiting:
-            self._num_refusals += 1
-            reason = f"{self._num_waiting} items wait to be processed (mm_processor_max_waiting: {self._max_waiting})"
-            raise ServiceUnavailable(f"{reason}; try again later")
+        client = request.message.client_id
+        if num_new:
+            self._check_room(num_new, client)
         for key in keys:
             if self._book.join(request.number, key):
-                self._begin(key, files[key])
+                self._begin(key, files[key], client)
+            else:
+                self._working.join(key, client)
+
+    def _check_room(self, num_new: int, client: str) -> None:
+        num_waiting = self._num_waiting
+        # Where nothing waits, a request may be larger than the limit: else it could never be served.
+        if not num_waiting:
+            return
+        of_client = min(num_waiting, self._working.num_waiting_of(client))
+        if of_client + num_new > fair_share(self._max_waiting, num_waiting - of_client):
+            self._num_refusals += 1
+            reason = f"{num_waiting} items wait to be processed, {of_client} of them this client's"
+            raise ServiceUnavailable(
+                f"{reason} (mm_processor_max_waiting: {self._max_waiting}); try again later",
+                field="mm_processor_max_waiting",
+                value=num_waiting,
+                limit=self._max_waiting,
+            )
 
     def _begin_again(self, key: str) -> None:
         """Begin with the file of a request that waits; whoever joined has one."""
-        waiting = (request.files() for request in self._requests.values() if key in request.keys)
-        self._begin(key, next(files[key] for files in waiting if key in files))
+        waiting = [request for request in self._requests.values() if key in request.keys and key in request.files()]
+        self._begin(key, waiting[0].files()[key], waiting[0].message.client_id)
+        for request in waiting[1:]:
+            self._working.join(key, request.message.client_id)
 
-    def _begin(self, key: str, data: bytes) -> None:
+    def _begin(self, key: str, data: bytes, client: str) -> None:
         """Put the work on a key into the queue."""
-        self._num_in_work += 1
-        self._working.submit(key, partial(_process, self._processing, data))
+        self._in_work[key] = data
+        self._working.submit(key, data, client)
 
     def _land(self, key: str, done: Done) -> list[int]:
-        self._num_in_work -= 1
-        self._num_processed += isinstance(done.outcome, tuple)
-        landed = self._book.land(key, done.generation, done.outcome)
+        data = self._in_work.pop(key)
+        outcome, generation = done.outcome, done.generation
+        if isinstance(outcome, Exception):
+            outcome = _Refused(data, outcome)
+        elif isinstance(outcome, Withdrawn):
+            generation = _NEVER  # it has to be begun again for whoever has come since
+        self._num_processed += isinstance(outcome, tuple)
+        landed = self._book.land(key, generation, outcome)
         if landed.start_again:
             self._begin_again(key)
         if landed.unclaimed is not None:
@@ -254,14 +293,6 @@ class Preparing:
     def _keep(self, key: str, outcome: object) -> None:
         if isinstance(outcome, tuple):
             self._keeper.keep(key, outcome)
-
-
-def _process(processing: Processing, data: bytes) -> Processed | _Refused:
-    try:
-        return processing.process(data)
-    except Exception as error:
-        # Its traceback would keep the frames of the work alive for as long as anybody has the error.
-        return _Refused(data, error.with_traceback(None))
 
 
 def _checked(request: OpenRequest, outcomes: Mapping[str, object]) -> Mapping[str, Processed]:
@@ -281,4 +312,6 @@ def _named(error: Exception, field: str) -> MmcachedError:
     """Return an error as it concerns one request: several may wait for one file, and count it differently."""
     if isinstance(error, InvalidRequest):
         return type(error)(field, error.details["value"], str(error.details["limit"]))
+    if isinstance(error, MmcachedError):
+        return error
     return InvariantError(f"{field} cannot be processed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What is done to an image before any cache is asked, and after one has missed: limits, key, processed item.
+"""What is done to an image before any cache is asked, and after a decoder has its pixels: limits, key, item.
 
 An image that its client names has the key of that name: the file is not hashed, and need not even come. The name stands
 for one content. A file that comes with a name which is cached is not looked at; other content takes another name, or a
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate
+from mmcached.frontend.decoder_process import Pixels
 from mmcached.frontend.hasher import MultiModalHasher
-from mmcached.frontend.images import check_file
 from mmcached.frontend.processor import MODALITY, ImageProcessor
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.errors import EmptyImage, ImageTooLarge, InvalidRequest
 
 Processed = tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]
 
@@ -48,7 +48,7 @@ class Processing:
             raise InvalidRequest("image_ids", len(image_ids), f"{len(images)} image(s) came: one id, or none, for each")
         for index, (data, image_id) in enumerate(zip(images, image_ids, strict=True)):
             if data or image_id is None:
-                check_file(data, max_bytes=self._max_bytes, field=field_of(index))
+                _check_file(data, self._max_bytes, field_of(index))
 
     def key(self, data: bytes, tenant: str) -> str:
         """Return the content key of an encoded image, without decoding it."""
@@ -66,10 +66,13 @@ class Processing:
             details = error.details
             raise InvalidRequest(f"image_ids[{index}]", details["value"], str(details["limit"])) from None
 
-    def process(self, data: bytes) -> Processed:
-        """Decode and cut an image.
+    def item(self, pixels: Pixels) -> Processed:
+        """Return the item of a decoded image."""
+        return self._processor.item(pixels)
 
-        Raises:
-            InvalidRequest: (a subclass) calls it "image": requests that wait for one file may count it differently.
-        """
-        return self._processor.process(data, MODALITY)
+
+def _check_file(data: bytes, max_bytes: int, field: str) -> None:
+    if not data:
+        raise EmptyImage(field, 0, "an image has bytes")
+    if len(data) > max_bytes:
+        raise ImageTooLarge(field, f"{len(data)} bytes", f"at most {max_bytes} bytes")

@@ -21,6 +21,7 @@ import structlog
 
 from mmcached.frontend.engine_gate import EngineGate
 from mmcached.frontend.engine_links import EngineLink
+from mmcached.frontend.fair_queue import fair_share
 from mmcached.frontend.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.processing import Processed, Processing
@@ -28,7 +29,7 @@ from mmcached.frontend.request_builder import build_request, prompt_tokens
 from mmcached.frontend.routes import ItemRoute, RoutedItem
 from mmcached.frontend.token_streams import TokenStreams
 from mmcached.wire.channels import Frame
-from mmcached.wire.config import ServiceConfig
+from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
     MmcachedError,
@@ -118,6 +119,7 @@ class RequestDesk:
         try:
             self._check_admission(message)
             self._check_contents(request)
+            self._check_image_bytes(request)
             self._advance(request)
         except MmcachedError as error:
             self.num_failed += 1
@@ -154,6 +156,18 @@ class RequestDesk:
         """Refuse what needs no work to be refused, before any is begun."""
         request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
         self._processing.check(request.images, request.image_ids)
+
+    def _check_image_bytes(self, request: OpenRequest) -> None:
+        """Refuse a client's files beyond its share of memory; where no request holds any, one may be larger."""
+        new, held = request.image_bytes, self._requests.image_bytes
+        if not new or not held:
+            return
+        of_client = self._requests.image_bytes_of_client(request.message.client_id)
+        name, limit = "limits.max_open_image_mb", self._config.limits.max_open_image_mb * MIB
+        if of_client + new > fair_share(limit, held - of_client):
+            reason = f"open requests hold {held} bytes of image files, {of_client} of them this client's"
+            reason = f"{reason} ({name} = {limit} bytes, half of what is left for one client); try again later"
+            raise ServiceUnavailable(reason, field=name, value=held + new, limit=limit)
 
     def _choose_engine(self) -> EngineLink | None:
         return self._gate.links.choose(lambda engine: len(list(self._requests.on_engine(engine.incarnation))))

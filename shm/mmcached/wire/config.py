@@ -87,9 +87,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ring_reader_quota_gb: float = 0.0
     ring_has_checksums: bool = False
 
-    # what processes images; 0 workers: one for each core, at most 4
+    # processes that decode images; 0: one for each core, at most 4
     mm_processor_workers: int = 0
-    mm_processor_max_waiting: int = 256
+    mm_processor_max_waiting: int = 512
 
     # the store that clients get from and put into; 0 = none. A client's quota of 0 is a quarter of the store
     store_gb: float = 0.25
@@ -215,7 +215,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def processor_workers(self) -> int:
-        """Threads that process images."""
+        """Processes that decode images."""
         return self.mm_processor_workers or min(4, len(os.sched_getaffinity(0)))
 
     @property

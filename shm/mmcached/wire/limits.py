@@ -48,10 +48,11 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # pictures
     max_image_aspect_ratio: int = 200
     max_jpeg_scans: int = 200
-    max_png_chunks: int = 32_768
+    max_image_parts: int = 32_768
     max_decoding_pixels: int = 128_000_000
     image_cpu_s: float = 10.0
-    image_memory_mb: int = 1024
+    image_memory_mb: int = 1280
+    max_open_image_mb: int = 1024
 
     # roles
     max_deaths_per_request: int = 2
@@ -121,14 +122,25 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "counted, the next line says how many",
         ),
         # ---- pictures
-        "limits.max_image_aspect_ratio": Limit(1, 1 << 20, "", "longer side ÷ shorter side", "`ImageTooLarge`"),
+        "limits.max_image_aspect_ratio": Limit(
+            1, 1 << 20, "", "longer side ÷ shorter side of one image", "`ImageTooLarge`"
+        ),
         "limits.max_jpeg_scans": Limit(1, 1 << 20, "scans", "scans of a JPEG file", "`ImageTooLarge`"),
-        "limits.max_png_chunks": Limit(16, 1 << 24, "chunks", "chunks of a PNG file", "`ImageTooLarge`"),
+        "limits.max_image_parts": Limit(
+            16, 1 << 24, "parts", "chunks of a PNG file, segments of a JPEG file", "`ImageTooLarge`"
+        ),
         "limits.max_decoding_pixels": Limit(
             1, 1 << 34, "pixels", "pixels that are decoded at a time, all clients together", "waits"
         ),
         "limits.image_cpu_s": Limit(0.1, 3600, "s", "CPU time of one picture", "`ImageTooLarge`"),
         "limits.image_memory_mb": Limit(64, 1 << 20, "MiB", "memory of one decoder process", "`ImageTooLarge`"),
+        "limits.max_open_image_mb": Limit(
+            1,
+            1 << 20,
+            "MiB",
+            "image files of open requests; of one client, half of what others leave",
+            "`ServiceUnavailable`",
+        ),
         # ---- roles
         "limits.max_deaths_per_request": Limit(
             1, 100, "deaths", "worker deaths in whose step a request was, alone in the last", "`PoisonousRequest`"
@@ -144,7 +156,11 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "max_num_requests": Limit(1, 1 << 20, "requests", "open requests of all clients", "`ServiceUnavailable`"),
         "max_model_len": Limit(1, 1 << 24, "tokens", "prompt and answer of one request", "`InvalidRequest`"),
         "mm_processor_max_waiting": Limit(
-            1, 1 << 20, "images", "images that wait to be processed", "`ServiceUnavailable`"
+            1,
+            1 << 20,
+            "images",
+            "images that wait to be processed; of one client, half of what others leave",
+            "`ServiceUnavailable`",
         ),
         "store_max_clients": Limit(1, 64, "clients", "clients that read the store in place", "gets copies"),
         "store_max_object_mb": Limit(1, 1 << 20, "MiB", "size of one record of the store", "not kept"),

@@ -6,26 +6,43 @@ import contextlib
 import io
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from mmcached.frontend.images import decode_image
-from mmcached.wire.errors import CorruptImage, EmptyImage, ImageTooLarge, InvalidRequest
-from tests.frontend.pictures import PHOTOGRAPHS, encode, noise, photograph, plain, png_header, png_with
+from mmcached.pictures.images import decode_image
+from mmcached.pictures.settings import PictureSettings
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CorruptImage, ImageTooLarge
+from tests.frontend.pictures import (
+    PHOTOGRAPHS,
+    bmp_of_runs,
+    encode,
+    jpeg_of_scans,
+    noise,
+    photograph,
+    plain,
+    png_header,
+    png_of_chunks,
+    png_with,
+)
 from tests.house.drawing import examples
 
-NO_LIMIT: dict[str, Any] = {"max_pixels": 64_000_000, "max_bytes": 64 << 20}
+SETTINGS = PictureSettings.from_config(ServiceConfig())
 LOSSLESS: dict[str, dict[str, Any]] = {"WEBP": {"lossless": True}}
 
 
+def settings_with(**values: Any) -> PictureSettings:
+    return msgspec.structs.replace(SETTINGS, **values)
+
+
 def decode(data: bytes) -> np.ndarray[Any, Any]:
-    image = decode_image(data, **NO_LIMIT)
+    image = decode_image(data, SETTINGS)
     assert image.mode == "RGB"
     return np.asarray(image)
 
@@ -137,30 +154,92 @@ def test_a_damaged_description_does_not_damage_the_picture(exif: bytes) -> None:
     assert decode(encode(noise(8, 8), "PNG", exif=exif)).shape == (8, 8, 3)
 
 
-def test_no_bytes() -> None:
-    with pytest.raises(EmptyImage) as caught:
-        decode_image(b"", **NO_LIMIT, field="images[1]")
-    assert caught.value.details["field"] == "images[1]"
-
-
-def test_file_size_limit() -> None:
-    data = plain(8, 8)
-    decode_image(data, max_pixels=64, max_bytes=len(data))
+def test_pixel_limit() -> None:
+    data = plain(8, 9)
+    decode_image(data, settings_with(max_pixels=72))
     with pytest.raises(ImageTooLarge) as caught:
-        decode_image(data, max_pixels=64, max_bytes=len(data) - 1, field="images[2]")
+        decode_image(data, settings_with(max_pixels=71), field="images[0]")
+    assert caught.value.details == {"field": "images[0]", "value": "8 x 9 pixels", "limit": "at most 71 pixels"}
+
+
+@pytest.mark.parametrize("size", [(41, 2), (2, 41)])
+def test_form_limit(size: tuple[int, int]) -> None:
+    decode_image(plain(40, 2), settings_with(max_aspect_ratio=20))
+    with pytest.raises(ImageTooLarge) as caught:
+        decode_image(plain(*size), settings_with(max_aspect_ratio=20), field="images[0]")
     assert caught.value.details == {
-        "field": "images[2]",
-        "value": f"{len(data)} bytes",
-        "limit": f"at most {len(data) - 1} bytes",
+        "field": "images[0]",
+        "value": f"{size[0]} x {size[1]} pixels",
+        "limit": "one side at most 20 times the other",
     }
 
 
-def test_pixel_limit() -> None:
-    data = plain(8, 9)
-    decode_image(data, max_pixels=72, max_bytes=1 << 20)
-    with pytest.raises(ImageTooLarge) as caught:
-        decode_image(data, max_pixels=71, max_bytes=1 << 20, field="images[0]")
-    assert caught.value.details == {"field": "images[0]", "value": "8 x 9 pixels", "limit": "at most 71 pixels"}
+def test_limits_of_the_structure() -> None:
+    for data in (jpeg_of_scans(200), png_of_chunks(32_768)):
+        with pytest.raises(ImageTooLarge):
+            decode(data)
+    with pytest.raises(CorruptImage):
+        decode(bmp_of_runs())
+    assert decode(jpeg_of_scans(100)).shape == (64, 64, 3)
+    assert decode(png_of_chunks(1000)).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError("out of memory error when reading image file")])
+def test_memory_that_ends_is_not_the_file_s_fault(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: ImageFile.ImageFile) -> None:
+        raise error
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    with pytest.raises(MemoryError):
+        decode(plain(8, 8))
+
+
+def test_strips_make_the_picture_that_the_whole_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    grey = np.random.default_rng(1).integers(0, 1 << 16, (21, 33), dtype=np.uint16)
+    coloured = Image.fromarray(np.random.default_rng(2).integers(0, 256, (21, 33, 4), dtype=np.uint8))
+    files = [encode(coloured), encode(Image.fromarray(grey)), encode(noise(33, 21).convert("P"), transparency=7)]
+    whole = [decode(data) for data in files]
+    monkeypatch.setattr("mmcached.pictures.images._STRIP_PIXELS", 100)
+    for data, expected in zip(files, whole, strict=True):
+        assert np.array_equal(decode(data), expected)
+
+
+@pytest.mark.parametrize("orientation", STORED_AS)
+@pytest.mark.parametrize("file_format", ["PNG", "TIFF", "JPEG"])
+def test_a_picture_is_scaled_before_it_is_turned(orientation: int, file_format: str) -> None:
+    """And looks as if it had been turned first; a JPEG is decoded at a half here."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    smooth = noise(8, 6).resize((400, 300), Image.Resampling.BICUBIC)
+    stored = Image.fromarray(np.asarray(smooth))
+    asked: list[tuple[int, int]] = []
+
+    def scaled_size(size: tuple[int, int]) -> tuple[int, int]:
+        asked.append(size)
+        return size[0] // 5, size[1] // 5
+
+    image = decode_image(encode(stored, file_format, exif=exif), SETTINGS, scaled_size=scaled_size)
+    upright = decode(encode(stored, file_format, exif=exif))
+    assert set(asked) == {(upright.shape[1], upright.shape[0])}
+    assert image.size == (upright.shape[1] // 5, upright.shape[0] // 5)
+    expected = np.asarray(Image.fromarray(upright).resize(image.size, Image.Resampling.BICUBIC), dtype=np.int16)
+    assert np.abs(np.asarray(image) - expected).max() <= (8 if file_format == "JPEG" else 2)
+
+
+def test_a_large_jpeg_is_decoded_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+    resize = Image.Image.resize
+
+    def seen(image: Image.Image, *arguments: Any) -> Image.Image:
+        sizes.append(image.size)
+        return resize(image, *arguments)
+
+    monkeypatch.setattr(Image.Image, "resize", seen)
+    pixels: list[int] = []
+    data = plain(4000, 3000, file_format="JPEG")
+    decode_image(data, SETTINGS, scaled_size=lambda size: (288, 192), before_pixels=pixels.append)
+    assert sizes == [(1000, 750)]
+    assert pixels == [12_000_000], "what the codec may need memory for"
 
 
 @pytest.mark.parametrize("side", [8_001, 10_000, 12_000, 40_000, 100_000])
@@ -173,7 +252,7 @@ def test_a_huge_header_is_refused_before_anything_is_allocated(side: int, monkey
     monkeypatch.setattr(ImageFile.ImageFile, "load", must_not_load)
     blocks_before = Image.core.get_stats()["new_count"]  # type: ignore[attr-defined]
     with pytest.raises(ImageTooLarge) as caught:
-        decode_image(png_header(side, side), **NO_LIMIT, field="images[3]")
+        decode_image(png_header(side, side), SETTINGS, field="images[3]")
     assert caught.value.details["field"] == "images[3]"
     assert Image.core.get_stats()["new_count"] == blocks_before  # type: ignore[attr-defined]
 
@@ -182,11 +261,11 @@ def test_between_pillow_s_warning_and_its_limit_ours_decides(monkeypatch: pytest
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert decode_image(plain(15, 10), max_pixels=150, max_bytes=1 << 20).size == (15, 10)
+        assert decode_image(plain(15, 10), settings_with(max_pixels=150)).size == (15, 10)
         with pytest.raises(ImageTooLarge):
-            decode_image(plain(15, 10), max_pixels=149, max_bytes=1 << 20)
+            decode_image(plain(15, 10), settings_with(max_pixels=149))
         with pytest.raises(ImageTooLarge, match="Pillow"):
-            decode_image(plain(21, 10), max_pixels=1000, max_bytes=1 << 20)
+            decode_image(plain(21, 10), settings_with(max_pixels=1000))
     assert caught == []
 
 
@@ -205,7 +284,7 @@ def test_truncated(file_format: str) -> None:
     data = encode(noise(64, 64), file_format)
     for length in (len(data) // 2, len(data) - len(data) // 8):
         with pytest.raises(CorruptImage) as caught:
-            decode_image(data[:length], **NO_LIMIT, field="images[0]")
+            decode_image(data[:length], SETTINGS, field="images[0]")
         assert caught.value.details["field"] == "images[0]"
 
 
@@ -260,8 +339,8 @@ def test_mutated_files_give_a_picture_or_a_typed_error(
         del data[int(cut * len(data)) :]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with contextlib.suppress(CorruptImage, ImageTooLarge, EmptyImage):
-            assert decode_image(bytes(data), max_pixels=1_000_000, max_bytes=1 << 20).mode == "RGB"
+        with contextlib.suppress(CorruptImage, ImageTooLarge):
+            assert decode_image(bytes(data), settings_with(max_pixels=1_000_000)).mode == "RGB"
     assert caught == []
 
 
@@ -271,18 +350,5 @@ def test_mutated_files_give_a_picture_or_a_typed_error(
     st.binary(max_size=200),
 )
 def test_random_bytes_give_a_typed_error(start: bytes, rest: bytes) -> None:
-    with contextlib.suppress(CorruptImage, ImageTooLarge, EmptyImage):
-        decode_image(start + rest, max_pixels=1_000_000, max_bytes=1 << 20)
-
-
-def test_warning_filters_are_restored_after_concurrent_decoding() -> None:
-    filters = list(warnings.filters)
-    pictures = [plain(64, 64), encode(noise(64, 64), "JPEG"), b"broken", png_header(9_000, 9_000)] * 8
-
-    def attempt(data: bytes) -> None:
-        with contextlib.suppress(InvalidRequest):
-            decode_image(data, **NO_LIMIT)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(attempt, pictures))
-    assert list(warnings.filters) == filters
+    with contextlib.suppress(CorruptImage, ImageTooLarge):
+        decode_image(start + rest, settings_with(max_pixels=1_000_000))

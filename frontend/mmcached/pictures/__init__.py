@@ -1,0 +1,13 @@
+"""From an image file to a few scaled pixels, in processes that can be killed: decoders.
+
+    settings    what every decoder of a service is told
+    structure   counts a file's parts before anything is decoded
+    images      file -> RGB, upright, scaled
+    grid        how many patches a picture gets
+    messages    what frontend and decoder tell each other
+    decoder     the process: `python -m mmcached.pictures.decoder`
+    confinement its limits, set by the kernel
+
+Imports Pillow and the wire's errors, and nothing that a decoder does not need: neither numpy, torch nor zmq. Knows
+nothing of caches, requests or clients.
+"""

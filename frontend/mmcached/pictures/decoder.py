@@ -1,0 +1,133 @@
+"""The decoder: a process that makes scaled pixels of one image file after the other, and that anybody may kill.
+
+    python -m mmcached.pictures.decoder SOCKET FILE PIXELS SETTINGS      three descriptors, and JSON
+
+It lives as long as its frontend: it ends when the socket is closed, and is killed when the frontend is. It has no
+threads, opens no path that a file names, and keeps nothing of a file when it is done.
+"""
+
+from mmcached.wire.death import arm_from_environment
+
+if __name__ == "__main__":
+    # Before any heavy import: a parent killed while its child still imports must not leave an orphan.
+    arm_from_environment()
+
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from mmcached.pictures.confinement import confine, cpu_limit
+from mmcached.pictures.grid import scaled_size
+from mmcached.pictures.images import Size, decode_image
+from mmcached.pictures.messages import (
+    MAX_MESSAGE_BYTES,
+    Decode,
+    Failed,
+    FromDecoder,
+    GoOn,
+    Made,
+    Opened,
+    OutOfMemory,
+    Ready,
+    Refused,
+    ToDecoder,
+)
+from mmcached.pictures.settings import PictureSettings
+from mmcached.wire.errors import InvalidRequest, InvariantError, error_to_wire
+
+_FIELD = "image"
+
+
+class DecoderLoop:
+    """Answers a frontend's messages until it is gone.
+
+    Args:
+        file, pixels: descriptors of what is read and of what is written.
+    """
+
+    def __init__(self, channel: socket.socket, file: int, pixels: int, settings: PictureSettings) -> None:
+        self._channel = channel
+        self._file = file
+        self._pixels = pixels
+        self._settings = settings
+        self._decoder: msgspec.msgpack.Decoder[ToDecoder] = msgspec.msgpack.Decoder(ToDecoder)
+
+    def run(self) -> None:
+        self._tell(Ready())
+        answer: FromDecoder | None = None
+        while not isinstance(answer, OutOfMemory):  # what is left of the memory may be in pieces
+            message = self._receive()
+            if isinstance(message, Decode):
+                with cpu_limit(self._settings.cpu_s):
+                    answer = self._answer(message)
+                self._tell(answer)
+
+    def _answer(self, message: Decode) -> FromDecoder:
+        try:
+            return self._make(message.num_bytes)
+        except InvalidRequest as error:
+            return Refused(error_to_wire(error))
+        except MemoryError:
+            return OutOfMemory()
+        except Exception as error:
+            return Failed(f"{type(error).__name__}: {error}"[:1000])
+
+    def _make(self, num_bytes: int) -> Made:
+        image = decode_image(
+            _read(self._file, num_bytes),
+            self._settings,
+            field=_FIELD,
+            scaled_size=self._scaled_size,
+            before_pixels=self._wait_for_room,
+        )
+        _write(self._pixels, image.tobytes())
+        return Made(*image.size)
+
+    def _scaled_size(self, size: Size) -> Size:
+        return scaled_size(size, self._settings.patch_size, self._settings.max_patches)
+
+    def _wait_for_room(self, pixels: int) -> None:
+        self._tell(Opened(pixels))
+        message = self._receive()
+        if not isinstance(message, GoOn):
+            raise InvariantError(f"{message} where GoOn was due")
+
+    def _tell(self, message: FromDecoder) -> None:
+        try:
+            self._channel.send(msgspec.msgpack.encode(message))
+        except OSError:
+            sys.exit()  # the frontend is gone
+
+    def _receive(self) -> ToDecoder:
+        packet = self._channel.recv(MAX_MESSAGE_BYTES)
+        if not packet:
+            sys.exit()  # the frontend is gone
+        return self._decoder.decode(packet)
+
+
+def _read(file: int, num_bytes: int) -> bytes:
+    with open(file, "rb", closefd=False) as reader:
+        reader.seek(0)
+        return reader.read(num_bytes)
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.pwrite(file, rest, len(data) - len(rest)) :]
+
+
+def main(arguments: list[str]) -> None:
+    """Decode until the frontend is gone."""
+    channel, file, pixels = map(int, arguments[:3])
+    settings = msgspec.json.decode(arguments[3], type=PictureSettings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which ends this process
+    confine(settings.memory_bytes)
+    DecoderLoop(socket.socket(fileno=channel), file, pixels, settings).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
