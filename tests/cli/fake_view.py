@@ -23,7 +23,7 @@ HTTP_DEADLINE_S = 60.0
 @dataclass
 class FakeView:
     run_dir: Path
-    config: ServiceConfig = field(default_factory=lambda: ServiceConfig(probe_timeout_s=0.2))
+    config: ServiceConfig = field(default_factory=lambda: ServiceConfig(probe_timeout_s=0.2, http_port=0))
     is_draining: bool = False
     given: list[RoleView] = field(default_factory=list)
 

@@ -1,6 +1,6 @@
 """A service in one process, for the verbs: `python -m tests.cli.service_child RUN_DIR works|broken`.
 
-Lock, configuration, page and HTTP port are real; the data path is a thread that answers at once, or never. Says `up`,
+Seat, configuration, page and HTTP socket are real; the data path is a thread that answers at once, or never. Says `up`,
 ends at SIGTERM.
 """
 
@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mmcached.cli.admin import AdminServer
+from mmcached.cli.seat import Seat
 from mmcached.cli.service_status import RoleView
-from mmcached.shm.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.client import Flushed, Probed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient, Probe
@@ -41,8 +41,7 @@ def main() -> None:
     directory.create()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     with ExitStack() as stack:
-        lock = stack.enter_context(LockFile(directory.supervisor_lock))
-        lock.write(f"{os.getpid()}\n")
+        stack.enter_context(Seat(directory))
         CONFIG.save(directory.config)
         reader, writers = stack.enter_context(page_of(directory.path, RoleName("supervisor"), FRONTEND))
         writers[FRONTEND].publish(FrontendStats(requests_done=5))

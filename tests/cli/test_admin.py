@@ -9,15 +9,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mmcached.cli import admin
-from mmcached.cli.admin import AdminServer
-from mmcached.cli.observe import Announcement
+from mmcached.cli import admin, http_server
+from mmcached.cli.admin import AdminServer, Announcement
+from mmcached.cli.observe import fetch
 from mmcached.cli.readiness import ReadinessCheck
 from mmcached.cli.service_status import RoleView, ServiceStatus, process_state
 from mmcached.shm.stats_page import StatsPageReader
@@ -26,7 +27,7 @@ from mmcached.wire.errors import ConfigError, InvariantError
 from mmcached.wire.messages.client import Probed
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats
-from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, get, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, HTTP_DEADLINE_S, FakeView, get, page_of
 from tests.client.fake_service import fake_service
 from tests.shm.processes import wait_until
 
@@ -108,6 +109,14 @@ def test_a_taken_port_is_a_clear_error(run_dir: Path, reader: StatsPageReader) -
     assert not RunDir(run_dir).http_info.exists()
 
 
+def test_without_a_port_there_is_only_the_socket(run_dir: Path, reader: StatsPageReader) -> None:
+    with server_of(FakeView(run_dir, ServiceConfig()), reader) as server:
+        assert server.url == ""
+        assert not RunDir(run_dir).http_info.exists()
+        assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
+    assert not RunDir(run_dir).http_socket.exists()
+
+
 def test_a_draining_service(run_dir: Path, reader: StatsPageReader) -> None:
     with server_of(FakeView(run_dir, is_draining=True), reader):
         url = announced(run_dir).url
@@ -155,7 +164,7 @@ def test_a_wedged_data_path_wedges_nothing_else(
         assert may_end.wait(60)
         return WORKS
 
-    view = FakeView(run_dir, ServiceConfig(probe_timeout_s=0.01))
+    view = FakeView(run_dir, ServiceConfig(probe_timeout_s=0.01, http_port=0))
     server = AdminServer(view, reader, readiness=ReadinessCheck(view, reader.read, ask=hang))
     url = server.start()
     try:
@@ -204,7 +213,7 @@ def test_an_idle_connection_does_not_hold_up_the_stop(run_dir: Path, reader: Sta
     url = server.start()
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as idle:
-        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(64).startswith(b"HTTP/1.1 200")
         server.stop()
         while idle.recv(4096):
@@ -214,7 +223,7 @@ def test_an_idle_connection_does_not_hold_up_the_stop(run_dir: Path, reader: Sta
 def test_ipv6_makes_a_url(run_dir: Path, reader: StatsPageReader) -> None:
     if not socket.has_ipv6 or not _can_bind("::1"):
         pytest.skip("no IPv6 loopback here")
-    with server_of(FakeView(run_dir, ServiceConfig(http_host="::1")), reader):
+    with server_of(FakeView(run_dir, ServiceConfig(http_host="::1", http_port=0)), reader):
         assert get(f"{announced(run_dir).url}/healthz")[0] == 200
 
 
@@ -224,3 +233,95 @@ def _can_bind(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+# ---- those who mean no good
+
+
+def address_of(run_dir: Path) -> tuple[str, int]:
+    host, _, port = announced(run_dir).url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def say(run_dir: Path, words: bytes) -> bytes:
+    """Send a request as it stands; return all that comes back."""
+    with socket.create_connection(address_of(run_dir), timeout=HTTP_DEADLINE_S) as connection:
+        connection.sendall(words)
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+        return answer
+
+
+@pytest.mark.parametrize("words", [b"", b"GET /healthz HTT", b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_whoever_holds_connections_the_service_is_alive(words: bytes, run_dir: Path, reader: StatsPageReader) -> None:
+    """Nor do they take this process's descriptors."""
+    with server_of(FakeView(run_dir), reader), ExitStack() as stack:
+        url = announced(run_dir).url
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(300):
+            held = stack.enter_context(socket.create_connection(address_of(run_dir), timeout=HTTP_DEADLINE_S))
+            held.sendall(words)
+        for _ in range(5):
+            assert get(f"{url}/healthz")[:2] == (200, "ok\n")
+        assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
+        ours = len(os.listdir("/proc/self/fd")) - before - 300
+        assert ours <= http_server.MAX_CONNECTIONS + http_server.ACCEPTED_AT_ONCE
+
+
+def test_a_head_has_a_deadline(run_dir: Path, reader: StatsPageReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.05)
+    with server_of(FakeView(run_dir), reader):
+        assert say(run_dir, b"GET /healthz HTTP/1.1\r\nHost: localh") == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"POST /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+        (b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"hello\r\n\r\n", 400),
+        (b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"x" * (4 << 20), 200),
+    ],
+)
+def test_requests_as_they_stand(words: bytes, status: int, run_dir: Path, reader: StatsPageReader) -> None:
+    with server_of(FakeView(run_dir), reader):
+        assert say(run_dir, words).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_head_has_no_content(run_dir: Path, reader: StatsPageReader) -> None:
+    with server_of(FakeView(run_dir), reader):
+        head, _, content = say(run_dir, b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"content-length: 3" in head
+    assert content == b""
+
+
+def test_a_server_whose_thread_has_ended_is_started_again(run_dir: Path, reader: StatsPageReader) -> None:
+    with server_of(FakeView(run_dir), reader) as server:
+        server.keep()
+        first = announced(run_dir)
+        assert server._running is not None
+        server._running.stop()
+        server.keep()
+        assert announced(run_dir) != first
+        assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
+
+
+def test_a_socket_that_somebody_has_removed_comes_back(run_dir: Path, reader: StatsPageReader) -> None:
+    with server_of(FakeView(run_dir), reader) as server:
+        RunDir(run_dir).http_socket.unlink()
+        server.keep()
+        assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
+
+
+def test_an_end_leaves_the_name_to_who_has_it_by_now(run_dir: Path, reader: StatsPageReader) -> None:
+    first = server_of(FakeView(run_dir), reader)
+    first.start()
+    with server_of(FakeView(run_dir), reader):
+        first.stop()
+        assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"

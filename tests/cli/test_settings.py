@@ -79,6 +79,8 @@ def another_value(kind: Any, default: Any) -> Any:
         return not default
     if get_origin(kind) is Literal:
         return next(option for option in get_args(kind) if option != default)
+    if default is None:
+        return 1
     return {"auto": "cpu"}.get(default, "localhost") if kind is str else default * 2 or kind(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,15 +19,16 @@ import typer
 from typer.testing import CliRunner, Result
 
 from mmcached.cli import observe, verbs
-from mmcached.cli.observe import look_at, supervisor_pid
+from mmcached.cli.observe import look_at
+from mmcached.cli.seat import Seat, supervisor_pid
 from mmcached.cli.service_status import ServiceStatus, process_state
-from mmcached.shm.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Flushed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient
 from mmcached.wire.paths import RunDir
+from mmcached.wire.unix_sockets import NamedListener
 from tests.client.fake_service import fake_service
 from tests.house import REPOSITORY
 from tests.shm.processes import DEADLINE_S, Process, wait_until
@@ -94,15 +96,15 @@ def test_no_service(run_dir: Path, verb: str) -> None:
     assert f"no service in {run_dir}" in result.stderr
 
 
-def test_a_lock_that_a_dead_service_has_left_is_no_service(run_dir: Path) -> None:
+def test_what_a_dead_service_has_left_is_no_service(run_dir: Path) -> None:
     with service(run_dir):
         pass
-    assert RunDir(run_dir).supervisor_lock.exists()
+    assert RunDir(run_dir).http_socket.exists()
     assert call_at(run_dir, "ping").exit_code == 2
 
 
 def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, it keeps its lock and takes connections, and says nothing: the page and /proc tell."""
+    """Stopped, it keeps its seat and takes connections, and says nothing: the page and /proc tell."""
     monkeypatch.setattr(observe, "HTTP_SLACK_S", 0.1)
     with service(run_dir) as child:
         child.send_signal(signal.SIGSTOP)
@@ -117,29 +119,31 @@ def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, mo
         assert [role.state for role in status.roles] == ["stopped", "stopped"]
 
 
-def test_a_supervisor_without_a_port_is_looked_at_through_the_page(run_dir: Path) -> None:
+def test_a_supervisor_without_a_socket_is_looked_at_through_the_page(run_dir: Path) -> None:
     with service(run_dir):
-        (run_dir / "http.json").unlink()
+        RunDir(run_dir).http_socket.unlink()
         status = look_at(run_dir)
         assert status is not None
         assert (status.ready, status.source) == (True, "page")
-        assert "it has announced no HTTP port" in status.reason
+        assert "is just starting, or ending" in status.reason
         assert ANSWERED in status.reason
 
 
 def test_a_page_that_cannot_be_read_is_said(run_dir: Path) -> None:
     with service(run_dir):
-        (run_dir / "http.json").unlink()
+        RunDir(run_dir).http_socket.unlink()
         (run_dir / "stats.page").unlink()
         status = look_at(run_dir)
         assert status is not None
         assert "stats.page cannot be opened" in status.reason
 
 
-def test_a_proxy_of_the_environment_is_not_used(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.delenv("no_proxy", raising=False)
+def test_nobody_asks_where_a_file_tells_him_to(run_dir: Path) -> None:
+    """An announcement is for people: it may say what it wants."""
+    secret = run_dir / "secret"
+    secret.write_text("{}")
     with service(run_dir):
+        RunDir(run_dir).http_info.write_text(json.dumps({"url": f"file://{secret}#", "pid": 1}))
         status = look_at(run_dir)
         assert status is not None
         assert status.source == "supervisor"
@@ -147,7 +151,7 @@ def test_a_proxy_of_the_environment_is_not_used(run_dir: Path, monkeypatch: pyte
 
 def test_a_supervisor_that_is_just_starting(run_dir: Path) -> None:
     RunDir(run_dir).create()
-    with LockFile(RunDir(run_dir).supervisor_lock), pytest.raises(ServiceUnavailable, match="just starting"):
+    with Seat(RunDir(run_dir)), pytest.raises(ServiceUnavailable, match="just starting"):
         supervisor_pid(run_dir)
 
 
@@ -222,8 +226,7 @@ def test_drain_ends_the_service_and_waits_for_its_end(run_dir: Path) -> None:
         assert result.exit_code == 0
         assert result.stdout.startswith("drained in ")
         assert child.wait(DEADLINE_S) == 0
-    assert not RunDir(run_dir).supervisor_lock.exists()
-    assert not (run_dir / "http.json").exists()
+    assert not RunDir(run_dir).http_socket.exists()
 
 
 def test_drain_does_not_wait_for_ever(run_dir: Path) -> None:
@@ -245,8 +248,11 @@ def test_flush_says_whether_the_weights_have_changed(run_dir: Path, option: list
     def reply(message: FromClient) -> list[ToClient]:
         return [Flushed(message.request_id)] if isinstance(message, Flush) else []
 
-    with fake_service(run_dir, reply) as received, LockFile(RunDir(run_dir).supervisor_lock) as lock:
-        lock.write(f"{os.getpid()}\n")
+    with (
+        fake_service(run_dir, reply) as received,
+        Seat(RunDir(run_dir)),
+        contextlib.closing(NamedListener(RunDir(run_dir).http_socket, 1).socket),
+    ):
         result = call_at(run_dir, "flush", *option)
     assert result.exit_code == 0, result.exception
     assert result.stdout.startswith("flushed")
@@ -262,7 +268,7 @@ def test_verbs_load_neither_torch_nor_the_server(run_dir: Path) -> None:
         "app = typer.Typer(); verbs.register(app)\n"
         f"try: app(['status', '--run-dir', {str(run_dir)!r}])\n"
         "except SystemExit as error: print(error.code)\n"
-        "print(sorted({'torch', 'uvicorn', 'starlette', 'prometheus_client'} & set(sys.modules)))"
+        "print(sorted({'torch', 'prometheus_client'} & set(sys.modules)))"
     )
     with service(run_dir):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)

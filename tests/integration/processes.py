@@ -30,6 +30,7 @@ def small_config(**changes: object) -> ServiceConfig:
         "mm_shm_inline_max_kb": 0,
         "device": "cpu",
         "start_timeout_s": 90.0,
+        "http_port": 0,
         "debug_check_workers": True,
     }
     return ServiceConfig(**(settings | changes))  # type: ignore[arg-type]

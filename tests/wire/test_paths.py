@@ -8,15 +8,44 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.wire.errors import ConfigError
+from mmcached.wire import paths
+from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir, default_run_dir
+from mmcached.wire.unix_sockets import Listener, NamedListener
 
 
-def test_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert default_run_dir() == Path("/run/user/7/mmcached")
+def test_default_is_a_place_of_this_user_s_own(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_dir))
+    assert default_run_dir() == run_dir / "mmcached"
+    link = run_dir / "link"
+    link.symlink_to(run_dir)
+    uid = 4_000_000_000
+    for elsewhere in (str(link), str(run_dir / "nothing"), ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", elsewhere)
+        monkeypatch.setattr(os, "geteuid", lambda: uid)
+        with pytest.raises(ConfigError, match="give --run-dir"):
+            default_run_dir()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_run_dir() == Path(f"/tmp/mmcached-{os.getuid()}")
+    with pytest.raises(ConfigError, match="give --run-dir"):
+        default_run_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="/run is root's")
+def test_default_of_root_is_below_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert default_run_dir() in (Path("/run/user/0/mmcached"), Path("/run/mmcached"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_default_is_not_in_the_runtime_directory_of_another_user(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sudo may leave it in the environment."""
+    theirs = run_dir / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(theirs))
+    assert not default_run_dir().is_relative_to(theirs)
 
 
 def test_length_limit_counts_bytes() -> None:
@@ -58,15 +87,46 @@ def test_a_directory_open_to_others_is_refused(run_dir: Path) -> None:
 
 def test_a_directory_of_somebody_else_is_refused(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = RunDir(run_dir)
-    monkeypatch.setattr(os, "getuid", lambda: run_dir.stat().st_uid + 1)
-    with pytest.raises(ConfigError, match="must belong to uid"):
-        directory.create()
+    monkeypatch.setattr(os, "geteuid", lambda: run_dir.stat().st_uid + 1)
+    for opening in (directory.create, directory.check, directory.is_served):
+        with pytest.raises(ConfigError, match="must belong to uid"):
+            opening()
+
+
+def test_what_is_no_directory_is_refused(run_dir: Path) -> None:
+    file, link, below = run_dir / "file", run_dir / "link", Path("/proc/mmcached")
+    file.touch()
+    link.symlink_to(run_dir)
+    for path in (file, link):
+        for opening in (RunDir(path).create, RunDir(path).check):
+            with pytest.raises(ConfigError, match="must be a directory"):
+                opening()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunDir(below).create()
+    assert not (run_dir / "clients").exists(), "nothing was made through the link"
+
+
+def test_no_directory_is_no_service(run_dir: Path) -> None:
+    with pytest.raises(ServiceUnavailable, match="mmcached serve --run-dir"):
+        RunDir(run_dir / "nobody").check()
+
+
+def test_a_socket_of_somebody_else_is_refused(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He made it while the directory was still open to him."""
+    directory = RunDir(run_dir)
+    assert not directory.is_served()
+    listener = NamedListener(run_dir / "client.sock", 1)
+    with listener.socket:
+        assert directory.is_served()
+        monkeypatch.setattr(paths, "listener_at", lambda path: Listener(1, os.geteuid() + 1))
+        with pytest.raises(ConfigError, match=r"client\.sock must be of uid"):
+            directory.is_served()
 
 
 def test_names_are_inside_and_distinct(run_dir: Path) -> None:
     directory = RunDir(run_dir)
     addresses = [directory.client_address, directory.engine_address, *map(directory.worker_address, range(3))]
-    files = [directory.config, directory.supervisor_lock, directory.client_lock("ab")]
+    files = [directory.config, directory.http_socket, directory.client_lock("ab")]
     assert len({*addresses, *map(str, files)}) == 8
     assert all(address.startswith(f"ipc://{run_dir}/") for address in addresses)
     assert all(file.is_relative_to(run_dir) for file in files)
@@ -76,7 +136,7 @@ def test_leftovers_go_and_the_rest_stays(run_dir: Path) -> None:
     directory = RunDir(run_dir)
     directory.create()
     leftovers = [run_dir / "client.sock", run_dir / "workers-0.sock"]
-    kept = [directory.config, directory.supervisor_lock, directory.client_lock("maybe alive")]
+    kept = [directory.config, directory.stats_page, directory.client_lock("maybe alive")]
     for path in (*leftovers, *kept):
         path.touch()
     directory.remove_sockets()

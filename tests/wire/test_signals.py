@@ -1,4 +1,4 @@
-"""Signals that ask a role to stop only set a flag."""
+"""Signals that ask a process to stop only set a flag."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmcached.wire.signals import StopFlag
+from mmcached.wire.signals import STOP_SIGNALS, StopFlag
 
 
 @pytest.fixture
 def handlers_restored() -> Iterator[None]:
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
@@ -23,7 +23,16 @@ def handlers_restored() -> Iterator[None]:
 def test_each_signal_counts() -> None:
     flag = StopFlag()
     assert not flag.is_set
-    for number, signum in enumerate((signal.SIGTERM, signal.SIGINT, signal.SIGTERM), start=1):
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    for number, signum in enumerate(signals, start=1):
         os.kill(os.getpid(), signum)
         assert flag.is_set
         assert flag.num_signals == number
+
+
+@pytest.mark.usefixtures("handlers_restored")
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    flag = StopFlag()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not flag.is_set

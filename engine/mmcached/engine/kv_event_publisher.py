@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import msgspec
 import structlog
 import zmq
 
+from mmcached.wire.channels import bind_named
 from mmcached.wire.config import KVEventsConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.kv_events import (
@@ -80,12 +82,10 @@ class KVEventPublisher:
         self._ring: deque[bytes] = deque(maxlen=config.buffer_steps)
         self._answers: dict[bytes, int] = {}  # under way: the number that its reader wants next
         self.next_number = clock()
-        self._pub = _bound(context, zmq.PUB, "endpoint", publish_address, high_water_mark=config.hwm)
-        try:
-            self.replay_socket = _bound(context, zmq.ROUTER, "replay_endpoint", replay_address)
-        except ConfigError:
-            self._pub.close()
-            raise
+        with ExitStack() as undo:
+            self._pub = _bound(context, undo, zmq.PUB, "endpoint", publish_address, high_water_mark=config.hwm)
+            self.replay_socket = _bound(context, undo, zmq.ROUTER, "replay_endpoint", replay_address)
+            self._closing = undo.pop_all()
         self.replay_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.publish([AllBlocksCleared()])
 
@@ -123,8 +123,7 @@ class KVEventPublisher:
 
     def close(self) -> None:
         """Close both sockets. What a reader has not got by now it misses: nothing is stored here any more."""
-        self._pub.close()
-        self.replay_socket.close()
+        self._closing.close()
 
     def _take_questions(self) -> None:
         for _ in range(QUESTIONS_AT_ONCE):
@@ -170,16 +169,25 @@ def kv_event_publisher_from_config(
 
 
 def _bound(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, field: str, address: str, *, high_water_mark: int = 1000
+    context: zmq.Context[zmq.Socket[bytes]],
+    stack: ExitStack,
+    kind: int,
+    field: str,
+    address: str,
+    *,
+    high_water_mark: int = 1000,
 ) -> zmq.Socket[bytes]:
+    """Make and bind a socket; `stack` closes it."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)
     try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
+        remove_name = bind_named(socket, address)
+    except (OSError, zmq.ZMQError) as error:
         socket.close()
         raise ConfigError(f"kv_events.{field}", address, f"cannot bind: {error.strerror}") from error
+    stack.callback(remove_name)
+    stack.callback(socket.close)
     return socket
 
 

@@ -1,12 +1,15 @@
-"""The service's HTTP port, for probes, Prometheus and people; a thread of the supervisor, on loopback.
+"""The service's health, metrics and status over HTTP, for probes, Prometheus and people; a thread of the supervisor.
 
     GET /healthz            200 while this process answers
     GET /readyz             200, or 503 with the reason; ?verbose=1 lists every role
     GET /metrics            Prometheus text, or OpenMetrics where that is asked for
     GET /status             ServiceStatus as JSON
 
+It listens at `http.sock` in the run directory, which is the user's alone, and at a TCP port only if one was asked for.
+
 Every answer comes within a deadline, whatever the data path does: the event loop itself waits for nobody, questions to
-the data path have a thread of their own, and looking at the page has another. What takes too long is a 503.
+the data path have a thread of their own, and looking at the page has another. What takes too long is a 503; /healthz
+takes nothing.
 
 The thread stays out of the supervisor's business: it asks for snapshots, starts no process (a child's death signal
 follows the thread that spawned it) and touches no signal.
@@ -16,65 +19,85 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
-import uvicorn
+import structlog
 from prometheus_client.exposition import choose_encoder
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
+from mmcached.cli.http_server import BACKLOG, MAX_CONNECTIONS, Answer, Endpoint, HttpServer, Request
 from mmcached.cli.metrics import make_registry
-from mmcached.cli.observe import Announcement
 from mmcached.cli.readiness import ReadinessCheck
 from mmcached.cli.service_status import (
     Readiness,
     RoleStatus,
+    ServiceStatus,
     Snapshots,
     SupervisorView,
     gather_status,
     role_statuses,
 )
 from mmcached.shm.stats_page import StatsPageReader
-from mmcached.wire.errors import ConfigError, InvariantError, ServiceUnavailable
+from mmcached.wire.errors import ConfigError, InvariantError, MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
+from mmcached.wire.unix_sockets import NamedListener
+
+log = structlog.get_logger("mmcached.http")
 
 LOOK_TIMEOUT_S = 2.0
 """Deadline of what asks only the page, the supervisor and /proc: microseconds, unless the machine itself is stuck."""
 START_TIMEOUT_S = 10.0
-MAX_CONNECTIONS = 256
+MIN_CONNECTIONS = 4
 
 ResultT = TypeVar("ResultT")
 
 
+class Announcement(msgspec.Struct, frozen=True):
+    """What `http.json` in the run directory says: the TCP address, and which process answers there."""
+
+    url: str
+    pid: int
+
+
 class AdminServer:
-    """Serves one supervisor. `start` and `stop` belong to one thread.
+    """Serves one supervisor. `start`, `keep` and `stop` belong to one thread.
 
     Args:
         view: asked from threads of this server.
         reader: the stats page; stays open until `stop` has returned, its owner closes it.
+        directory: where socket and announcement lie; the run directory of the view by default.
         readiness: how readiness is found out; tests put another in.
     """
 
     def __init__(
-        self, view: SupervisorView, reader: StatsPageReader, *, readiness: ReadinessCheck | None = None
+        self,
+        view: SupervisorView,
+        reader: StatsPageReader,
+        *,
+        directory: RunDir | None = None,
+        readiness: ReadinessCheck | None = None,
     ) -> None:
         self._view = view
         self._reader = reader
+        self._directory = directory or RunDir(view.run_dir)
         self._readiness = readiness or ReadinessCheck(view, reader.read)
         self._registry = make_registry(view, reader.read)
         self._running: _Running | None = None
+        self._named: NamedListener | None = None
+        self._closing = ExitStack()
+        self.url = ""
+        """The TCP address, "" if there is none."""
 
     def start(self) -> str:
-        """Bind, serve from a thread, say where in `http.json`, and return the URL.
+        """Bind, serve from a thread, say where in `http.json`, and return the TCP URL, "" without a port.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -82,25 +105,44 @@ class AdminServer:
         if self._running is not None:
             raise InvariantError("the HTTP server runs already")
         config = self._view.config
-        listener = _bind(config.http_host, config.http_port)
-        host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        running = _Running(self._routes(), listener)
-        try:
+        with ExitStack() as stack:
+            named = _listen_at(self._directory.http_socket)
+            stack.callback(named.remove_name)
+            listeners = [stack.enter_context(named.socket)]
+            if config.http_port is not None:
+                listener = stack.enter_context(_bind(config.http_host, config.http_port))
+                listeners.append(listener)
+                host, port = listener.getsockname()[:2]
+                self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                info = self._directory.http_info
+                stack.callback(info.unlink, missing_ok=True)
+                _announce(info, Announcement(self.url, os.getpid()))
+            running = _Running(self._endpoints, listeners, _num_connections(config.limits.reserved_descriptors))
+            stack.callback(running.stop)
             running.start()
-            _announce(RunDir(self._view.run_dir).http_info, Announcement(url, os.getpid()))
-        except BaseException:
-            running.stop()
-            raise
-        self._running = running
-        return url
+            self._closing = stack.pop_all()
+        self._running, self._named = running, named
+        return self.url
+
+    def keep(self) -> None:
+        """Start the server again if its thread has ended, or somebody has removed its socket.
+
+        If that fails, it is tried again at the next call.
+        """
+        if self._running is not None and self._running.is_alive and self._named is not None and self._named.is_named():
+            return
+        log.error("the HTTP thread has ended, or its socket was removed: it is started again")
+        self.stop()
+        try:
+            self.start()
+        except (MmcachedError, OSError) as error:
+            log.error("the HTTP server cannot be started", reason=str(error))
 
     def stop(self) -> None:
         """End open connections, the threads and the announcement. A second call does nothing."""
-        if self._running is not None:
-            RunDir(self._view.run_dir).http_info.unlink(missing_ok=True)
-            self._running.stop()
-            self._running = None
+        self._closing.close()
+        self._running = None
+        self.url = ""
 
     def __enter__(self) -> Self:
         self.start()
@@ -113,102 +155,97 @@ class AdminServer:
 
     # ---- what is asked
 
-    def _routes(self) -> Callable[[ThreadPoolExecutor, ThreadPoolExecutor], Starlette]:
-        def build(probing: ThreadPoolExecutor, looking: ThreadPoolExecutor) -> Starlette:
-            async def find_out() -> Readiness:
-                # The slack is for a thread that waits for the processor; the check keeps its own deadline.
-                deadline_s = self._readiness.deadline_s + LOOK_TIMEOUT_S
-                found = await _within(deadline_s, probing, self._readiness.check)
-                return found or Readiness(False, f"the probe did not end within {deadline_s:.1f} s")
+    def _endpoints(self, probing: ThreadPoolExecutor, looking: ThreadPoolExecutor) -> Mapping[str, Endpoint]:
+        async def find_out() -> Readiness:
+            # The slack is for a thread that waits for the processor; the check keeps its own deadline.
+            deadline_s = self._readiness.deadline_s + LOOK_TIMEOUT_S
+            found = await _within(deadline_s, probing, self._readiness.check)
+            return found or Readiness(False, f"the probe did not end within {deadline_s:.1f} s")
 
-            async def healthz(request: Request) -> Response:
-                return PlainTextResponse("ok\n")
+        async def healthz(request: Request) -> Answer:
+            return Answer(b"ok\n")
 
-            async def readyz(request: Request) -> Response:
-                found = await find_out()
-                lines = [("ready: " if found.ready else "not ready: ") + found.reason]
-                if request.query_params.get("verbose", "0") not in ("", "0", "false"):
-                    roles = await _within(LOOK_TIMEOUT_S, looking, lambda: role_statuses(self._view, self._read()))
-                    lines += [_verbose_line(role) for role in roles or []]
-                return PlainTextResponse("\n".join([*lines, ""]), 200 if found.ready else 503)
+        async def readyz(request: Request) -> Answer:
+            found = await find_out()
+            lines = [("ready: " if found.ready else "not ready: ") + found.reason]
+            if request.query.get("verbose", "0") not in ("", "0", "false"):
+                roles = await _within(LOOK_TIMEOUT_S, looking, lambda: role_statuses(self._view, self._read()))
+                lines += [_verbose_line(role) for role in roles or []]
+            return Answer("\n".join([*lines, ""]).encode(), 200 if found.ready else 503)
 
-            async def metrics(request: Request) -> Response:
-                encode, content_type = choose_encoder(request.headers.get("accept", ""))
-                page = await _within(LOOK_TIMEOUT_S, looking, lambda: encode(self._registry))
-                return _TOO_LATE if page is None else Response(page, media_type=content_type)
+        async def metrics(request: Request) -> Answer:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+            page = await _within(LOOK_TIMEOUT_S, looking, lambda: encode(self._registry))
+            return _too_late() if page is None else Answer(page, content_type=content_type)
 
-            async def status(request: Request) -> Response:
-                found = await find_out()
-                gathered = await _within(
-                    LOOK_TIMEOUT_S, looking, lambda: gather_status(self._view, self._read(), found)
-                )
-                if gathered is None:
-                    return _TOO_LATE
-                return Response(msgspec.json.encode(gathered), media_type="application/json")
+        async def status(request: Request) -> Answer:
+            found = await find_out()
+            gathered = await _within(LOOK_TIMEOUT_S, looking, lambda: self._gather(found))
+            if gathered is None:
+                return _too_late()
+            return Answer(msgspec.json.encode(gathered), content_type="application/json")
 
-            endpoints = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/status": status}
-            return Starlette(routes=[Route(path, endpoint) for path, endpoint in endpoints.items()])
+        return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/status": status}
 
-        return build
+    def _gather(self, found: Readiness) -> ServiceStatus:
+        return gather_status(self._view, self._read(), found, http=self.url)
 
     def _read(self) -> Snapshots:
         return self._reader.read()
 
 
-_TOO_LATE = PlainTextResponse(f"the figures could not be read within {LOOK_TIMEOUT_S} s\n", 503)
+def _too_late() -> Answer:
+    return Answer(f"the figures could not be read within {LOOK_TIMEOUT_S} s\n".encode(), 503)
 
 
 class _Running:
     """The thread with its event loop, and the threads that it asks."""
 
     def __init__(
-        self, build: Callable[[ThreadPoolExecutor, ThreadPoolExecutor], Starlette], listener: socket.socket
+        self,
+        endpoints: Callable[[ThreadPoolExecutor, ThreadPoolExecutor], Mapping[str, Endpoint]],
+        listeners: list[socket.socket],
+        max_connections: int,
     ) -> None:
-        self._listener = listener
+        self._listeners = listeners
         self._probing = ThreadPoolExecutor(1, "mmcached-probe")
         self._looking = ThreadPoolExecutor(2, "mmcached-look")
-        config = uvicorn.Config(
-            build(self._probing, self._looking),
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = _Server(config)
+        self._server = HttpServer(endpoints(self._probing, self._looking), max_connections=max_connections)
+        self._loop = asyncio.new_event_loop()
+        self._serving: asyncio.Task[None] | None = None
+        self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mmcached-http", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
-        if not self._server.is_up.wait(START_TIMEOUT_S) or not self._thread.is_alive():
+        if not self._is_up.wait(START_TIMEOUT_S) or not self.is_alive:
             raise ServiceUnavailable(f"the HTTP server did not come up within {START_TIMEOUT_S} s; see the log")
 
     def stop(self) -> None:
-        self._server.should_exit = True
-        if self._thread.ident is not None:
+        if self.is_alive:
+            self._loop.call_soon_threadsafe(self._end)
             self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
         for pool in (self._probing, self._looking):
             pool.shutdown(cancel_futures=True)
-        self._listener.close()
 
     def _run(self) -> None:
-        self._server.run(sockets=[self._listener])
+        self._serving = self._loop.create_task(self._server.serve(self._listeners, self._is_up.set))
+        try:
+            self._loop.run_until_complete(self._serving)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._loop.close()
 
-
-class _Server(uvicorn.Server):
-    """Says when it accepts; a flag that others poll would do, but they should not have to."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_up = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_up.set()
+    def _end(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
 
 
 async def _within(timeout_s: float, threads: ThreadPoolExecutor, question: Callable[[], ResultT]) -> ResultT | None:
@@ -234,6 +271,19 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         field, value = ("http_port", port) if port else ("http_host", host)
         raise ConfigError(field, value, f"{host}:{port} cannot be bound: {error.strerror or error}") from error
+
+
+def _listen_at(path: Path) -> NamedListener:
+    try:
+        return NamedListener(path, BACKLOG)
+    except OSError as error:
+        raise ConfigError("run_dir", str(path.parent), f"{path.name} cannot be bound: {error.strerror}") from error
+
+
+def _num_connections(num_reserved: int) -> int:
+    """Return how many connections leave this process descriptors for its children's pipes, logs and probes."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (soft_limit - num_reserved) // 2))
 
 
 def _announce(path: Path, announcement: Announcement) -> None:

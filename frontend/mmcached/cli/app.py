@@ -59,12 +59,17 @@ def serve(
 ) -> None:
     """Start the service: frontend, engine and workers. Prints one line when ready; SIGTERM drains."""
     from mmcached.cli.logs import set_up_logging
+    from mmcached.cli.shm_room import fitted
     from mmcached.cli.supervisor import Supervisor
 
-    chosen = load(context, config, _as_arguments(workers, device)).config
+    loaded = load(context, config, _as_arguments(workers, device))
+    chosen, note = fitted(loaded.config, loaded.origins)
     set_up_logging("supervisor", chosen)
     raise_descriptor_limit()
-    with Supervisor(run_dir or default_run_dir(), chosen) as supervisor:
+    if note:
+        _tell(note)
+    tell = _tell if sys.stderr.isatty() else _tell_nobody
+    with Supervisor(run_dir or default_run_dir(), chosen, tell=tell) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
 
@@ -110,6 +115,14 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+def _tell(words: str) -> None:
+    sys.stderr.write(f"mmcached: {words}\n")
+
+
+def _tell_nobody(words: str) -> None:
+    """Keep a log that programs read free of what only people want to know."""
+
+
 def _run_role(role: str, arguments: Sequence[str]) -> int:
     """Run one role alone, as the supervisor starts it; return its exit status.
 
@@ -123,6 +136,7 @@ def _run_role(role: str, arguments: Sequence[str]) -> int:
         parser.add_argument("--rank", type=int, required=True)
     given = parser.parse_args(arguments)
     raise_descriptor_limit()
+    RunDir(given.run_dir).check()
     if role == "frontend":
         from mmcached.frontend import server as frontend
 

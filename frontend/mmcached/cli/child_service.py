@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import signal
 import subprocess
@@ -26,21 +27,26 @@ class ChildService:
     Args:
         run_dir: where the service shall live; need not exist.
         config_file: where to write its configuration; its directory must exist.
+        log_file: where its log goes; by default where this process's does.
     Raises:
         ServiceUnavailable: (on entering) it did not become ready.
     """
 
-    def __init__(self, run_dir: Path, config: ServiceConfig, config_file: Path) -> None:
+    def __init__(
+        self, run_dir: Path, config: ServiceConfig, config_file: Path, *, log_file: Path | None = None
+    ) -> None:
         self.run_dir = run_dir
         self._start_timeout_s = config.start_timeout_s
         config.save(config_file)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(run_dir), "--config", str(config_file)],
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            process_group=0,
-        )
+        with contextlib.ExitStack() as stack:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(run_dir), "--config", str(config_file)],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=None if log_file is None else stack.enter_context(log_file.open("wb")),
+                process_group=0,
+            )
 
     def wait_until_ready(self) -> None:
         """Return when the service has announced itself.

@@ -65,11 +65,16 @@ def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) 
 
 
 def _toml_lines(loaded: LoadedConfig, *, with_origin: bool) -> list[str]:
-    lines = [f"{path} = {_toml(_value(loaded.config, path))}" for path in SETTINGS]
+    lines = [_line(path, _value(loaded.config, path)) for path in SETTINGS]
     if not with_origin:
         return lines
     width = max(map(len, lines))
     return [f"{line:{width}}  # {loaded.origins[path]}" for line, path in zip(lines, SETTINGS, strict=True)]
+
+
+def _line(path: str, value: Any) -> str:
+    # TOML has no word for what is not set.
+    return f"# {path} = not set" if value is None else f"{path} = {_toml(value)}"
 
 
 def _value(config: ServiceConfig, path: str) -> Any:

@@ -62,7 +62,6 @@ def set_up_logging(role: str, config: ServiceConfig | None = None, *, stream: Te
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         _Speaker(role),
-        _drop_uvicorn_colours,
         withhold_user_data,
     ]
     handler = logging.StreamHandler(stream)
@@ -136,11 +135,6 @@ def _shown(field: str, value: Any) -> Any:
             return f"<{type(value).__name__}>"
         case _:
             return value
-
-
-def _drop_uvicorn_colours(logger: object, method: str, event: Event) -> Event:
-    event.pop("color_message", None)
-    return event
 
 
 class _Speaker:

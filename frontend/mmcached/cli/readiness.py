@@ -108,8 +108,8 @@ def probe(run_dir: Path, timeout_s: float) -> Probed:
         MmcachedError: the data path is broken in the way that the text says.
     """
     directory = RunDir(run_dir)
-    if not (directory.path / "client.sock").exists():
-        raise ServiceUnavailable("the frontend has not opened its socket")
+    if not directory.is_served():
+        raise ServiceUnavailable("the frontend does not listen at its socket")
     with (
         zmq.Context() as context,
         DealerChannel[ToClient](context, directory.client_address, ToClient) as channel,

@@ -40,4 +40,8 @@ class RestartPolicy:
         self._deaths.append(now)
         if len(self._deaths) > self._max_restarts:
             return None
-        return min(self._backoff_max_s, self._backoff_s * 2.0 ** (len(self._deaths) - 1))
+        return self.backoff_s(len(self._deaths))
+
+    def backoff_s(self, num_failures: int) -> float:
+        """Return how long to wait after so many failures in a row, at least one."""
+        return min(self._backoff_max_s, self._backoff_s * 2.0 ** min(num_failures - 1, 32))

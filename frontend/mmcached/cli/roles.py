@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from mmcached.cli.pidfd import open_pidfd
 from mmcached.cli.restarts import RestartPolicy
 from mmcached.cli.service_status import RoleView
 from mmcached.wire.death import environment_for_children
@@ -25,7 +26,7 @@ from mmcached.wire.stats import RoleName
 State = Literal["starting", "running", "restarting", "failed", "ended"]
 
 ENGINE_GONE = 3
-"""A worker's exit status when its engine is gone: no fault of its own, so it does not count against it."""
+"""A worker's exit status when it finds its engine gone: if that has died, it does not count against the worker."""
 
 
 class Role:
@@ -37,6 +38,7 @@ class Role:
         kill_at: when to SIGKILL it, because it should have ended by itself; None: never.
         num_restarts: how often it was started again.
         started_at: wall-clock seconds of the last start.
+        num_engine_deaths: of its engine, before the last start.
     """
 
     def __init__(self, name: RoleName, arguments: Sequence[str], policy: RestartPolicy, *, num_threads: int) -> None:
@@ -46,16 +48,21 @@ class Role:
         self.is_given_up = False
         self.num_restarts = 0
         self.started_at = 0.0
+        self.num_engine_deaths = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self._arguments = list(arguments)
         self._policy = policy
         self._num_threads = num_threads
+        self._num_failed_starts = 0
+        self._was_started = False
 
     def spawn(self) -> None:
-        """Start the process. It dies with this one."""
-        if self.process is not None:
-            self.num_restarts += 1
+        """Start the process. It dies with this one.
+
+        Raises:
+            OSError: the system has no descriptor, process or memory for it.
+        """
         environment = environment_for_children()
         environment.setdefault("OMP_NUM_THREADS", str(self._num_threads))
         self.process = subprocess.Popen(
@@ -67,9 +74,19 @@ class Role:
             # Ctrl-C goes to the foreground group: the children must hear it from here, in order.
             process_group=0,
         )
-        self.pidfd = os.pidfd_open(self.process.pid)
+        self.pidfd = open_pidfd(self.process.pid)
         self.due = self.kill_at = None
+        self.num_restarts += self._was_started
+        self._was_started = True
+        self._num_failed_starts = 0
         self.started_at = time.time()
+
+    def start_failed(self, now: float) -> float:
+        """Take note that it could not be started; return how long to wait before that is tried again."""
+        self._num_failed_starts += 1
+        delay = self._policy.backoff_s(self._num_failed_starts)
+        self.due = now + delay
+        return delay
 
     @property
     def pid(self) -> int | None:
@@ -79,11 +96,15 @@ class Role:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def reap(self, now: float) -> float | None:
-        """Take note of its death; return how long to wait before the restart, or None if it is given up."""
+    def reap(self, now: float, *, is_excused: bool) -> float | None:
+        """Take note of its death; return how long to wait before the restart, or None if it is given up.
+
+        Args:
+            is_excused: its engine has died since it was started; to have noticed that is no fault.
+        """
         status = None if self.process is None else self.process.returncode
         self.close()
-        delay = 0.0 if status == ENGINE_GONE else self._policy.died(now)
+        delay = 0.0 if status == ENGINE_GONE and is_excused else self._policy.died(now)
         self.due = None if delay is None else now + delay
         self.is_given_up = delay is None
         return delay

@@ -117,9 +117,13 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at once. `source`: gathered by the supervisor, or from the page because it did not answer."""
+    """Everything at once. `source`: gathered by the supervisor, or from the page because it did not answer.
+
+    `http` is the address of the TCP port for health and metrics, "" if there is none.
+    """
 
     run_dir: str
+    http: str = ""
     version: str
     config_digest: str
     ready: bool
@@ -137,10 +141,12 @@ def gather_status(
     readiness: Readiness,
     *,
     source: Literal["supervisor", "page"] = "supervisor",
+    http: str = "",
 ) -> ServiceStatus:
     """Put together what is known now."""
     return ServiceStatus(
         run_dir=str(view.run_dir),
+        http=http,
         version=metadata.version("mmcached"),
         config_digest=view.config.digest(),
         ready=readiness.ready,

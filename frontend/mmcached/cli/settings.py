@@ -180,7 +180,13 @@ def _limit(setting: Setting) -> str:
     """Say what the value of a setting must look like."""
     if get_origin(setting.type) is Literal:
         return f"must be one of {', '.join(map(str, get_args(setting.type)))}"
-    must_be = {int: "a whole number", float: "a number", bool: "true or false", str: "text in UTF-8"}
+    must_be = {
+        int: "a whole number",
+        int | None: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text in UTF-8",
+    }
     kind = must_be.get(setting.type, str(setting.type))
     unit = unit_of(setting.path)
     return f"must be {kind} of {unit.name}, or like {unit.example}" if unit else f"must be {kind}"

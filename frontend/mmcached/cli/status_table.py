@@ -16,6 +16,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     word = "[green]ready[/]" if status.ready else "[red]not ready[/]"
     console.print(f"mmcached {status.version} in {status.run_dir}: {word}", highlight=False)
     console.print(status.reason, markup=False, highlight=False)
+    if status.http:
+        console.print(f"health and metrics: {status.http}", markup=False, highlight=False)
     console.print(_roles(status.roles))
     console.print(_caches(status.stats))
     stats = status.stats

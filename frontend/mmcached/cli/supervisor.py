@@ -6,8 +6,13 @@
 
 Every child asks the kernel to die with this process (see `mmcached.wire.death`), so a SIGKILL here leaves no orphan;
 what it leaves in /dev/shm and in the run directory the next start removes. A role that dies is started again after a
-backoff, and given up, with exit status 1, when it dies too often. Before the service was ready for the first time
-nothing is tried twice. SIGTERM drains; a second one ends everything at once.
+backoff, and given up, with exit status 1, when it dies too often. One that lives and is silent is killed (`watchdog`);
+if all live and nothing goes through for long (`readiness_watch`), the group is killed, and the next time the frontend
+too. A process that cannot be made, for want of descriptors or memory, is tried again for ever. Before the service was
+ready for the first time nothing that died is tried twice. SIGTERM drains; a second one ends everything at once.
+
+Everything that it makes or removes in the run directory it reaches through its own descriptor (`seat`): if another
+directory has that name by now, it is another service's.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +34,15 @@ import structlog
 
 from mmcached.cli.admin import AdminServer
 from mmcached.cli.probe import probe
+from mmcached.cli.readiness_watch import ReadinessWatch
 from mmcached.cli.restarts import RestartPolicy
 from mmcached.cli.roles import Role
+from mmcached.cli.seat import Seat
 from mmcached.cli.service_status import RoleView
+from mmcached.cli.shm_room import require_room_for
+from mmcached.cli.watchdog import LOOK_INTERVAL_S, Watchdog
 from mmcached.shm import sweep
-from mmcached.shm.lock_file import LockFile, remove_if_free
+from mmcached.shm.lock_file import remove_if_free
 from mmcached.shm.stats_page import StatsPage, StatsPageReader
 from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
@@ -47,6 +57,7 @@ TERMINATE_GRACE_S = 5.0
 ORPHAN_GRACE_S = 2.0
 """How long a worker may take to notice that its engine is dead, before it is killed."""
 WAKE_INTERVAL_S = 0.25
+TOUCH_INTERVAL_S = 3600.0
 
 
 class Supervisor:
@@ -54,23 +65,34 @@ class Supervisor:
 
     Must be made in the main thread: the parent-death signal follows the thread that spawns.
 
+    Args:
+        tell: hears in words how the start goes.
     Raises:
         ServiceUnavailable: another supervisor holds this run directory.
-        ConfigError: the directory is not private, or its path too long.
+        ConfigError: the directory is not private, its path too long, or the HTTP address cannot be bound.
+        SegmentError: there is no room for the rings.
     """
 
-    def __init__(self, run_dir: Path, config: ServiceConfig) -> None:
+    def __init__(
+        self, run_dir: Path, config: ServiceConfig, *, tell: Callable[[str], None] = lambda words: None
+    ) -> None:
         self.config = config
-        self._directory = RunDir(run_dir.absolute())
-        self._directory.create()
+        self._tell = tell
+        named = RunDir(run_dir.absolute())
+        named.create()
+        self.run_dir = named.path
         self._was_ready = False
+        self._num_engine_deaths = 0
+        self._next_look = self._next_touch = 0.0
+        self._was_group_restarted = False
         with ExitStack() as stack:
-            lock = self._take_lock()
-            stack.callback(lock.close)
+            self._stop = StopFlag()
+            self._seat = stack.enter_context(Seat(named))
+            self._directory = self._seat.directory
             self._remove_leftovers()
             stack.callback(self._remove_leftovers)
+            require_room_for(config)
             config.save(self._directory.config)
-            self._stop = StopFlag()
             self._selector = stack.enter_context(selectors.DefaultSelector())
             stack.enter_context(StatsPage.create(self._directory.stats_page))
             self._page = stack.enter_context(StatsPublisher(self._directory.stats_page, RoleName("supervisor")))
@@ -80,13 +102,11 @@ class Supervisor:
                 self._make_role(RoleName("worker", 0, rank), "worker", "--rank", str(rank))
                 for rank in range(config.world_size)
             ]
-            reader = stack.enter_context(StatsPageReader(self._directory.stats_page))
-            self._admin = stack.enter_context(AdminServer(self, reader))
+            self._reader = stack.enter_context(StatsPageReader(self._directory.stats_page))
+            self._watchdog = Watchdog(config)
+            self._readiness = stack.enter_context(ReadinessWatch(self._directory, config))
+            self._admin = stack.enter_context(AdminServer(self, self._reader, directory=self._directory))
             self._closing = stack.pop_all()
-
-    @property
-    def run_dir(self) -> Path:
-        return self._directory.path
 
     @property
     def is_draining(self) -> bool:
@@ -104,19 +124,24 @@ class Supervisor:
         """Start all roles, announce readiness on stdout, and keep them alive until told to stop.
 
         Returns:
-            0 after an orderly stop; 1 if the service did not become ready, or a role was given up.
+            0 after an orderly stop, also during the start.
+        Raises:
+            ServiceUnavailable: it did not become ready, a role was given up, or the run directory is gone.
         """
+        self._tell(f"starting frontend, engine and {len(self._workers)} worker(s) in {self.run_dir}")
         for role in self.all_roles:
             self._spawn(role)
         if not self._wait_until_ready():
-            return 0 if self._stop.is_set else 1
+            return 0
         self._was_ready = True
-        sys.stdout.write(f"mmcached ready: {self._directory.path} (pid {os.getpid()})\n")
+        address = f", {self._admin.url}" if self._admin.url else ""
+        sys.stdout.write(f"mmcached ready: {self.run_dir} (pid {os.getpid()}){address}\n")
         sys.stdout.flush()
         while not self._stop.is_set:
             self._wait_for_event()
-            if not self._keep_alive(time.monotonic()):
-                return 1
+            now = time.monotonic()
+            self._keep_alive(now)
+            self._look_for_trouble(now)
         return 0
 
     def close(self) -> None:
@@ -136,16 +161,6 @@ class Supervisor:
 
     # ---- starting
 
-    def _take_lock(self) -> LockFile:
-        path = self._directory.supervisor_lock
-        try:
-            lock = LockFile(path)
-        except BlockingIOError:
-            holder = path.read_text(errors="replace").strip() or "unknown"
-            raise ServiceUnavailable(f"a service runs in {self._directory.path} already (pid {holder})") from None
-        lock.write(f"{os.getpid()}\n")
-        return lock
-
     def _remove_leftovers(self) -> None:
         """Remove what the dead have left: a killed frontend its ring, a service its sockets, a client its lock.
 
@@ -158,32 +173,68 @@ class Supervisor:
             remove_if_free(path)
 
     def _make_role(self, name: RoleName, *arguments: str) -> Role:
-        num_threads = max(1, (os.cpu_count() or 1) // self.config.world_size)
-        command = [*arguments, "--run-dir", str(self._directory.path)]
+        num_threads = max(1, len(os.sched_getaffinity(0)) // self.config.world_size)
+        command = [*arguments, "--run-dir", str(self.run_dir)]
         return Role(name, command, RestartPolicy.from_config(self.config), num_threads=num_threads)
 
     def _spawn(self, role: Role) -> None:
-        role.spawn()
-        self._selector.register(role.pidfd, selectors.EVENT_READ)
+        """Start a role; if the system has no descriptor, process or memory for it now, try again later."""
+        role.num_engine_deaths = self._num_engine_deaths
+        try:
+            if not self._directory.config.exists():
+                self.config.save(self._directory.config)
+            self._directory.clients.mkdir(mode=0o700, exist_ok=True)
+            role.spawn()
+        except OSError as error:
+            delay = role.start_failed(time.monotonic())
+            log.error("role cannot be started: tried again", name=str(role.name), reason=str(error), in_s=delay)
+            return
+        if role.pidfd >= 0:
+            self._selector.register(role.pidfd, selectors.EVENT_READ)
 
     def _wait_until_ready(self) -> bool:
+        """Return whether a real request has gone through; False if the stop was asked for before.
+
+        Raises:
+            ServiceUnavailable: a role has ended, or the time is over.
+        """
         deadline = time.monotonic() + self.config.start_timeout_s
-        reason = "not asked yet"
-        while time.monotonic() < deadline and not self._stop.is_set:
-            dead = next((role for role in self.all_roles if not role.is_alive), None)
-            if dead is not None and dead.process is not None:
-                status = dead.process.returncode
-                log.error("role ended before the service was ready", name=str(dead.name), status=status)
-                return False
-            try:
-                probe(self._directory.path)
-            except MmcachedError as error:
-                reason = str(error)
+        reason = ""
+        with ThreadPoolExecutor(1, "mmcached-first-request") as thread:
+            request: Future[None] | None = None
+            while not self._stop.is_set:
+                now = time.monotonic()
+                self._require_roles(now)
+                self._readiness.look(now)
+                if request is None and self._readiness.is_ready:
+                    request = thread.submit(probe, self.run_dir)
+                if request is not None and request.done():
+                    error = request.exception()
+                    if error is None:
+                        return True
+                    if not isinstance(error, MmcachedError):
+                        raise error
+                    request = None
+                    reason = str(error)
+                elif not self._readiness.is_ready and self._readiness.reason != reason:
+                    reason = self._readiness.reason
+                    self._tell(f"not ready yet: {reason}")
+                if now > deadline:
+                    raise ServiceUnavailable(f"not ready within {self.config.start_timeout_s} s: {reason}")
                 self._wait_for_event()
-            else:
-                return True
-        log.error("not ready in time", timeout_s=self.config.start_timeout_s, reason=reason)
+            # The thread's client ends with the frontend: `with` would wait for it before that is told to end.
+            self._frontend.terminate()
         return False
+
+    def _require_roles(self, now: float) -> None:
+        for role in self.all_roles:
+            if role.due is not None and role.due <= now:
+                self._spawn(role)
+            elif role.process is not None and not role.is_alive:
+                status = role.process.returncode
+                raise ServiceUnavailable(
+                    f"{role.name} ended with status {status} before the service was ready; see its log"
+                )
 
     # ---- keeping alive
 
@@ -196,33 +247,75 @@ class Supervisor:
         restarts = sum(role.num_restarts for role in self.all_roles)
         return SupervisorStats(restarts=restarts, draining=int(self.is_draining))
 
-    def _keep_alive(self, now: float) -> bool:
-        """Reap the dead, start what is due, kill what should be gone; return False when a role is given up."""
+    def _keep_alive(self, now: float) -> None:
+        """Reap the dead, start what is due, kill what should be gone.
+
+        Raises:
+            ServiceUnavailable: a role is given up.
+        """
         for role in self.all_roles:
-            if role.due is None and not role.is_alive and not self._reap(role, now):
-                return False
+            if role.due is None and not role.is_alive:
+                self._reap(role, now)
             if role.kill_at is not None and role.kill_at <= now:
                 log.warning("role did not end with its engine: killed", name=str(role.name))
                 role.kill()
                 role.kill_at = None
             if role.due is not None and role.due <= now:
                 self._spawn(role)
-        return True
 
-    def _reap(self, role: Role, now: float) -> bool:
+    def _reap(self, role: Role, now: float) -> None:
         status = None if role.process is None else role.process.returncode
         if role.pidfd >= 0:
             self._selector.unregister(role.pidfd)
-        delay = role.reap(now)
+        delay = role.reap(now, is_excused=role.num_engine_deaths != self._num_engine_deaths)
         if delay is None:
             log.error("role died once too often: given up", name=str(role.name), status=status)
-            return False
+            raise ServiceUnavailable(f"{role.name} died too often, the last time with status {status}; see its log")
         log.warning("role died: started again", name=str(role.name), status=status, in_s=delay)
+        self._readiness.forgive()
         if role is self._engine:
+            self._num_engine_deaths += 1
             # A hung worker holds its byte of the row: until it is dead, what it reads stays pinned.
             for worker in self._workers:
                 worker.kill_at = now + ORPHAN_GRACE_S if worker.is_alive else None
-        return True
+
+    def _look_for_trouble(self, now: float) -> None:
+        """Kill what lives and does not work; what dies of it is started again like any other.
+
+        Raises:
+            ServiceUnavailable: the run directory is gone.
+        """
+        self._readiness.look(now)
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_INTERVAL_S
+        if not self._seat.is_named():
+            raise ServiceUnavailable(f"{self.run_dir} is not our directory any more: nobody can reach this service")
+        self._admin.keep()
+        if now >= self._next_touch:
+            self._next_touch = now + TOUCH_INTERVAL_S
+            self._seat.touch()
+        pids = {role.name: role.pid for role in self.all_roles if role.is_alive and role.pid is not None}
+        for name, silent_s in self._watchdog.overdue(pids, self._reader.read(), now):
+            log.error("role is silent: killed", name=str(name), pid=pids[name], silent_s=round(silent_s, 1))
+            next(role for role in self.all_roles if role.name == name).kill()
+        self._look_at_readiness(now)
+
+    def _look_at_readiness(self, now: float) -> None:
+        since = self._readiness.not_ready_since
+        if self._readiness.is_ready:
+            self._was_group_restarted = False
+        if since is None or now - since < self.config.limits.not_ready_timeout_s:
+            return
+        if not all(role.is_alive for role in self.all_roles):
+            return
+        victims = [self._frontend, self._engine] if self._was_group_restarted else [self._engine]
+        self._was_group_restarted = True
+        self._readiness.forgive()
+        names = [str(role.name) for role in victims]
+        log.error("all live, and nothing goes through: killed", names=names, reason=self._readiness.reason)
+        for role in victims:
+            role.kill()
 
     # ---- stopping
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import select
-import signal
 import sys
 import time
 from importlib import metadata
@@ -128,7 +126,8 @@ def drain(
     timeout: Annotated[float | None, typer.Option("--timeout", min=0, metavar="SECONDS")] = None,
 ) -> None:
     """End the service in order: open requests are answered, new ones refused. Returns when it is gone."""
-    from mmcached.cli.observe import saved_config, supervisor_pid
+    from mmcached.cli.observe import saved_config
+    from mmcached.cli.seat import supervisor_pid
 
     path = _directory(run_dir)
     pid = supervisor_pid(path)
@@ -146,7 +145,7 @@ def flush(
     epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
 ) -> None:
     """Make the service forget everything cached, in all roles; requests that run start over."""
-    from mmcached.cli.observe import supervisor_pid
+    from mmcached.cli.seat import supervisor_pid
     from mmcached.client import Client
 
     path = _directory(run_dir)
@@ -166,23 +165,23 @@ def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
     Raises:
         DeadlineExceeded: it lives on; it goes on draining.
     """
-    from mmcached.cli.observe import supervisor_pid
+    from mmcached.cli.pidfd import has_ended, open_pidfd, terminate
+    from mmcached.cli.seat import supervisor_pid
 
     try:
-        pidfd = os.pidfd_open(pid)
+        pidfd = open_pidfd(pid)
     except ProcessLookupError:
         return
     try:
-        # The pid was read from a file: the process that we hold now must be the one that holds the lock.
+        # The pid was told before we held the process: only now is it certain that it is still the one that listens.
         if supervisor_pid(run_dir) != pid:
             return
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not select.select([pidfd], [], [], timeout_s)[0]:
+        terminate(pid, pidfd)
+        if not has_ended(pid, pidfd, timeout_s):
             raise DeadlineExceeded(f"drain of the supervisor (pid {pid})", timeout_s)
-    except ProcessLookupError:
-        return
     finally:
-        os.close(pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 def _directory(run_dir: Path | None) -> Path:

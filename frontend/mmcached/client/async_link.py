@@ -45,9 +45,11 @@ class AsyncLink:
 
     Raises:
         ServiceUnavailable: no service has ever run in that directory.
+        ConfigError: it is not this user's alone.
     """
 
     def __init__(self, directory: RunDir, client_id: str, *, hear: Hear, lost: Callable[[], None]) -> None:
+        self._directory = directory
         self._socket_path = directory.client_address.removeprefix("ipc://")
         self._client_id = client_id
         self._hear = hear
@@ -67,7 +69,7 @@ class AsyncLink:
 
     async def greet(self, deadline: float, *, is_patient: bool) -> Welcome:
         """As `SyncLink.greet`."""
-        if not is_patient and not forks.is_listening(self._socket_path):
+        if not self._directory.is_served() and not is_patient:
             raise ServiceUnavailable("the service is not there; it is looked for again by itself")
         while True:
             greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
@@ -85,6 +87,7 @@ class AsyncLink:
 
     async def exchange(self, request: Ask, payload: Sequence[Frame], *, deadline: float, timeout_s: float) -> Reply:
         """As `SyncLink.exchange`."""
+        self._presence.keep()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         try:
@@ -101,6 +104,7 @@ class AsyncLink:
 
     def open_stream(self, request: Generate, payload: Sequence[Frame]) -> TokenStream:
         """As `SyncLink.open_stream`."""
+        self._presence.keep()
         self.send(request, payload)
         event = asyncio.Event()
         stream = TokenStream(request, event.set)
@@ -219,7 +223,7 @@ class AsyncLink:
             while await self._socket.poll(0):  # noqa: ASYNC110 (the reader task empties it)
                 await asyncio.sleep(0)  # what the frontend said before it ended is read first
             self._lost()
-            with contextlib.suppress(ServiceUnavailable):
+            with contextlib.suppress(MmcachedError):
                 self._presence.renew()
             self._fail_all(PeerGone("the frontend died while the call was open; try again"))
 

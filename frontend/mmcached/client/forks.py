@@ -15,6 +15,8 @@ import socket
 import weakref
 from typing import Protocol
 
+from mmcached.wire.unix_sockets import listener_at
+
 
 class Forkable(Protocol):
     """What `abandon_in_children` watches over."""
@@ -48,14 +50,10 @@ def close_connections(path: str) -> None:
 
 def is_listening(path: str) -> bool:
     """Return whether a process accepts connections at a unix socket; a dead one's file stays behind."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True  # its queue is full, so there is one
-        except OSError:
-            return False
-    return True
+    try:
+        return listener_at(path) is not None
+    except BlockingIOError:
+        return True  # its queue is full, so there is one
 
 
 def _peer_of(fd: int) -> object:

@@ -96,9 +96,11 @@ class KVEventSubscriber:
         """Subscribe to an engine of the service on this host whose run directory this is.
 
         Raises:
-            ConfigError: there is none, or it publishes no events.
+            ServiceUnavailable: there is none.
+            ConfigError: the directory is not this user's alone, or the service publishes no events.
         """
         directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
+        directory.check()
         config = ServiceConfig.load(directory.config).kv_events
         if not config.enable_kv_cache_events:
             raise ConfigError("kv_events.enable_kv_cache_events", False, "start the service with this set")

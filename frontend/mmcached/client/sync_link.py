@@ -51,9 +51,11 @@ class SyncLink:
         lost: called when the connection was lost since the last call or look.
     Raises:
         ServiceUnavailable: no service has ever run in that directory.
+        ConfigError: it is not this user's alone.
     """
 
     def __init__(self, directory: RunDir, client_id: str, *, hear: Hear, lost: Callable[[], None]) -> None:
+        self._directory = directory
         self._socket_path = directory.client_address.removeprefix("ipc://")
         self._client_id = client_id
         self._hear = hear
@@ -69,6 +71,7 @@ class SyncLink:
     def catch_up(self) -> None:
         """Take what has come since the last call, and notice a lost connection."""
         self._owner = threading.get_ident()
+        self._presence.keep()
         self._send_cancels()
         while True:
             try:
@@ -87,8 +90,9 @@ class SyncLink:
             is_patient: also wait for a service that is not there yet.
         Raises:
             ServiceUnavailable: there is none, or it does not answer in time.
+            ConfigError: the run directory is not this user's alone.
         """
-        if not is_patient and not forks.is_listening(self._socket_path):
+        if not self._directory.is_served() and not is_patient:
             raise ServiceUnavailable("the service is not there; it is looked for again by itself")
         while True:
             self._send(ClientHello(self._client_id))
@@ -230,7 +234,7 @@ class SyncLink:
         self._fail_streams(PeerGone("the frontend died while the stream was open; try again"))
         self._lost()
         # The run directory may be another by now, and a client without a lock in it is dead to the next frontend.
-        with contextlib.suppress(ServiceUnavailable):
+        with contextlib.suppress(MmcachedError):
             self._presence.renew()
         return True
 

@@ -13,7 +13,8 @@ Not thread-safe: one thread owns a channel.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -22,6 +23,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
+from mmcached.wire.unix_sockets import NamedListener
 from mmcached.wire.version import PROTOCOL_VERSION, mismatch
 
 SEND_HIGH_WATER_MARK = 4096
@@ -29,6 +31,7 @@ SEND_HIGH_WATER_MARK = 4096
 RECEIVE_HIGH_WATER_MARK = 4096
 MAX_FRAME_BYTES = 4 << 30
 """A peer that announces a larger frame is disconnected: no tensor, picture or record is."""
+LISTEN_BACKLOG = 128
 LINGER_MS = 2000
 """How long a closing socket goes on sending what was accepted; bounds the time that `close` can take."""
 
@@ -74,6 +77,27 @@ def decode_frames(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"not MessagePack: {error}", "body") from error
     return message, list(frames[2:])
+
+
+def bind_named(socket: zmq.Socket[bytes], address: str) -> Callable[[], None]:
+    """Bind a socket; return what removes its name after it was closed.
+
+    ZeroMQ itself would remove the name of `ipc://…` when it closes, also if it is another service's by then.
+
+    Raises:
+        OSError: (zmq.ZMQError too) the address cannot be bound.
+    """
+    if not address.startswith("ipc://"):
+        socket.bind(address)
+        return _nothing
+    listener = NamedListener(Path(address.removeprefix("ipc://")), LISTEN_BACKLOG)
+    socket.setsockopt(zmq.USE_FD, listener.socket.detach())  # ZeroMQ closes it
+    socket.bind(address)
+    return listener.remove_name
+
+
+def _nothing() -> None:
+    """Remove no name: there is none."""
 
 
 class _Channel(Generic[ReceivesT]):
@@ -178,7 +202,11 @@ class RouterChannel(_Channel[ReceivesT]):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
         super().__init__(context, zmq.ROUTER, receives)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.bind(address)
+        self._remove_name = bind_named(self.socket, address)
+
+    def close(self) -> None:
+        super().close()
+        self._remove_name()
 
     def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
         """Queue one message for a peer without blocking.

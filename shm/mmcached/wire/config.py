@@ -157,9 +157,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     restart_backoff_s: float = 0.2
     restart_backoff_max_s: float = 5.0
 
-    # how to watch it; port 0 takes a free one, which `mmcached status` finds in the run directory
+    # how to watch it: at a socket in the run directory, and at a TCP port if one is given; 0 takes a free one
     http_host: str = "127.0.0.1"
-    http_port: int = 0
+    http_port: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
 
@@ -183,6 +183,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for field in ("hidden_size", "num_layers", "num_heads", "encoder_width", "encoder_layers", "patch_size"):
             _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
         check_limits(self.limit_values())
+        if self.http_port is not None:
+            _check_range("http_port", self.http_port, 0, 65_535)
         _check_range("kv_watermark", self.kv_watermark, 0.0, 0.5)
         _check_range("model.max_patches_per_image", self.model.max_patches_per_image, 1, 4096)
         _check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
@@ -306,7 +308,6 @@ _DURATIONS = (
 
 _INT_RANGES = (
     ("max_restarts", 0, 1_000_000),
-    ("http_port", 0, 65_535),
     ("mm_shm_inline_max_kb", 0, 1 << 20),
     ("ring_num_slots", 1, 1 << 20),
     ("ring_max_rows", 1, 64),

@@ -1,36 +1,63 @@
 """The run directory: where the sockets, locks and the configuration of one service lie.
 
-    <run dir>/                 mode 0700, owned by the service's user
-      supervisor.lock          held by the supervisor for its life
+    <run dir>/                 mode 0700, owned by the service's user; locked (flock) by the supervisor for its life
       config.json              the configuration that all roles read
       client.sock              clients  -> frontend
       engine.sock              engines  -> frontend
       workers-<i>.sock         workers  -> engine i
       kv-pub-<i>.sock          KV events of engine i, and on kv-rep-<i>.sock what was missed of them
       stats.page               counters, one slot per role
-      http.json                where the health and metrics server listens
+      http.sock                health and metrics, from the supervisor: who listens here is the service
+      http.json                where it also listens, if that is a TCP port
       clients/<id>.lock        held by a client for its life; free = the client is dead
 
 A unix socket path may have 107 bytes, so a run directory must be short.
+
+Whatever lies under these names is believed, so whoever opens one asks `RunDir.check` first: in a directory that is
+this user's alone nobody else can have put it there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmcached.wire.errors import ConfigError
+from mmcached.wire.errors import ConfigError, ServiceUnavailable
+from mmcached.wire.unix_sockets import listener_at
 
 MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME = "workers-999.sock"
 
 
 def default_run_dir() -> Path:
-    """`$XDG_RUNTIME_DIR/mmcached`, else `/tmp/mmcached-<uid>`."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "mmcached" if base else Path(f"/tmp/mmcached-{os.getuid()}")
+    """Return `mmcached` below `$XDG_RUNTIME_DIR` or `/run/user/<uid>`, else, for root, `/run/mmcached`.
+
+    Raises:
+        ConfigError: this user has no such place. One below /tmp is not taken: anybody could have made it before.
+    """
+    uid = os.geteuid()
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    bases = [Path(given)] if given else []
+    for base in [*bases, Path(f"/run/user/{uid}")]:
+        if _is_owned(base, uid):
+            return base / "mmcached"
+    if uid == 0:
+        return Path("/run/mmcached")
+    raise ConfigError(
+        "run_dir", "", f"uid {uid} has no directory below /run/user: give --run-dir, a directory of its own"
+    )
+
+
+def _is_owned(path: Path, uid: int) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +76,74 @@ class RunDir:
         """Make the directory with mode 0700, or check that an existing one is private and ours.
 
         Raises:
-            ConfigError: it exists but belongs to somebody else or is open to others.
+            ConfigError: it cannot be made; or as `check`.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = self.path.stat()
-        if status.st_uid != os.getuid():
-            raise ConfigError("run_dir", str(self.path), f"must belong to uid {os.getuid()}, not {status.st_uid}")
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            pass  # not a directory: `check` says so
+        except OSError as error:
+            raise ConfigError("run_dir", str(self.path), f"cannot be made: {error.strerror}") from error
+        self.check()
+        try:
+            self.clients.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("run_dir", str(self.path), f"clients cannot be made: {error.strerror}") from error
+
+    def check(self) -> None:
+        """Require that the directory is this user's and closed to others; every opener calls it.
+
+        Raises:
+            ConfigError: it is no directory, a link, belongs to another user, or is open to others.
+            ServiceUnavailable: there is none.
+        """
+        os.close(self.open())
+
+    def open(self) -> int:
+        """Check as `check` does; return a descriptor of the directory, which is the caller's."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            fix = f"start one: mmcached serve --run-dir {self.path}"
+            raise ServiceUnavailable(f"no service in {self.path}; {fix}") from None
+        except OSError as error:
+            reason = error.strerror
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                reason = "must be a directory, and no link to one"
+            raise ConfigError("run_dir", str(self.path), str(reason)) from error
+        try:
+            self._require_private(os.fstat(fd))
+        except ConfigError:
+            os.close(fd)
+            raise
+        return fd
+
+    def is_served(self) -> bool:
+        """Check as `check` does; return whether somebody listens for clients.
+
+        Raises:
+            ConfigError: it is a process of another user, which was here before the directory was closed to others.
+        """
+        self.check()
+        try:
+            listener = listener_at(self.path / "client.sock")
+        except BlockingIOError:
+            return True  # its queue is full, so there is one
+        if listener is not None and listener.uid != os.geteuid():
+            raise ConfigError(
+                "run_dir", str(self.path), f"client.sock must be of uid {os.geteuid()}, not {listener.uid}"
+            )
+        return listener is not None
+
+    def _require_private(self, status: os.stat_result) -> None:
+        if status.st_uid != os.geteuid():
+            raise ConfigError("run_dir", str(self.path), f"must belong to uid {os.geteuid()}, not {status.st_uid}")
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise ConfigError("run_dir", str(self.path), "must not be open to others: chmod 0700")
-        self.clients.mkdir(mode=0o700, exist_ok=True)
 
     @property
     def config(self) -> Path:
         return self.path / "config.json"
-
-    @property
-    def supervisor_lock(self) -> Path:
-        return self.path / "supervisor.lock"
 
     @property
     def clients(self) -> Path:
@@ -90,10 +168,15 @@ class RunDir:
         return self.path / "stats.page"
 
     @property
+    def http_socket(self) -> Path:
+        return self.path / "http.sock"
+
+    @property
     def http_info(self) -> Path:
         return self.path / "http.json"
 
     def remove_sockets(self) -> None:
-        """Delete the sockets of a former service; the caller holds `supervisor_lock`."""
+        """Delete the sockets of a former service; the caller is the one that holds the directory."""
         for path in self.path.glob("*.sock"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,18 +1,24 @@
-"""How a role hears that it should stop: SIGTERM and SIGINT set a flag that its loop looks at."""
+"""How a process hears that it should stop: a signal sets a flag that its loop looks at."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
 
 class StopFlag:
-    """Installs handlers for SIGTERM and SIGINT in the main thread. `num_signals` tells how often one came."""
+    """Installs handlers for `STOP_SIGNALS` in the main thread. `num_signals` tells how often one came.
+
+    A SIGHUP that is ignored from the start stays ignored: so `nohup` wants it.
+    """
 
     def __init__(self) -> None:
         self.num_signals = 0
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        for each in STOP_SIGNALS:
+            if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
+                signal.signal(each, self._on_signal)
 
     @property
     def is_set(self) -> bool:
