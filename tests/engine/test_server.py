@@ -304,6 +304,31 @@ def test_another_frontend_ends_the_requests_of_the_former_and_workers_attach_ane
         assert bench.expect(from_engine.RequestGenerated).request_id == 2
 
 
+def test_a_frontend_that_finds_room_for_its_ring_later_ends_no_request(bench: Bench) -> None:
+    bench.expect(from_engine.EngineHello)
+    bench.frontend.send(bench.peer, to_engine.Ring(1, None))
+    for rank in range(bench.config.world_size):
+        worker = FakeWorker(bench.context, bench.address, rank, bench.config.digest())
+        bench.workers.append(worker)
+        assert bench.attach(worker).announcement is None
+    bench.expect(from_engine.EngineReady)
+    bench.add(1)
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
+    hello = bench.expect(from_engine.RowHello)
+    assert bench.ring.attach(hello.row, hello.nonce)
+    bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(plans[rank]))
+        assert bench.attach(worker).announcement == bench.ring.announcement
+    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+    bench.row = hello.row
+    bench.add(2, bench.put_item("a"))
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+    bench.pump(lambda: bench.leases == 0)
+
+
 def test_the_former_row_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
     """A worker that still looks at the old row must not take its engine for dead."""
     bench.connect()

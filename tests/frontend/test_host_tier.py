@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.cache.store_keys import store_key
-from mmcached.frontend.host_tier import HostTier, Refusal, host_tier_from_config
+from mmcached.frontend.host_tier import HostTier, Refusal, host_tier_from_config, store_ring_from_config
 from mmcached.shm import EncodedRecord, encode
 from mmcached.shm.codec import decode_frames
 from mmcached.shm.layout import chunk_bytes
@@ -190,6 +190,8 @@ def test_the_configuration_decides_sizes_and_quotas() -> None:
         store_gb=MIB / GIB, store_num_slots=16, store_max_clients=5, store_tenant_quota_gb=4096 / GIB
     )
     with host_tier_from_config(config) as tier:
+        assert tier.put("", "a", encoded(1), epoch=tier.epoch) is Refusal.NO_STORE
+        tier.adopt(store_ring_from_config(config))
         assert tier.ring is not None
         names = tier.ring.announcement
         assert (names.data_bytes, names.num_slots, names.max_rows) == (MIB, 16, 5)

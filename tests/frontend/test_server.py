@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mmcached.frontend.request_desk import MAX_RESENDS
+from mmcached.frontend.server import warn_of_small_shm
+from mmcached.shm import ReaderRow
+from mmcached.shm.segment import Host
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
 from mmcached.wire.handle import Handle
@@ -37,6 +41,55 @@ def clock() -> Clock:
 def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
     with Bench(run_dir, CONFIG, clock) as bench:
         yield bench
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_a_ring_without_room_is_inline_mode_until_there_is_room(
+    run_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, has_engine: bool
+) -> None:
+    room = [0]
+    monkeypatch.setattr("mmcached.shm.ring.Host", lambda: Host(shm_free_bytes=lambda: room[0]))
+    config = msgspec.structs.replace(CONFIG, store_gb=1 / 1024)
+    with Bench(run_dir, config, clock) as bench:
+        client = bench.connect_client(has_row=False)
+        assert client.hello().store_ring is None
+        assert not client.put("a", {"n": 1}).is_stored
+        assert client.get("a").records == [None]
+        engine = None
+        if has_engine:
+            engine = bench.connect_engine()
+            assert engine.row is None
+            bench.generate(1, [png(1)])
+            add = bench.from_frontend(engine, to_engine.AddRequest)
+            assert isinstance(add.features[0].payload, Inline)
+        clock.now += 10
+        assert bench.stats().ring.data_bytes == 0, "tried again in vain"
+        room[0] = 1 << 30
+        clock.now += 10
+        bench.pump(lambda: bench.frontend.stats().ring.data_bytes > 0)
+        assert client.take_row()
+        assert client.put("a", {"n": 1}).is_stored
+        assert client.read(client.get("a")) == {"n": 1}
+        if engine is None:
+            engine = bench.connect_engine()
+        else:
+            ring = bench.from_frontend(engine, to_engine.Ring)
+            assert ring.announcement is not None
+            bench.generate(2, [png(1)])  # before the engine has attached: as before
+            assert isinstance(bench.from_frontend(engine, to_engine.AddRequest).features[0].payload, Inline)
+            engine.row = ReaderRow.attach(ring.announcement)
+            engine.channel.send(to_frontend.RowHello(ring.announcement.epoch, engine.row.row, engine.row.nonce))
+            bench.from_frontend(engine, to_engine.RowAttached)
+        bench.generate(3, [png(1)])
+        handle = bench.from_frontend(engine, to_engine.AddRequest).features[0].payload
+        assert isinstance(handle, Handle)
+        assert bench.stats().ring.leases == 1
+
+
+def test_a_shm_without_room_for_a_second_set_is_told_at_the_start() -> None:
+    config = ServiceConfig(mm_processor_cache_gb=0.25, store_gb=0.25)
+    assert warn_of_small_shm(config, 1000 << 20)
+    assert not warn_of_small_shm(config, 1024 << 20)
 
 
 def failure(bench: Bench) -> str:

@@ -28,6 +28,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.runner import ModelRunner
 from mmcached.worker.server import ENGINE_GONE, WorkerServer, choose_device, main
+from tests.shm.processes import wait_until
 from tests.worker.fake_engine import DEADLINE_S, FakeEngine
 from tests.worker.oracle import Oracle, random_image
 from tests.worker.plans import chunk, plan
@@ -54,6 +55,9 @@ class Served:
     def exit_status(self) -> int | None:
         """Wait for the end that the test has brought about."""
         self._thread.join(DEADLINE_S)
+        return self._status
+
+    def exit_status_now(self) -> int | None:
         return self._status
 
     def ask_to_stop(self) -> None:
@@ -210,6 +214,22 @@ def test_a_ring_of_a_new_frontend_replaces_the_old_one(engine: FakeEngine, worke
         new.row.give_back(handle)
         engine.send(Shutdown(NONCE))
         assert worker.exit_status() == 0
+
+
+def test_the_ring_of_a_dead_writer_is_let_go_and_plans_without_items_are_served(
+    engine: FakeEngine, worker: Served
+) -> None:
+    with engine_ring() as shared:
+        handle, lease = shared.put("k", record_of(IMAGE))
+        engine.attach(shared.ring.announcement, shared.row.row, shared.row.nonce)
+        name = shared.ring.announcement.data_name
+        shared.ring.close()  # as if the frontend had died: its byte is free
+        wait_until(lambda: name not in Path("/proc/self/maps").read_text())
+        assert worker.exit_status_now() is None
+        engine.send(step(1, engine))
+        engine.receive(StepOutput)
+        engine.send(plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], nonce=NONCE, epoch=engine.epoch))
+        engine.receive(StepFailed)
 
 
 def test_a_row_of_another_incarnation_ends_the_worker(engine: FakeEngine, worker: Served) -> None:

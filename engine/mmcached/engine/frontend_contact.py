@@ -69,14 +69,16 @@ class FrontendContact:
     def on_ring(self, message: received.Ring) -> bool:
         """Take in who the frontend is; return whether it is another one than before (or the first).
 
-        Then the row is a new one, or None, and is yet to be accepted.
+        Then the row is a new one, or None, and is yet to be accepted. It is also new if the same frontend has found
+        room for its ring only now.
 
         Raises:
             SegmentError: its ring cannot be attached.
         """
         self._is_known = True
         is_new = message.frontend_incarnation != self._frontend_incarnation
-        if is_new:
+        has_ring_now = self.row is None and message.announcement is not None
+        if is_new or has_ring_now:
             self._frontend_incarnation = message.frontend_incarnation
             if self.row is not None:
                 self._former_rows.append(self.row)

@@ -188,8 +188,11 @@ class EngineServer:
     def _handle_frontend(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
             case received.Ring():
+                former = self._contact.row
                 if self._contact.on_ring(message):
                     self._start_over_with_frontend()
+                elif self._contact.row is not former:
+                    self._group.attach_all(self._contact.row)
                 self._is_ready_told = False
             case received.RowAttached():
                 self._contact.on_row_attached(message)

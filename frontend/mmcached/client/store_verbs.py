@@ -33,6 +33,8 @@ from mmcached.wire.messages.parts import Barrier, Inline
 
 RETRY_INTERVAL_S = 1.0
 """How long a failed contact is taken for an answer before the next is tried."""
+GREET_AGAIN_S = 5.0
+"""How long a service that has no store is taken to have none."""
 
 T = TypeVar("T")
 
@@ -63,7 +65,7 @@ class StoreVerbs:
         self._clock = clock
         self._session: StoreSession | None = None
         self._store_epoch = 0
-        self._retry_at = clock()
+        self._retry_at = self._greet_again_at = clock()
 
     # ---- the verbs
 
@@ -168,7 +170,13 @@ class StoreVerbs:
             self._session.abandon()
 
     def _in_contact(self, deadline: float, limit_s: float) -> Verb[StoreSession]:
-        """Greet, take a row and announce it, as far as that has not been done."""
+        """Greet, take a row and announce it, as far as that has not been done. A service without a store is greeted
+        again now and then: it may have found room for one.
+        """
+        if self.welcome is not None and self.welcome.store_ring is None and self._clock() >= self._greet_again_at:
+            self.welcome = None
+        if self.welcome is None:
+            self._greet_again_at = self._clock() + GREET_AGAIN_S
         yield from self.connect(deadline, is_patient=not self._guard.is_open)
         ring = None if self.welcome is None else self.welcome.store_ring
         if self._session is None or self._session.ring != ring:

@@ -33,12 +33,16 @@ class ClientRows:
     """All clients with a row.
 
     Args:
-        ring: of the store; None: nobody gets a row.
+        ring: of the store; None: nobody gets a row, until `adopt`.
     """
 
     def __init__(self, ring: RingWriter | None) -> None:
         self._ring = ring
         self._rows: dict[str, _ClientRow] = {}
+
+    def adopt(self, ring: RingWriter) -> None:
+        """The store has a ring now."""
+        self._ring = ring
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -12,6 +12,7 @@ accepted; nothing here waits. What engines say about requests is handed to the o
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -52,7 +53,7 @@ class EngineGate:
     """All engines of one frontend.
 
     Args:
-        ring: None when every item travels inline.
+        ring: None when every item travels inline, perhaps until `use`.
         clock: monotonic seconds.
         on_lost: called with an engine that is gone, and why, after it has been removed.
         on_new: called with an engine process that has come.
@@ -79,6 +80,13 @@ class EngineGate:
         self.links = EngineLinks()
         self.num_protocol_errors = 0
         self.num_lease_refusals = 0
+
+    def use(self, ring: RingWriter) -> None:
+        """There is a ring now: announce it. Items travel inline to each engine until it has attached its row."""
+        self._ring = ring
+        self._barriers = Barriers(ring, self.tell)
+        for link in self.links:
+            self.tell(link, to_engine.Ring(self._incarnation, ring.announcement))
 
     # ---- receiving
 
@@ -226,13 +234,13 @@ class EngineGate:
         """Grant a lease on an item in the ring; if the row takes none just now, copy its bytes out instead."""
         if not isinstance(item.payload, Handle):
             return item, None
-        if self._ring is None or link.row is None:
-            raise ServiceUnavailable("the engine is not attached to the ring yet; try again")
-        try:
-            return item, self._ring.grant(link.row, item.payload)
-        except LeaseRefused:
-            self.num_lease_refusals += 1
-            return replace(item, payload=codec.split(self._ring.read(item.payload))), None
+        if self._ring is None:
+            raise ServiceUnavailable("there is no ring; try again")
+        if link.row is not None:
+            with contextlib.suppress(LeaseRefused):
+                return item, self._ring.grant(link.row, item.payload)
+        self.num_lease_refusals += 1
+        return replace(item, payload=codec.split(self._ring.read(item.payload))), None
 
     def _undo_grant(self, link: EngineLink, handle: Handle, lease: LeaseId) -> None:
         if self._ring is not None and link.row is not None:

@@ -25,7 +25,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter, codec
 from mmcached.shm.layout import chunk_bytes
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, InvariantError, StaleHandle
+from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
@@ -44,7 +44,7 @@ class HostTier:
     """The records of one frontend; `close` closes the store and its ring.
 
     Args:
-        ring: owned from here on; None: nothing is kept, and every get is a miss.
+        ring: owned from here on; None: nothing is kept, and every get is a miss, until `adopt`.
         first_epoch: larger than any epoch of a former frontend.
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
     Attributes:
@@ -54,11 +54,23 @@ class HostTier:
     def __init__(self, ring: RingWriter | None, *, first_epoch: int, tenant_quota_bytes: int | None = None) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
-        self._store = None if ring is None else ObjectStoreWriter(ring, on_evict=self._forget)
+        self._store: ObjectStoreWriter | None = None
         self._quota_bytes = tenant_quota_bytes
         self._tenant_to_books: dict[str, _TenantBooks] = {}
         self._key_to_tenant: dict[str, str] = {}
         self.num_queries = self.num_hits = self.num_puts = self.num_refusals = self.num_quota_evictions = 0
+        if ring is not None:
+            self.adopt(ring)
+
+    def adopt(self, ring: RingWriter) -> None:
+        """Keep records from now on, in this ring.
+
+        Raises:
+            LocalProtocolError: there is one.
+        """
+        if self._store is not None:
+            raise LocalProtocolError("this tier has a ring")
+        self._store = ObjectStoreWriter(ring, on_evict=self._forget)
 
     @property
     def num_epochs(self) -> int:
@@ -238,14 +250,17 @@ class _TenantBooks:
 
 
 def host_tier_from_config(config: ServiceConfig) -> HostTier:
-    """Make the tier of a service, with its ring; without one if the configuration keeps no records.
+    """Make the tier of a service, which keeps nothing until it gets a ring."""
+    return HostTier(None, first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)
+
+
+def store_ring_from_config(config: ServiceConfig) -> RingWriter:
+    """Make the ring of a service that keeps records.
 
     Raises:
-        SegmentError: the ring could not be made.
+        SegmentError: there is no room for it.
     """
-    if not config.store_data_bytes:
-        return HostTier(None, first_epoch=time.time_ns())
-    ring = RingWriter.create(
+    return RingWriter.create(
         data_bytes=config.store_data_bytes,
         num_slots=config.store_num_slots,
         max_rows=config.store_max_clients,
@@ -254,4 +269,3 @@ def host_tier_from_config(config: ServiceConfig) -> HostTier:
         has_checksums=config.ring_has_checksums,
         has_index=True,
     )
-    return HostTier(ring, first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)

@@ -105,6 +105,10 @@ class Preparing:
             mailbox=self._mailbox,
         )
 
+    def use(self, keeper: Keeper) -> None:
+        """Ask another keeper from now on. What was missing for the former may be there, and is taken all the same."""
+        self._keeper = keeper
+
     def fileno(self) -> int:
         """What becomes readable when `collect` has something."""
         return self._mailbox.fileno()

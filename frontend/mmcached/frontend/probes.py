@@ -59,6 +59,10 @@ class Probes:
         self._round: _Round | None = None
         self._token = 0
 
+    def use(self, store: ObjectStoreWriter) -> None:
+        """There is a ring now."""
+        self._store = store
+
     def start(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
         """Take a question; unless a probe is under way, send a fresh item to every ready engine.
 

@@ -96,6 +96,10 @@ class RequestDesk:
         self.num_failed = 0
         self.num_resends = 0
 
+    def use(self, route: ItemRoute) -> None:
+        """Send items by another route from now on."""
+        self._route = route
+
     def __len__(self) -> int:
         """Return how many requests are open."""
         return len(self._requests)

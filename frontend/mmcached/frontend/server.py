@@ -18,9 +18,11 @@ whose items are all cached is sent at once.
 from __future__ import annotations
 
 import select
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, assert_never
@@ -37,12 +39,14 @@ from mmcached.frontend.preparing import Preparing
 from mmcached.frontend.probes import Probes
 from mmcached.frontend.processing import Processing
 from mmcached.frontend.request_desk import RequestDesk
+from mmcached.frontend.retried_ring import RetriedRing
 from mmcached.frontend.routes import route_for
 from mmcached.frontend.seats import Seats
 from mmcached.frontend.statistics import StatsCollector
 from mmcached.frontend.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
 from mmcached.shm.lock_file import is_held, remove_if_free
+from mmcached.shm.mapped import SHM_DIR
 from mmcached.shm.stats_publisher import StatsPublisher
 from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
@@ -87,7 +91,6 @@ class Frontend:
     Args:
         clock: monotonic seconds.
     Raises:
-        SegmentError: the ring could not be made.
         OSError: a socket could not be bound.
     """
 
@@ -102,7 +105,8 @@ class Frontend:
         self._is_draining = False
         self._next_check = clock()
         with ExitStack() as stack:
-            self._ring = _make_ring(config, stack)
+            self._retried_ring = _retried_ring(config)
+            self._ring = self._try_ring(stack)
             store = None if self._ring is None else ObjectStoreWriter(self._ring)
             cache = processor_cache_from_config(config, store, grant=grant_when_sent)
             if cache is not None:
@@ -166,6 +170,7 @@ class Frontend:
             self._guard.call("look at the clients", self._check_clients)
             self._guard.call("look at deadlines", self._requests.check, now)
             self._guard.call("look at the store", self._desk.check, now)
+            self._guard.call("look for room for the ring", self._look_for_room)
         self._guard.call("answers that all wait for", self._answer_finished, now)
 
     def drain(self) -> None:
@@ -189,6 +194,31 @@ class Frontend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # ---- the ring
+
+    def _try_ring(self, closing: ExitStack) -> RingWriter | None:
+        """Make the ring if it is wanted, missing and has room; `closing` closes it."""
+        if self._retried_ring is None or (ring := self._retried_ring.try_now(self._clock())) is None:
+            return None
+        self._retried_ring = None
+        return closing.enter_context(ring)
+
+    def _look_for_room(self) -> None:
+        """Bring the ring into use that had no room at the start."""
+        ring = self._try_ring(self._closing)
+        if ring is None:
+            return
+        self._ring = ring
+        store = ObjectStoreWriter(ring)
+        cache = processor_cache_from_config(self._config, store, grant=grant_when_sent)
+        if cache is not None:
+            self._closing.callback(cache.close)
+        self._route = route_for(cache)
+        self._requests.use(self._route)
+        self._preparing.use(self._route)
+        self._probes.use(store)
+        self._gate.use(ring)
 
     # ---- clients
 
@@ -411,20 +441,33 @@ class Frontend:
         return True
 
 
-def _make_ring(config: ServiceConfig, stack: ExitStack) -> RingWriter | None:
-    """Make the ring, to be closed by `stack`; None if the configuration has none."""
+def _retried_ring(config: ServiceConfig) -> RetriedRing | None:
+    """Return what makes the ring; None if the configuration has none."""
     if not config.ring_data_bytes or not config.is_multimodal_model:
         return None
-    return stack.enter_context(
-        RingWriter.create(
-            data_bytes=config.ring_data_bytes,
-            num_slots=config.ring_num_slots,
-            max_rows=config.ring_max_rows,
-            max_object_bytes=config.max_object_bytes,
-            reader_quota_bytes=config.ring_reader_quota_bytes,
-            has_checksums=config.ring_has_checksums,
-        )
+    make = partial(
+        RingWriter.create,
+        data_bytes=config.ring_data_bytes,
+        num_slots=config.ring_num_slots,
+        max_rows=config.ring_max_rows,
+        max_object_bytes=config.max_object_bytes,
+        reader_quota_bytes=config.ring_reader_quota_bytes,
+        has_checksums=config.ring_has_checksums,
     )
+    return RetriedRing("ring", make)
+
+
+def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:
+    """Say so if /dev/shm has no room for both rings beside those of a dead frontend; return whether it has not."""
+    needed = 2 * (config.ring_data_bytes + config.store_data_bytes)
+    if shm_bytes >= needed:
+        return False
+    log.warning(
+        "/dev/shm is too small for a restart: a next frontend would begin without ring or store, inline",
+        shm_mib=shm_bytes >> 20,
+        wanted_mib=needed >> 20,
+    )
+    return True
 
 
 def grant_when_sent(handle: Handle) -> dict[int, LeaseId]:
@@ -439,6 +482,7 @@ def main(run_dir: Path) -> int:
     stop = StopFlag()
     for name in sweep():
         log.info("removed what a dead process left behind", name=name)
+    warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)
     page = StatsPublisher(directory.stats_page, RoleName("frontend"))
     with page, Frontend(directory, config) as frontend:
         while not stop.is_set:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -24,8 +25,9 @@ import structlog
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.client_rows import ClientRows
 from mmcached.frontend.computations import Asker, Computations, Handover
-from mmcached.frontend.host_tier import HostTier, Refusal, host_tier_from_config
+from mmcached.frontend.host_tier import HostTier, Refusal, host_tier_from_config, store_ring_from_config
 from mmcached.frontend.record_sender import RecordSender, Send
+from mmcached.frontend.retried_ring import RetriedRing
 from mmcached.shm import codec
 from mmcached.shm.crash_points import crash_point
 from mmcached.wire.channels import Frame
@@ -61,6 +63,7 @@ class StoreDesk:
 
     Args:
         clock: monotonic seconds.
+        retried_ring: what the tier lacks; None if it has one, or shall have none.
     Attributes:
         num_protocol_errors: messages that could not be true.
     """
@@ -74,6 +77,7 @@ class StoreDesk:
         send: Send,
         clock: Callable[[], float],
         max_wait_s: float,
+        retried_ring: RetriedRing | None = None,
     ) -> None:
         self.tier = tier
         self.computations = computations
@@ -82,14 +86,12 @@ class StoreDesk:
         self._sender = RecordSender(tier, rows, send)
         self._clock = clock
         self._max_wait_s = max_wait_s
+        self._retried_ring = retried_ring
+        self._try_ring(clock())
 
     @classmethod
     def from_config(cls, config: ServiceConfig, *, send: Send, clock: Callable[[], float]) -> StoreDesk:
-        """Make the desk of a service, with the store's ring if it has one.
-
-        Raises:
-            SegmentError: the ring could not be made.
-        """
+        """Make the desk of a service, with the store's ring if it has one, as soon as there is room for it."""
         tier = host_tier_from_config(config)
         return cls(
             tier,
@@ -98,6 +100,9 @@ class StoreDesk:
             send=send,
             clock=clock,
             max_wait_s=config.request_timeout_s,
+            retried_ring=RetriedRing("store", partial(store_ring_from_config, config))
+            if config.store_data_bytes
+            else None,
         )
 
     @property
@@ -214,12 +219,20 @@ class StoreDesk:
     # ---- time, epochs, the end
 
     def check(self, now: float) -> None:
-        """Answer those whose deadline is over, and look which rows' holders have died."""
+        """Answer those whose deadline is over, look which rows' holders have died, and for room for a missing ring."""
+        self._try_ring(now)
         for asker in self.computations.take_expired(now):
             timeout_s = min(asker.message.timeout_s, self._max_wait_s)
             self._fail(asker, DeadlineExceeded("claimrecord", timeout_s))
         for client_id in self.rows.check_deaths():
             log.info("client's row is dead", client_id=client_id)
+
+    def _try_ring(self, now: float) -> None:
+        if self._retried_ring is None or (ring := self._retried_ring.try_now(now)) is None:
+            return
+        self._retried_ring = None
+        self.tier.adopt(ring)
+        self.rows.adopt(ring)
 
     def flush(self, *, is_new_epoch: bool) -> None:
         """Forget all records.

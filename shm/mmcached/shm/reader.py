@@ -123,6 +123,17 @@ class RingReader:
         control, row = self._joined
         return not locks.is_free(control.fd, locks.engine_byte(row, control.layout.max_rows))
 
+    def is_writer_alive(self) -> bool:
+        """Return whether the ring's writer lives. If not, nobody will grant a lease any more.
+
+        Raises:
+            LocalProtocolError: no row is joined.
+        """
+        if self._joined is None:
+            raise LocalProtocolError("no row is joined")
+        control, _ = self._joined
+        return not locks.is_free(control.fd, locks.WRITER_BYTE)
+
     def view(self, handle: Handle) -> npt.NDArray[np.uint8]:
         """Return the payload in place, `(nbytes,)`, read-only; valid for as long as the lease is not given back.
 

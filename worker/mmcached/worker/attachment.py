@@ -45,6 +45,17 @@ class Attachment:
         """Return whether the engine's own byte is held; without a ring there is none to ask, and it counts as alive."""
         return self._reader is None or self._reader.is_engine_alive()
 
+    def drop_dead_ring(self) -> bool:
+        """Let go of the ring if its writer is dead, for its pages may be wanted for the next one; those of living views
+        go with the last of them. Return whether it was dropped now.
+        """
+        if self._reader is None or self._reader.is_writer_alive():
+            return False
+        self._reader.close()
+        self._reader = None
+        self.payloads = PayloadReader(None)
+        return True
+
     def close(self) -> None:
         """Let go of the locks and the mapping."""
         if self._reader is not None:

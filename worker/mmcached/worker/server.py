@@ -252,6 +252,8 @@ class WorkerServer:
             return
         if not self._attachment.is_engine_alive():
             self._leave("the engine's byte is free")
+        elif self._attachment.drop_dead_ring():
+            _logger.info("worker %d lets go of the ring: its writer is dead", self._hello.rank)
         elif num_disconnects:
             # Local sockets do not break by themselves: the process that accepted this connection closed it, or died.
             self._leave("the engine has closed the connection")
