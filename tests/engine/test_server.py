@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.engine import Request
+from mmcached.engine.probes import MAX_OPEN
 from mmcached.shm import RingReader, RingWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
@@ -16,8 +18,9 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
+from mmcached.wire.stats import EngineStats
 from tests.clock import Clock
-from tests.engine.fake_peers import Bench, FakeWorker
+from tests.engine.fake_peers import DEADLINE_S, Bench, FakeWorker
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
 
@@ -395,8 +398,142 @@ def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: B
     assert bench.engine.stats().kv.blocks_cached == 0
 
 
+def test_an_engine_that_the_frontend_has_dropped_attaches_anew(bench: Bench, clock: Clock) -> None:
+    """Its requests are over, its leases void; its caches stay, and what comes then is served."""
+    bench.connect()
+    former = bench.engine._contact.row
+    assert former is not None
+    bench.add(1, bench.put_item("a"))
+    plans = [bench.plan(rank) for rank in range(2)]
+    bench.frontend.send(bench.peer, to_engine.Detached("its row is not as it should be"))
+    clock.now += 1
+    assert bench.expect(from_engine.EngineHello).incarnation != bench.engine._nonce
+    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
+    hello = bench.expect(from_engine.RowHello)
+    assert (hello.row, hello.nonce) != (former.row, former.nonce)
+    assert bench.ring.attach(hello.row, hello.nonce)
+    bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+    for rank, worker in enumerate(bench.workers):
+        worker.channel.send(worker.output(plans[rank]))
+        assert bench.attach(worker).row == hello.row
+    bench.expect(from_engine.EngineReady)
+    bench.pump(lambda: bool(bench.ring.poll_deaths()))
+    assert bench.leases == 0
+    assert not [m for m, _ in bench.received if isinstance(m, from_engine.RequestGenerated)]
+    bench.row = hello.row
+    bench.add(2, bench.put_item("b"))
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+    assert bench.leases == 0
+    bench.engine.check_integrity()
+
+
 def test_refused_engine_ends_with_the_reason(bench: Bench) -> None:
     bench.expect(from_engine.EngineHello)
     bench.frontend.send(bench.peer, to_engine.Refused(error_to_wire(ConfigError("config digest", "a", "b: restart"))))
     with pytest.raises(ConfigError, match="restart"):
         bench.expect(from_engine.EngineReady)
+
+
+# ---- floods, and errors that are not ours
+
+
+def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.connect()
+    bench.add(1)
+    bench.plan(0)
+    share = CONFIG.limits.messages_per_turn
+    for token in range(4 * share):
+        bench.frontend.send(bench.peer, to_engine.GetEngineStats(token))
+    num_served = [0]  # in each turn
+    stats = bench.engine.stats
+
+    def counted() -> EngineStats:
+        num_served[-1] += 1
+        return stats()
+
+    monkeypatch.setattr(bench.engine, "stats", counted)
+    while sum(num_served) < 3 * share:
+        assert bench.engine._contact.channel.wait(DEADLINE_S)
+        num_served.append(0)
+        bench.engine.poll(0.0)
+    assert max(num_served) <= share
+    clock.now += CONFIG.step_timeout_s + 1
+    with pytest.raises(PeerGone):
+        bench.engine.poll(0.0)
+
+
+def test_an_error_in_one_request_fails_that_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.connect()
+    add = bench.engine._scheduler.add_request
+
+    def add_request(request: Request) -> None:
+        add(request)
+        if request.request_id == 1:
+            raise KeyError("a bug")
+
+    monkeypatch.setattr(bench.engine._scheduler, "add_request", add_request)
+    for request_id in (1, 2):
+        bench.add(request_id, bench.put_item(str(request_id)))
+    failed = bench.expect(from_engine.RequestFailed)
+    assert (failed.request_id, failed.error.code) == (1, "invariant_error")
+    assert "a bug" not in failed.error.message
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+    assert bench.leases == 0
+    assert bench.engine._guard.num_faults == 1
+    bench.engine.check_integrity()
+
+
+def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.connect()
+    frames_of = bench.engine._items.frames_of
+
+    def broken_frames_of(request_id: int, index: int) -> object:
+        if request_id == 2:
+            raise KeyError(request_id)
+        return frames_of(request_id, index)
+
+    monkeypatch.setattr(bench.engine._items, "frames_of", broken_frames_of)
+    for request_id in (1, 2):
+        item = Feature(str(request_id) * 64, "image", 1, 2, 2, 3, Inline(0, 1))
+        add = to_engine.AddRequest(request_id, "generate", [65, 258, 258], [item], 1, None)
+        bench.frontend.send(bench.peer, add, [b"one"])
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+    failed = bench.expect(from_engine.RequestFailed)
+    assert (failed.request_id, failed.error.code) == (2, "invariant_error")
+    bench.engine.check_integrity()
+
+
+def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.engine, "stats", lambda: 1 / 0)
+        bench.frontend.send(bench.peer, to_engine.GetEngineStats(1))
+        bench.pump(lambda: bench.engine._guard.num_faults == 1)
+    bench.frontend.send(bench.peer, to_engine.GetEngineStats(2))
+    assert bench.expect(from_engine.EngineStatsReply).token == 2
+
+
+def test_a_ring_that_cannot_be_attached_is_asked_for_again(bench: Bench, clock: Clock) -> None:
+    """Its frontend may have died since; the next one says which is now."""
+    bench.expect(from_engine.EngineHello)
+    gone = msgspec.structs.replace(bench.ring.announcement, ring_id="0" * 32)
+    bench.frontend.send(bench.peer, to_engine.Ring(1, gone))
+    bench.pump(lambda: bench.engine._guard.num_faults == 1)
+    clock.now += 1
+    bench.connect()
+    bench.add(1)
+    run_step(bench)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+
+
+def test_probes_that_no_worker_answers_leave_nothing(bench: Bench) -> None:
+    bench.connect()
+    for token in range(1, 200):
+        bench.frontend.send(bench.peer, to_engine.ProbeEngine(token, Inline(0, 0)))
+        bench.from_engine(bench.workers[0], to_worker.ProbeWorker)
+    assert len(bench.engine._probes._checksums) <= MAX_OPEN

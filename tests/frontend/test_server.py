@@ -297,6 +297,23 @@ def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Ben
     assert len(bench.stats().engines) == 1
 
 
+def test_a_living_engine_that_is_dropped_is_told_and_may_come_again(bench: Bench) -> None:
+    """Its row says that more leases came back than were granted: none of it can be believed."""
+    engine = bench.connect_engine()
+    bench.generate(1, [])
+    bench.from_frontend(engine, to_engine.AddRequest)
+    assert engine.row is not None
+    names = engine.row.announcement
+    engine.row.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
+    bench.frontend._gate.check()
+    assert "as given back" in bench.from_frontend(engine, to_engine.Detached).reason
+    assert bench.answer(to_client.Failed).error.code == "request_aborted"
+    bench.engine_dies(engine)
+    again = bench.connect_engine()
+    bench.generate(2, [])
+    bench.from_frontend(again, to_engine.AddRequest)
+
+
 def test_another_process_of_the_same_engine_takes_over_once_the_former_is_dead(bench: Bench) -> None:
     bench.connect_engine()
     bench.generate(1, [])

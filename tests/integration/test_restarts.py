@@ -16,6 +16,7 @@ import pytest
 from mmcached.cli.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.wire.errors import MmcachedError
+from mmcached.wire.handle import Handle
 from tests.integration.local_service import LocalService
 from tests.integration.processes import (
     DEADLINE_S,
@@ -175,3 +176,28 @@ def test_hung_worker_is_killed_and_the_service_answers_again(run_dir: Path, tmp_
         answer = eventually(lambda: _try(client), lambda tokens: tokens is not None, "an answer of the new group")
         assert answer == wanted
         assert not is_alive(victim)
+
+
+def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_caches(run_dir: Path) -> None:
+    """One word in its row is wrong: the frontend believes none of it, and the engine takes another."""
+    with LocalService(run_dir, small_config(world_size=1)) as service, Client(run_dir) as client:
+        wanted = client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
+        row = service.engine._contact.row
+        assert row is not None
+        names = row.announcement
+        row.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
+        eventually(lambda: service.engine._contact.row, lambda now: now not in (None, row), "another row")
+        answer = eventually(lambda: _ask(client), lambda answer: answer is not None, "an answer")
+        assert answer is not None
+        assert answer.tokens == wanted.tokens
+        assert answer.num_cached_tokens > 0
+        eventually(lambda: stats_of(run_dir), lambda stats: leases_of(stats) == 0, "leases at rest")
+
+
+def _ask(client: Client) -> Generation | None:
+    try:
+        return client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
+    except MmcachedError as error:
+        if not error.retryable:
+            raise
+        return None

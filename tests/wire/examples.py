@@ -95,6 +95,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.AddRequest(1, "generate", [256], [], 5, None, "", 7, is_streamed=True)),
     ("FromFrontend", engine.AbortRequest(1)),
     ("FromFrontend", engine.Refused(ERROR)),
+    ("FromFrontend", engine.Detached("its row is not as it should be")),
     ("FromFrontend", engine.ProbeEngine(4, HANDLE, LEASE)),
     ("FromFrontend", engine.FlushEngine(4)),
     ("FromFrontend", engine.GetEngineStats(4)),

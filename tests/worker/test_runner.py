@@ -564,3 +564,45 @@ def test_any_schedule_gives_what_a_whole_recomputation_gives(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_cuda_gives_the_same_bits(seed: int) -> None:
     play(seed, torch.device("cuda"))
+
+
+# ---- errors that are not ours
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retryable"),
+    [(RuntimeError("shape"), False), (MemoryError(), True), (torch.OutOfMemoryError("no room"), True)],
+)
+def test_an_error_of_torch_fails_the_step_and_leaves_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_retryable: bool
+) -> None:
+    runner, image = make_runner(), IMAGES[0]
+    prompt = chunk(1, PROMPT, [3, 1, 2], sample=True, hidden=True)
+    step = plan(1, prompt, encode=[inline_item("k", image)])
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._model.decoder, "sample", fail)
+        failed = run_failing(runner, step, inline_frames(image))
+    assert (failed.error.code, failed.error.retryable) == ("computation_failed", is_retryable)
+    assert failed.error.details == {"error": type(error).__name__}
+    assert runner.encoder_cache.keys() == []
+    output, payload = run(runner, plan(2, prompt))
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states(PROMPT))
+
+
+def test_an_error_that_leaves_no_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner._model.decoder, "sample", fail)
+    monkeypatch.setattr(runner, "_device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(runner, "_check_chunks", lambda _: None)  # it would need the device
+    monkeypatch.setattr(runner._model.encoder, "encode", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]), INLINE_ONLY)

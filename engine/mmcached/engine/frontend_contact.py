@@ -6,12 +6,15 @@ unknown  -- EngineHello, repeated -->  frontend
          <-- RowAttached --            leases may come
 known    -- connection lost -->        unknown again; requests go on until it is clear who answers
          <-- Ring, other incarnation   the former frontend is dead, and with it its ring, leases and requests
+         <-- Detached                  as if it were dead: hello as another incarnation, another row
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
+import msgspec
 import structlog
 import zmq
 
@@ -47,6 +50,7 @@ class FrontendContact:
         self._hello = hello
         self._next_hello = now
         self._is_known = False
+        self._is_detached = False
         self._frontend_incarnation: int | None = None
 
     @property
@@ -55,7 +59,10 @@ class FrontendContact:
         return self._frontend_incarnation is not None
 
     def keep(self, now: float) -> None:
-        """Notice a lost connection; say hello while nobody has answered. Call it when nothing is left to receive."""
+        """Notice a lost connection; say hello while nobody has answered. Call it in every turn.
+
+        What the former frontend has said before it died may still come after that.
+        """
         if self.channel.take_disconnects():
             log.info("connection to the frontend lost")
             self._is_known = False
@@ -67,25 +74,34 @@ class FrontendContact:
                 self.tell(self._hello)
 
     def on_ring(self, message: received.Ring) -> bool:
-        """Take in who the frontend is; return whether it is another one than before (or the first).
+        """Take in who the frontend is; return whether it is another one than before (or the first, or has detached us).
 
         Then the row is a new one, or None, and is yet to be accepted. It is also new if the same frontend has found
         room for its ring only now.
 
         Raises:
-            SegmentError: its ring cannot be attached.
+            SegmentError: its ring cannot be attached; nothing has changed, and hello is said again.
         """
-        self._is_known = True
-        is_new = message.frontend_incarnation != self._frontend_incarnation
+        is_new = self._is_detached or message.frontend_incarnation != self._frontend_incarnation
         has_ring_now = self.row is None and message.announcement is not None
         if is_new or has_ring_now:
-            self._frontend_incarnation = message.frontend_incarnation
+            row = None if message.announcement is None else ReaderRow.attach(message.announcement)
             if self.row is not None:
                 self._former_rows.append(self.row)
-            self.row = None if message.announcement is None else ReaderRow.attach(message.announcement)
-            self.is_accepted = self.row is None
+            self.row = row
+            self.is_accepted = row is None
+            self._frontend_incarnation = message.frontend_incarnation
+            self._is_detached = False
+        self._is_known = True
         self._offer_row()
         return is_new
+
+    def on_detached(self, message: received.Detached) -> None:
+        """The frontend has dropped this engine: say hello as another one, and let what it says then be new."""
+        log.warning("dropped by the frontend: attaching anew", reason=message.reason)
+        self._hello = msgspec.structs.replace(self._hello, incarnation=secrets.randbits(63))
+        self._is_known = self.is_accepted = False
+        self._is_detached = True
 
     def _offer_row(self) -> None:
         if self.row is not None:

@@ -1,6 +1,7 @@
 """Probes that pass through this engine: every worker reads a small item and tells its checksum; the lease goes back.
 
 A probe's lease is held like a request's, under the probe's negative number, with one outstanding read for each worker.
+Invariant: no more than `MAX_OPEN` probes are remembered; the oldest, which nobody has answered, is forgotten first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from mmcached.wire.errors import ChannelFull, PeerGone
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import ProbeEngine, WorkerProbed
 from mmcached.wire.messages.worker import ProbeWorker
+
+MAX_OPEN = 16
 
 
 class EngineProbes:
@@ -41,6 +44,8 @@ class EngineProbes:
         if not is_answerable:
             return
         self._checksums[probe.token] = {}
+        if len(self._checksums) > MAX_OPEN:
+            del self._checksums[next(iter(self._checksums))]
         for link in self._group.in_rank_order():
             message = ProbeWorker(self._engine_nonce, link.worker_epoch, probe.token, probe.payload)
             try:

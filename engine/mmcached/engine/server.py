@@ -9,7 +9,8 @@ cache holds, to whoever asks for it (kv_event_publisher). What a peer sends wron
 contradicts the books ends the process, before anything of that step is answered.
 
 Who dies, and what follows here:
-    frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew
+    frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew; the
+               same when it lives and says that it has dropped this engine
     worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is back,
                those of that step one by one; whoever kills workers alone fails
     step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
@@ -33,7 +34,7 @@ from mmcached.engine.delivery import Delivery
 from mmcached.engine.encoder_bytes import EncoderBytes
 from mmcached.engine.frontend_contact import FrontendContact
 from mmcached.engine.item_frames import ItemFrames
-from mmcached.engine.kv_event_publisher import kv_event_publisher_from_config
+from mmcached.engine.kv_event_publisher import KVEventPublisher, kv_event_publisher_from_config
 from mmcached.engine.leases import LeaseBook
 from mmcached.engine.poisonous_requests import PoisonousRequests
 from mmcached.engine.probes import EngineProbes
@@ -48,6 +49,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
     ErrorInfo,
+    InvariantError,
     MmcachedError,
     PoisonousRequest,
     RemoteProtocolError,
@@ -63,6 +65,7 @@ from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
 from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
+from mmcached.wire.turns import Guard, TurnShare, places
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -93,6 +96,8 @@ class EngineServer:
         self._items = ItemFrames(config)
         self._leases = LeaseBook(self._give_back)
         self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
+        self._share = TurnShare.of(config.limits)
+        self._guard = Guard(ends=(InvariantError,))
         self._num_finished = 0
         self._is_ready_told = False
         with ExitStack() as stack:
@@ -140,10 +145,10 @@ class EngineServer:
         """
         wait_s = 0.0 if self._steps.can_start or self._is_replaying else timeout_s
         ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
-        if self._contact.channel.socket in ready:
-            self._serve_frontend()
         if self._worker_channel.socket in ready:
             self._serve_workers()
+        if self._contact.channel.socket in ready:
+            self._serve_frontend()
         self._contact.keep(self._clock())
         self._tell_ready()
         self._steps.check_deadline()
@@ -154,8 +159,12 @@ class EngineServer:
         for request, error in self._scheduler.take_failed():
             self._fail(request, error)
         if self._kv_events is not None:  # last: the workers compute meanwhile
-            self._kv_events.publish(self._scheduler.kv_cache_manager.take_events())
-            self._is_replaying = self._kv_events.serve_replay()
+            self._guard.call("KV events", self._publish, self._kv_events)
+
+    def _publish(self, publisher: KVEventPublisher) -> None:
+        self._is_replaying = False
+        publisher.publish(self._scheduler.kv_cache_manager.take_events())
+        self._is_replaying = publisher.serve_replay()
 
     def close(self) -> None:
         """Tell the workers to end, give up the row, close the sockets. A second call does nothing."""
@@ -175,7 +184,8 @@ class EngineServer:
     # ---- the frontend
 
     def _serve_frontend(self) -> None:
-        while True:
+        """Take in the frontend's share of a turn."""
+        for _ in self._share:
             try:
                 received_now = self._contact.channel.try_receive()
             except RemoteProtocolError as error:
@@ -183,7 +193,13 @@ class EngineServer:
                 continue
             if received_now is None:
                 return
-            self._handle_frontend(*received_now)
+            message, payload = received_now
+            if isinstance(message, received.Refused):
+                raise error_from_wire(message.error)
+            fault = self._guard.call("message of the frontend", self._handle_frontend, message, payload)
+            if fault is not None and isinstance(message, received.AddRequest):
+                self._scheduler.abort(message.request_id)
+                self._end_with(message.request_id, fault)
 
     def _handle_frontend(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
@@ -198,8 +214,8 @@ class EngineServer:
                 self._contact.on_row_attached(message)
             case Barrier():
                 self._contact.on_barrier(message)
-            case received.Refused():
-                raise error_from_wire(message.error)
+            case received.Detached():
+                self._contact.on_detached(message)
             case received.AddRequest():
                 self._add(message, payload)
             case received.AbortRequest():
@@ -240,8 +256,8 @@ class EngineServer:
         if request_id in self._requests:
             log.error("request came twice; the second is dropped", request_id=request_id)
             return
-        missed = self._hold_leases(message)
         try:
+            missed = self._hold_leases(message)
             self._items.add(message, payload)
             if missed:
                 raise CacheMiss(missed)
@@ -253,8 +269,7 @@ class EngineServer:
             self._forget(request_id)
             self._contact.tell(to_frontend.RequestMissed(request_id, miss.mm_hashes))
         except MmcachedError as error:
-            self._forget(request_id)
-            self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
+            self._end_with(request_id, error)
         else:
             self._requests[request_id] = request
             self._delivery.open(request, is_streamed=message.is_streamed)
@@ -302,13 +317,20 @@ class EngineServer:
         log.warning("request failed", request_id=request.request_id, code=error.code)
         if isinstance(error, PoisonousRequest):
             self._poisonous.add(request, error)
-        self._contact.tell(to_frontend.RequestFailed(request.request_id, error_to_wire(error)))
-        self._forget(request.request_id)
+        self._end_with(request.request_id, error)
+
+    def _end_with(self, request_id: int, error: MmcachedError) -> None:
+        self._forget(request_id)
+        self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
 
     # ---- workers
 
     def _serve_workers(self) -> None:
-        while (raw := self._worker_channel.receive_raw()) is not None:
+        """Take in the workers' share of a turn; ZeroMQ takes from each of them in rotation."""
+        for _ in self._share:
+            raw = self._worker_channel.receive_raw()
+            if raw is None:
+                return
             peer, frames = raw
             try:
                 message, payload = self._worker_channel.decode(frames)
@@ -317,15 +339,16 @@ class EngineServer:
                 continue
             match message:
                 case received.WorkerHello():
-                    self._on_worker_hello(peer, message)
+                    self._guard.call("hello of a worker", self._on_worker_hello, peer, message)
                 case received.WorkerAttached():
-                    self._on_worker_attached(message)
+                    self._guard.call("word of a worker", self._on_worker_attached, message)
                 case received.StepOutput() | received.StepFailed():
+                    # Not guarded: a step that is booked by half contradicts the books.
                     finished = self._steps.take(message, payload)
                     if finished is not None:
                         self._book(finished)
                 case received.WorkerProbed():
-                    self._on_worker_probed(message)
+                    self._guard.call("word of a worker", self._on_worker_probed, message)
 
     def _on_worker_hello(self, peer: bytes, message: received.WorkerHello) -> None:
         accepted = self._group.hello(peer, message)
@@ -447,5 +470,8 @@ def main(run_dir: Path, engine_index: int) -> int:
                 page.publish_if_due(engine.stats)
         except MmcachedError as error:
             log.error("the engine ends", code=error.code, reason=str(error))
+            return 1
+        except Exception as error:
+            log.error("the engine ends", code=type(error).__name__, where=places(error))
             return 1
     return 0

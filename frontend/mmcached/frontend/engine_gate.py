@@ -1,7 +1,7 @@
 """The frontend's side of the engines: their sockets, their rows of the ring, the leases that go with each message.
 
     engine   EngineHello ->        gate    refused while another process with this index lives
-             <- Ring | Refused             refused, at any time: this engine was dropped, and must end
+             <- Ring | Refused             at any time `Detached`: dropped although it lives, it says hello anew
              RowHello ->                   the row must hold the nonce
              <- RowAttached
              EngineReady ->                requests may go there
@@ -273,6 +273,5 @@ class EngineGate:
         log.warning("engine lost", engine=link.index, reason=reason)
         self.links.remove(link)
         if self._channel.is_connected(link.peer):  # it lives, and would wait for requests for ever
-            error = ServiceUnavailable(f"the frontend has dropped this engine ({reason}): it must start anew")
-            self._send_or_log(link.peer, to_engine.Refused(error_to_wire(error)))
+            self._send_or_log(link.peer, to_engine.Detached(reason))
         self._on_lost(link, reason)

@@ -214,6 +214,16 @@ class RequestAborted(MmcachedError):
     retryable = True
 
 
+class ComputationFailed(MmcachedError):
+    """The model could not compute the request: memory was not enough, or an operation of it failed."""
+
+    code = "computation_failed"
+
+    def __init__(self, error: str, *, retryable: bool = False) -> None:
+        super().__init__(f"the model could not compute it: {error}; the service's log says where", error=error)
+        self.retryable = retryable
+
+
 class PoisonousRequest(MmcachedError):
     """Workers died while they computed this request, at last this one alone; it is not tried again."""
 

@@ -81,7 +81,7 @@ class Guard:
         except Exception as error:
             self.num_faults += 1
             # The text of a foreign exception may hold a user's data: only its class and places are told.
-            fields = {"peer": what, "error": type(error).__name__, "where": _places(error)}
+            fields = {"peer": what, "error": type(error).__name__, "where": places(error)}
             _logger.error("a handler failed", extra=fields)
             return InvariantError(
                 f"{what}: {type(error).__name__} where none was expected; see the service's log, and report it",
@@ -91,7 +91,7 @@ class Guard:
         return None
 
 
-def _places(error: BaseException) -> str:
-    """Return where it was raised, innermost first."""
+def places(error: BaseException) -> str:
+    """Return where it was raised, innermost first: what of a foreign exception may be logged."""
     frames = traceback.extract_tb(error.__traceback__)[-MAX_PLACES:]
     return " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames))

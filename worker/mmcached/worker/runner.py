@@ -3,10 +3,11 @@
 Knows nothing of sockets, processes or scheduling. Keeps the caches of this worker, and no request.
 
     plan ── check everything ──> encode ──> emit ──> forward, sample ──> prefix rows ──> output + payload frames
-              nothing changed      └───────────── a MmcachedError: withdraw all of it ─────────────┘
+              nothing changed      └────────────── any exception: withdraw all of it ──────────────┘
 
 Invariant: after a step that failed, nothing of it can be taken for computed: its items are not cached, its slots not
 computed, its rows not kept. In either case every lease that the plan named is reported as read, once its view is gone.
+A device that is dead ends the process.
 
 Results are exact integers, so how chunks are batched never shows; `digest` covers all that the step computed, and is
 the same on every rank. Rank 0 alone keeps prefix rows and fills in rows and embeddings.
@@ -15,17 +16,26 @@ the same on every rank. Rank 0 alone keeps prefix rows and fills in rows and emb
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ErrorInfo, InvalidRequest, InvariantError, MmcachedError, error_to_wire
+from mmcached.wire.errors import (
+    ComputationFailed,
+    ErrorInfo,
+    InvalidRequest,
+    InvariantError,
+    MmcachedError,
+    error_to_wire,
+)
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.stats import WorkerStats
+from mmcached.wire.turns import places
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.encoder_cache import EncoderCache
@@ -36,6 +46,8 @@ from mmcached.worker.prefix_rows import PrefixRows
 from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
 from mmcached.worker.read_ledger import Read, ReadLedger
 from mmcached.worker.step_result import StepResult
+
+_logger = logging.getLogger(__name__)
 
 EMBEDDINGS = "embeddings"
 """Name of the encoder's output in its record."""
@@ -177,6 +189,13 @@ class ModelRunner:
         except MmcachedError as error:
             self._withdraw(plan, slots)
             return error_to_wire(error), b""
+        except Exception as error:
+            if not self._is_device_alive():
+                raise  # it computes nothing any more; a new process may
+            _logger.error("a step failed", extra={"error": type(error).__name__, "where": places(error)})
+            self._withdraw(plan, slots)
+            is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps somebody else's, for now
+            return error_to_wire(ComputationFailed(type(error).__name__, retryable=is_memory)), b""
 
     def _close_reads(self, step: int, reads: Sequence[Read | None], viewed: set[Read]) -> list[ReadDone]:
         """Return the leases that are read no more; what was never viewed is released here."""
@@ -188,6 +207,16 @@ class ModelRunner:
             gc.collect()  # the views' holders are gone, so only a cycle, as of an exception, can keep one
             read_done += self._ledger.take_done()
         return read_done
+
+    def _is_device_alive(self) -> bool:
+        """Whether the device still computes: some errors of CUDA leave none that does in this process."""
+        if self._device.type != "cuda":
+            return True
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            return False
+        return True
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
         self.encoder_cache.drop(item.key for item in plan.encode)

@@ -206,7 +206,7 @@ class WorkerServer:
             record = attachment.payloads.read(probe.payload, frames, mm_hash="probe")
             checksum = hashlib.blake2b(record["probe"].numpy().tobytes(), digest_size=16).hexdigest()
             del record  # the answer says that nothing is read any more
-        except (MmcachedError, KeyError, AttributeError) as error:
+        except Exception as error:
             checksum = error.code if isinstance(error, MmcachedError) else "not a probe"
         attached_to = attachment.attach.engine_nonce
         self._send(WorkerProbed(attached_to, self._hello.worker_epoch, probe.token, checksum), [])
@@ -223,8 +223,8 @@ class WorkerServer:
                 self._attachment = None
             try:
                 self._attachment = Attachment(attach, self._hello.rank)
-            except MmcachedError as error:
-                self._leave(f"cannot attach: {error}")
+            except Exception as error:
+                self._leave(f"cannot attach: {type(error).__name__} {error}")
                 return
             self._channel.take_disconnects()  # those of former engines say nothing about this one
         epoch = self._attachment.ring_epoch

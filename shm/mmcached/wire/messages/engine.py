@@ -42,6 +42,14 @@ class Refused(Message, frozen=True):
     error: ErrorInfo
 
 
+class Detached(Message, frozen=True):
+    """The frontend has dropped this engine, which lives: it has ended its requests and expects it to say hello anew, as
+    another incarnation with another row.
+    """
+
+    reason: Text
+
+
 class RowAttached(Message, frozen=True):
     """Answer to `RowHello`: the writer has accepted the row; leases may follow."""
 
@@ -95,7 +103,16 @@ class FlushEngine(Message, frozen=True):
 
 
 FromFrontend = (
-    Ring | RowAttached | Refused | Barrier | AddRequest | AbortRequest | GetEngineStats | ProbeEngine | FlushEngine
+    Ring
+    | RowAttached
+    | Refused
+    | Detached
+    | Barrier
+    | AddRequest
+    | AbortRequest
+    | GetEngineStats
+    | ProbeEngine
+    | FlushEngine
 )
 
 # ---- from workers

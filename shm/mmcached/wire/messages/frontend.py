@@ -233,7 +233,8 @@ FromClient = (
 
 
 class EngineHello(Message, frozen=True):
-    """First message of an engine, again after the frontend restarted. `incarnation` is new for each process.
+    """First message of an engine, again after the frontend restarted. `incarnation` is new for each process, and after
+    the frontend has dropped it.
 
     Another incarnation with the same `engine_index`: the former engine is dead.
     """
