@@ -69,7 +69,7 @@ class Store:
                         with store.read(spans, [KEY]) as found:
                             found.all(KEY)
                     else:
-                        torch.split(rows.clone(), [chunk.num_rows for chunk in chunks])
+                        rows.clone().split_with_sizes([chunk.num_rows for chunk in chunks])
 
             return cpu_ns(run) / shape.STEPS
 

@@ -26,6 +26,7 @@ from mmcached.worker.prefix_store import (
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.buffers import BufferPool
 from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
+from mmcached.worker.prefix_store.placed_rows import PlacedRows
 from mmcached.worker.prefix_store.slots import SlotBook
 from mmcached.worker.prefix_store.step_writer import StepWriter
 from tests.worker.prefix_store.journeys import MakeStore
@@ -158,16 +159,14 @@ def _evicts_what_is_held(store: TensorPrefixStore) -> None:
 
 
 def _overwrites_what_is_sealed(store: TensorPrefixStore) -> None:
-    book = store._slots
-    never = np.zeros(book.num_slots, dtype=np.bool_)
     writer, put = store._writer, store._writer._put
 
-    def put_over(spec: KeySpec, rows: torch.Tensor, first: int, indexes: np.ndarray) -> None:
-        named, book.is_named = book.is_named, never
+    def put_over(spec: KeySpec, values: torch.Tensor, rows: PlacedRows) -> None:
+        final, rows._is_final = rows._is_final, None
         try:
-            put(spec, rows, first, indexes)
+            put(spec, values, rows)
         finally:
-            book.is_named = named
+            rows._is_final = final
 
     _replace(writer, "_put", put_over)
 

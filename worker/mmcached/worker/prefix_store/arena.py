@@ -136,10 +136,17 @@ class RowArena:
     # ---- inside
 
     def _as_words(self, rows: torch.Tensor) -> np.ndarray:
-        flat = rows.detach().cpu().contiguous().reshape(len(rows), -1)
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(len(rows), -1)
-        words: np.ndarray = flat.view(torch.uint8).numpy().view(self._word)
+        # Each call takes as long as to copy a row, so none is made that would change nothing.
+        if not rows.is_cpu:
+            rows = rows.cpu()
+        if rows.requires_grad:
+            rows = rows.detach()
+        if rows.is_complex():
+            rows = torch.view_as_real(rows)
+        rows = rows.contiguous()
+        if rows.ndim != 2:
+            rows = rows.view(rows.shape[0], -1)
+        words: np.ndarray = rows.view(torch.uint8).numpy().view(self._word)
         return words
 
     def _words_of(self, out: np.ndarray, num: int, like: np.ndarray) -> np.ndarray:

@@ -19,31 +19,35 @@ class Runs:
 
     Args:
         starts: `(runs,)` int64, first position of each run.
-        counts: `(runs,)` int64, rows of each run, at least 0.
+        counts: `(runs,)` int64, rows of each run, at least 1.
+        num_rows: of all runs.
 
     Attributes:
-        counts: as given.
+        counts, num_rows: as given.
         first_blocks: number of the block that each run begins in.
         offsets: of each run's first row in its first block.
-        num_blocks: that each run touches.
-        first_rows: where each run's rows begin if only its own rows are counted.
-        num_rows: of all runs.
+        are_single_rows: whether each run is one row, as of requests that decode.
     """
 
-    __slots__ = ("block_size", "counts", "first_blocks", "first_rows", "num_blocks", "num_rows", "offsets")
+    __slots__ = ("are_single_rows", "block_size", "counts", "first_blocks", "num_rows", "offsets")
 
-    def __init__(self, block_size: int, starts: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(self, block_size: int, starts: np.ndarray, counts: np.ndarray, num_rows: int) -> None:
         self.block_size = block_size
         self.counts = counts
-        self.first_blocks = starts // block_size
-        self.offsets = starts - self.first_blocks * block_size
-        self.num_blocks = (self.offsets + self.counts + (block_size - 1)) // block_size
-        self.first_rows, self.num_rows = _starts_of(self.counts)
+        self.num_rows = num_rows
+        self.are_single_rows = num_rows == len(counts)
+        self.first_blocks, self.offsets = np.divmod(starts, block_size)
 
     @property
-    def are_single_rows(self) -> bool:
-        """Whether each run is one row, as of requests that decode; of runs that have any."""
-        return self.num_rows == len(self.counts)
+    def num_blocks(self) -> np.ndarray:
+        """How many blocks each run touches."""
+        num: np.ndarray = (self.offsets + self.counts + (self.block_size - 1)) // self.block_size
+        return num
+
+    @property
+    def first_rows(self) -> np.ndarray:
+        """Where each run's rows begin if only its own rows are counted."""
+        return _starts_of(self.counts)
 
     def indexes(self, slots: np.ndarray) -> np.ndarray:
         """Return the index of each row, `(num_rows,)`.
@@ -51,7 +55,7 @@ class Runs:
         Args:
             slots: `(num_blocks.sum(),)` int64, of all blocks that the runs touch, run after run.
         """
-        if self.are_single_rows and self.num_rows == len(slots):
+        if self.are_single_rows:
             indexes: np.ndarray = slots * self.block_size + self.offsets
             return indexes
         shift = np.repeat(self.first_rows_in_blocks() - self.first_rows, self.counts)
@@ -64,17 +68,17 @@ class Runs:
     def first_rows_in_blocks(self) -> np.ndarray:
         """Return where each run's rows begin if all rows of the blocks that runs touch are counted.
 
-        >>> Runs(4, np.array([6, 3]), np.array([4, 1])).first_rows_in_blocks().tolist()
+        >>> Runs(4, np.array([6, 3]), np.array([4, 1]), 5).first_rows_in_blocks().tolist()
         [2, 11]
         """
-        first_rows: np.ndarray = _starts_of(self.num_blocks)[0] * self.block_size + self.offsets
+        first_rows: np.ndarray = _starts_of(self.num_blocks) * self.block_size + self.offsets
         return first_rows
 
 
-def _starts_of(counts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return where each of some runs begins, and where the last one ends."""
-    ends = np.cumsum(counts)
-    return ends - counts, int(ends[-1]) if len(ends) else 0
+def _starts_of(counts: np.ndarray) -> np.ndarray:
+    """Return where each of some runs begins."""
+    starts: np.ndarray = np.cumsum(counts) - counts
+    return starts
 
 
 def as_array(numbers: Sequence[int]) -> np.ndarray:

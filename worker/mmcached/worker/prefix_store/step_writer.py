@@ -15,7 +15,7 @@ is in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from mmcached.worker.integers import check_integers
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.chains import ABSENT, Chain, ChainBook
 from mmcached.worker.prefix_store.layout import Runs, as_array
+from mmcached.worker.prefix_store.placed_rows import PlacedRows
 from mmcached.worker.prefix_store.records import Refusal, RowChunk
 from mmcached.worker.prefix_store.schema import KeySpec
 from mmcached.worker.prefix_store.slots import SlotBook
@@ -111,34 +112,20 @@ class StepWriter:
         """Do all but launch the rows; return what does not fit, and the slots that may have become sealed or full."""
         request_ids, firsts, nums, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
         check_integers("chunks", firsts, nums)
-        refused: dict[int, InvalidRequest] = {}
+        owners = request_ids
+        refusals: list[Refusal] = []
+        wrong: set[int] = set()
         if chunks and (min(firsts) < 0 or min(nums) < 1 or max(firsts) + max(nums) > self._max_positions):
-            refused, firsts, nums = self._refuse(chunks)
-        starts, counts = as_array(firsts), as_array(nums)
-        open_blocks: list[_OpenBlocks] = []
-        numbers: Sequence[int] = [number for number, its_names in enumerate(names) if its_names]
-        has_names = bool(numbers)
-        if has_names:
-            if not self._chains.of_request.keys() >= set(request_ids):
-                numbers = range(len(chunks))  # all chains are opened
-            numbers = sorted(numbers, key=firsts.__getitem__)
-        for number in numbers:
-            if number in refused:
-                continue
-            if not names[number]:
-                self._chains.open(request_ids[number])
-                continue
-            try:
-                open_blocks.append(self._attach(chunks[number]))
-            except InvalidRequest as error:
-                refused[number] = error
-        runs = Runs(self._block_size, starts, counts)
+            chunks = self._without_rows(chunks, refusals, wrong)
+            request_ids, firsts, nums, _, names = zip(*chunks, strict=True) if chunks else ((), (), (), (), ())
+        runs = Runs(self._block_size, as_array(firsts), as_array(nums), sum(nums))
+        has_names = any(names)
+        open_blocks = self._take_names(chunks, refusals, wrong) if has_names else []
         sealed: list[int] = []
         try:
-            found = self._place(request_ids, runs, refused, firsts if has_names else None)
+            found = self._place(request_ids, runs, wrong, firsts if has_names else None)
             slots = as_array(found)
-            rows = _PlacedRows(runs, found, slots, self._slots)
-            refusals = [Refusal("", request_ids[number], error) for number, error in refused.items()]
+            rows = PlacedRows(runs, found, slots, self._slots.is_named)
             written = set()
             for key, value in outputs.items():
                 try:
@@ -146,19 +133,21 @@ class StepWriter:
                     if spec is None:
                         raise InvalidRequest("key", key, "has not been declared")
                     if spec.kind == "per_token":
-                        self._put_all(spec, spec.check_stacked(value, runs.num_rows), rows)
+                        self._put(spec, spec.check_stacked(value, runs.num_rows), rows)
                         written.add(key)
                     elif spec.kind == "global":
                         refusals += self._keep(spec, [None], [value])
                     elif spec.kind == "per_request":
-                        refusals += self._keep(spec, request_ids, list(spec.check_stacked(value, len(chunks))))
+                        refusals += self._keep(spec, owners, list(spec.check_stacked(value, len(owners))))
                     else:
-                        refusals += self._keep(spec, request_ids, spec.check_list(value, len(chunks)))
+                        refusals += self._keep(spec, owners, spec.check_list(value, len(owners)))
                 except InvalidRequest as error:
                     refusals.append(Refusal(key, None, error))
-            for key in self._arenas.keys() - written:
-                self._staging.forget_rows(self._arenas[key], rows.in_open_blocks)
-            self._slots.note_changed(slots)
+            if len(written) < len(self._arenas):
+                for key in self._arenas.keys() - written:
+                    self._staging.forget_rows(self._arenas[key], rows.in_open_blocks)
+            if rows.has_named:
+                self._slots.note_changed(slots)
         except BaseException:  # what has got its name is found, and what was to replace guesses there may not have come
             for each in open_blocks:
                 self._forget_from(each, each.start)
@@ -167,20 +156,47 @@ class StepWriter:
             sealed += [slot for each in open_blocks for slot in self._seal(each)]
         return refusals, np.concatenate((slots, as_array(sealed))) if sealed else slots
 
-    def _refuse(self, chunks: Sequence[RowChunk]) -> tuple[dict[int, InvalidRequest], tuple[int, ...], tuple[int, ...]]:
-        """Return what is wrong with chunks that cannot be, by their number; and all starts and numbers of rows.
+    def _without_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
+        """Return the chunks that have rows in the outputs; those at positions that cannot be are `wrong` in them.
 
-        A number of rows that cannot be is none: if the outputs have other rows, they are refused too.
+        A number of rows that cannot be is taken for none: outputs that have these rows all the same are too long.
         """
-        refused, firsts, nums = {}, [], []
-        for number, (request_id, start, num_rows, _, _) in enumerate(chunks):
+        with_rows: list[RowChunk] = []
+        for chunk in chunks:
+            request_id, start, num_rows, _, _ = chunk
             is_wrong = start < 0 or num_rows < 1 or start + num_rows > self._max_positions
             if is_wrong:
                 limit = f"request {request_id}: a chunk has rows of positions 0 … {self._max_positions - 1}"
-                refused[number] = InvalidRequest("chunk", f"{num_rows} rows from {start}", limit)
-            firsts.append(0 if is_wrong else start)
-            nums.append(num_rows if 0 < num_rows <= self._max_positions else 0)
-        return refused, tuple(firsts), tuple(nums)
+                refusals.append(
+                    Refusal("", request_id, InvalidRequest("chunk", f"{num_rows} rows from {start}", limit))
+                )
+            if 0 < num_rows <= self._max_positions:
+                if is_wrong:
+                    wrong.add(len(with_rows))
+                with_rows.append(RowChunk(request_id, 0, num_rows) if is_wrong else chunk)
+        return with_rows
+
+    def _take_names(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> list[_OpenBlocks]:
+        """Hold what is sealed under the names of all chunks; return the blocks that have got their name open.
+
+        What is refused is added to `refusals`, and the chunk's number to `wrong`.
+        """
+        numbers: Iterable[int] = range(len(chunks))
+        if self._chains.of_request.keys() >= {chunk.request_id for chunk in chunks}:
+            numbers = [number for number in numbers if chunks[number].names]  # the others' chains are there
+        open_blocks = []
+        for number in sorted(numbers, key=lambda number: chunks[number].start):
+            if number in wrong:
+                continue
+            if not chunks[number].names:
+                self._chains.open(chunks[number].request_id)
+                continue
+            try:
+                open_blocks.append(self._attach(chunks[number]))
+            except InvalidRequest as error:
+                refusals.append(Refusal("", chunks[number].request_id, error))
+                wrong.add(number)
+        return open_blocks
 
     def _attach(self, chunk: RowChunk) -> _OpenBlocks:
         """Hold what is sealed under a chunk's names; return its blocks that have got their name open."""
@@ -192,7 +208,7 @@ class StepWriter:
         return found
 
     def _place(
-        self, request_ids: Sequence[int], runs: Runs, refused: Mapping[int, object], starts: Sequence[int] | None
+        self, request_ids: Sequence[int], runs: Runs, wrong: Collection[int], starts: Sequence[int] | None
     ) -> list[int]:
         """Return the slots of all blocks of all chunks, after making room for those that are new.
 
@@ -201,7 +217,7 @@ class StepWriter:
         """
         first_blocks = runs.first_blocks.tolist()
         new: list[int] = []
-        if runs.are_single_rows and not refused:  # requests that decode: most of them go on in a block that is there
+        if runs.are_single_rows and not wrong:  # requests that decode: most of them go on in a block that is there
             found = self._chains.slots_of(request_ids, first_blocks)
             absent = [number for number, slot in enumerate(found) if slot == ABSENT]
             for number in sorted(absent, key=starts.__getitem__) if starts else absent:
@@ -211,7 +227,7 @@ class StepWriter:
             num_blocks = runs.num_blocks.tolist()
             parts = [[ABSENT] * num for num in num_blocks]
             for number in sorted(range(len(parts)), key=starts.__getitem__) if starts else range(len(parts)):
-                if number not in refused:
+                if number not in wrong:
                     first, num = first_blocks[number], num_blocks[number]
                     parts[number] = self._room_for(request_ids[number], first, num, new)
             found = [slot for part in parts for slot in part]
@@ -226,29 +242,17 @@ class StepWriter:
             new += self._chains.place(chain, first, first + num_blocks)
         return chain.slots[first : first + num_blocks]
 
-    def _put_all(self, spec: KeySpec, values: torch.Tensor, rows: _PlacedRows) -> None:
-        for first, end in rows.parts or [(0, len(rows.indexes))]:
-            self._put(spec, values, first, rows.indexes[first:end])
-
-    def _put(self, spec: KeySpec, rows: torch.Tensor, first: int, indexes: np.ndarray) -> None:
-        """Write the rows from `first` on, but for those without a place, and those that a sealed block has already."""
+    def _put(self, spec: KeySpec, values: torch.Tensor, rows: PlacedRows) -> None:
+        """Write a key's rows of the step."""
         arena = self._arenas[spec.name]
-        keep = indexes >= 0
-        num_placed = int(np.count_nonzero(keep))
-        written = arena.are_written(indexes)
-        if written.any():
-            keep &= ~(written & self._slots.is_named[indexes // self._block_size])
-        num_kept = int(np.count_nonzero(keep))
-        self.num_dropped += len(indexes) - num_placed
-        self.num_replayed += num_placed - num_kept
-        self.num_written += num_kept
-        places = None
-        if num_kept < rows.shape[0]:
-            places = np.flatnonzero(keep) + first
-            indexes = indexes[keep]
-        if num_kept:
-            self._journal.append((arena, indexes))
-            self._staging.put(arena, rows, places, indexes, is_deferred=spec.copy == "deferred")
+        for first, end in rows.parts:
+            places, indexes, num_placed = rows.to_write(arena, first, end)
+            self.num_dropped += end - first - num_placed
+            self.num_replayed += num_placed - len(indexes)
+            self.num_written += len(indexes)
+            if len(indexes):
+                self._journal.append((arena, indexes))
+                self._staging.put(arena, values, places, indexes, is_deferred=spec.copy == "deferred")
 
     def _keep(self, spec: KeySpec, owners: Sequence[int | None], values: Sequence[object]) -> list[Refusal]:
         refusals = []
@@ -281,31 +285,3 @@ class StepWriter:
             added = self._staging.merge(arena, source, target)
             if len(added):
                 self._journal.append((arena, added))
-
-
-class _PlacedRows:
-    """Where the packed rows of a step go.
-
-    Attributes:
-        indexes: of each row in every arena, negative where there was no room.
-        parts: None: all rows are written together. Where two runs touch the same block, run after run: a row that both
-            have is the first one's if the block is sealed, and the last one's if it is open.
-    """
-
-    __slots__ = ("_block_size", "_book", "indexes", "parts")
-
-    def __init__(self, runs: Runs, found: list[int], slots: np.ndarray, book: SlotBook) -> None:
-        self.indexes = runs.indexes(slots)
-        self.parts: list[tuple[int, int]] | None = None
-        self._book = book
-        self._block_size = runs.block_size
-        if len(set(found)) < len(found) and len(set(found) - {ABSENT}) < len(found) - found.count(ABSENT):
-            bounds = zip(runs.first_rows.tolist(), runs.counts.tolist(), strict=True)
-            self.parts = [(first, first + count) for first, count in bounds]
-
-    @property
-    def in_open_blocks(self) -> np.ndarray:
-        """Indexes of rows whose tokens may be others than those that were there before."""
-        placed = self.indexes[self.indexes >= 0]
-        indexes: np.ndarray = placed[~self._book.is_named[placed // self._block_size]]
-        return indexes

@@ -222,6 +222,8 @@ class TensorPrefixStore:
         """
         self._staging.shipments.poll()
         self._writer.commit()
+        if not self._slots.changed:
+            return {}
         names = list(self._slots.changed)
         self._slots.changed.clear()
         report: Report = {name: {} for name in names}
@@ -290,7 +292,7 @@ class TensorPrefixStore:
         arenas = [self._arenas[key] for key in keys if key in self._arenas]
         if len(arenas) < len(keys):
             raise InvalidRequest("keys", sorted(set(keys) - self._arenas.keys()), "must be declared as per_token")
-        runs = Runs(self.block_size, starts, counts)
+        runs = Runs(self.block_size, starts, counts, int(counts.sum()))
         slots = self._slots_of(request_ids, runs)
         indexes = runs.indexes(slots)
         self._staging.shipments.poll()
