@@ -813,3 +813,10 @@ def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> No
     assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 3
     assert store.usable_prefix(names_of("abcd"), 4, ["other"]) == 3
     store.check_integrity()
+
+
+def test_a_chunk_without_rows_moves_no_rows_of_others() -> None:
+    store = make_store()
+    refusals = store.write([RowChunk(2, 1, 0), RowChunk(3, 0, 2)], {"hidden_states": hidden_of(RowChunk(3, 0, 2))})
+    assert [refusal.request_id for refusal in refusals] == [2]
+    assert hidden(store, 3, 0, 2) == [0, 1]
