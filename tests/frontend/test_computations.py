@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -21,10 +22,46 @@ def asker(client_id: str, request_id: int = 1, *, peer: bytes = b"p", deadline: 
     return Asker(peer, ClaimRecord(client_id, request_id, "key", 5.0), deadline)
 
 
+def make(
+    max_open: int, *, max_per_client: int = 100, new_token: Callable[[], int] = random_token, now: float = 0.0
+) -> Computations:
+    return Computations(
+        max_open=max_open,
+        max_per_client=max_per_client,
+        claim_timeout_s=30.0,
+        clock=lambda: now,
+        new_token=new_token,
+    )
+
+
 @pytest.fixture
 def computations() -> Computations:
     tokens = count(1)
-    return Computations(max_open=4, new_token=lambda: next(tokens))
+    return make(4, new_token=lambda: next(tokens))
+
+
+def test_one_client_cannot_have_all_claims() -> None:
+    computations = make(10, max_per_client=2)
+    computations.ask("a", asker(ANN, 1))
+    computations.ask("b", asker(ANN, 2))
+    with pytest.raises(ServiceUnavailable) as caught:
+        computations.ask("c", asker(ANN, 3))
+    assert caught.value.details["limit"] == 2
+    assert computations.ask("c", asker(BOB)) is not None
+    assert computations.ask("a", asker(BOB, 2)) is None
+    with pytest.raises(ServiceUnavailable):
+        computations.ask("b", asker(BOB, 3))
+    computations.check_integrity()
+
+
+def test_a_claim_that_takes_too_long_passes_on(computations: Computations) -> None:
+    computations.ask("k", asker(ANN))
+    computations.ask("k", asker(BOB, deadline=100.0))
+    computations.ask("other", asker(EVE))
+    assert computations.pass_on_expired(29.0) == []
+    assert computations.pass_on_expired(30.0) == [Handover(asker(BOB, deadline=100.0), 3)]
+    computations.check_token(1, BOB, "whatever")  # it is nobody's
+    assert computations.num_computing == 1, "nobody waits for the other"
 
 
 def test_the_first_who_asks_owns_and_the_others_wait(computations: Computations) -> None:
@@ -142,7 +179,7 @@ def test_a_number_waits_once(computations: Computations) -> None:
 
 def test_tokens_are_drawn_at_random_and_never_0() -> None:
     assert 0 not in {random_token() for _ in range(100)}
-    first, second = Computations(max_open=1), Computations(max_open=1)
+    first, second = make(1), make(1)
     assert first.ask("k", asker(ANN)) != second.ask("k", asker(ANN)), "those of a former frontend mean nothing"
 
 
@@ -154,7 +191,7 @@ class ComputationsModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.computations = Computations(max_open=6)
+        self.computations = make(6)
         self.now = 0.0
         self.numbers = count(1)
         self.owner: dict[str, tuple[int, Asker]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.host_tier import HostTier, Refusal, host_tier_from_config, store_ring_from_config
-from mmcached.shm import EncodedRecord, encode
+from mmcached.shm import EncodedRecord, ReaderRow, encode
 from mmcached.shm.codec import decode_frames
 from mmcached.shm.layout import chunk_bytes
 from mmcached.wire.config import GIB, MIB, ServiceConfig
-from mmcached.wire.errors import InvariantError, StaleHandle
+from mmcached.wire.errors import InvariantError, LeaseRefused, StaleHandle
 from mmcached.wire.handle import Handle
 from tests.house.drawing import examples
 from tests.shm.rings import attached, make_ring, reading
@@ -198,6 +199,41 @@ def test_the_configuration_decides_sizes_and_quotas() -> None:
         assert names.index_words >= 32
         assert tier.epoch > first_epoch, "an epoch of a former frontend is never the present one"
         assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.TENANT_QUOTA
+
+
+def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None:
+    config = ServiceConfig(store_gb=4 * MIB / GIB, store_num_slots=256, store_max_clients=6)
+    with host_tier_from_config(config) as tier, contextlib.ExitStack() as stack:
+        tier.adopt(store_ring_from_config(config))
+        assert tier.ring is not None
+        handles = []
+        for index in range(120):
+            tier.put("", str(index), encoded(index, 32_000), epoch=tier.epoch)
+            handles.append(tier.find("", str(index)))
+        held = []
+        for number in range(5):  # each views as much as it can, and never gives back
+            row = stack.enter_context(attached(tier.ring))
+            mine = [handle for handle in handles[24 * number :] if handle is not None and is_granted(tier, row, handle)]
+            held.append(sum(chunk_bytes(handle.nbytes) for handle in mine))
+        assert held == sorted(held, reverse=True)
+        assert held[0] >= 0.9 * MIB, "one alone gets a quarter, as before"
+        assert held[-1] > 0, "there is something left for the last"
+        assert tier.ring_stats().pinned_bytes <= 2 * MIB
+        shared = next(handle for handle in handles if handle is not None and tier.ring.is_leased(handle))
+        last = stack.enter_context(attached(tier.ring))
+        assert is_granted(tier, last, shared), "what is leased already costs nobody anything"
+        kept = [tier.put("", f"honest {index}", encoded(1, 32_000), epoch=tier.epoch) for index in range(20)]
+        assert kept == [None] * 20
+        assert all(tier.has("", f"honest {index}") for index in range(20))
+
+
+def is_granted(tier: HostTier, row: ReaderRow, handle: Handle) -> bool:
+    assert tier.ring is not None
+    try:
+        tier.ring.grant(row.row, handle)
+    except LeaseRefused:
+        return False
+    return True
 
 
 def test_books_that_contradict_themselves_are_found(tier: HostTier) -> None:

@@ -26,6 +26,7 @@ from mmcached.wire.channels import Frame
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import ChannelFull, error_from_wire
 from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Inline
@@ -42,6 +43,7 @@ CONFIG = ServiceConfig(
     store_max_clients=2,
     store_client_quota_gb=16 * KIB / GIB,
     max_num_requests=4,
+    limits=LimitsConfig(claim_timeout_s=20.0),
 )
 
 
@@ -200,6 +202,15 @@ def posix_ipc_words(name: str) -> Iterator[memoryview]:
     with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
         os.close(fd)
         yield words
+
+
+def test_a_claim_has_a_deadline_of_its_own(bench: Bench, clock: Clock) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    former = owner.claim("k")
+    wait_for(bench, waiter, "k", timeout_s=59)
+    clock.now += CONFIG.limits.claim_timeout_s + 1
+    assert waiter.answer(to_client.Claimed).claim != former.claim
+    assert owner.put("k", record_of(1), claim=former.claim).is_stored, "a late put is a put"
 
 
 def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(bench: Bench) -> None:

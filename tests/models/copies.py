@@ -29,7 +29,14 @@ FIELDS: dict[type, set[str]] = {
         *("_slot_to_use", "_life_bytes", "_long_wait_bytes", "_first_idle_at", "_shielded_until"),
     },
     ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
-    LeaseTable: {"_returned", "_quota_bytes", "_rows", "_holders", "_num_barriers"},
+    LeaseTable: {
+        "_returned",
+        "_quota_bytes",
+        "_rows",
+        "_holders",
+        "_num_barriers",
+        *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted"),
+    },
     WriterRows: {"_control", "_leases", "_num_lost", "_unreported"},
     ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
     ReaderRow: {"announcement", "row", "nonce", "_received", "_control", "_words"},
@@ -62,6 +69,8 @@ def _copy_table(table: LeaseTable, control: Control) -> LeaseTable:
     made = _blank(table)
     made._returned = control.cells()
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
+    made._shared_bytes, made._slot_to_nbytes = table._shared_bytes, table._slot_to_nbytes.copy()
+    made._leased_bytes, made._is_recounted = table._leased_bytes, table._is_recounted
     made._rows = {row: _copy_row(books) for row, books in table._rows.items()}
     made._holders = {slot: set(rows) for slot, rows in table._holders.items()}
     return made

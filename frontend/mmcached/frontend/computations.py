@@ -1,4 +1,4 @@
-"""Who computes what, so that a record that several clients lack at once is computed once. Sans I/O, and no clock.
+"""Who computes what, so that a record that several clients lack at once is computed once. Sans I/O.
 
     ask ──> nobody does: a token, the asker is its owner
       └───> somebody does: the asker waits        (or is refused: too many are open)
@@ -8,6 +8,7 @@
     the owner is gone       as if it gave up; its own waits end without an answer
     a new epoch             as if every owner gave up: what they compute comes from weights that are no more
     a deadline              that one waits no longer
+    a claim's own deadline  as if the owner gave up
 
 A claim belongs to one connection of its client: what was under way over a former one is lost, perhaps the very message
 that said who shall compute. A token means nothing after its claim has ended; a client may still bring it, and so it is
@@ -57,6 +58,7 @@ class _Claim:
     name: str
     token: int
     owner: Asker
+    deadline: float = 0.0
     waiters: list[Asker] = field(default_factory=list)
 
 
@@ -65,12 +67,26 @@ class Computations:
 
     Args:
         max_open: claims and waits together; beyond it nobody may ask.
+        max_per_client: those of one client.
+        claim_timeout_s: from a claim to its end.
+        clock: monotonic seconds.
     Attributes:
         num_claims, num_waits: granted, and begun; they only rise.
     """
 
-    def __init__(self, *, max_open: int, new_token: Callable[[], int] = random_token) -> None:
+    def __init__(
+        self,
+        *,
+        max_open: int,
+        max_per_client: int,
+        claim_timeout_s: float,
+        clock: Callable[[], float],
+        new_token: Callable[[], int] = random_token,
+    ) -> None:
         self._max_open = max_open
+        self._max_per_client = max_per_client
+        self._claim_timeout_s = claim_timeout_s
+        self._clock = clock
         self._new_token = new_token
         self._claims: dict[str, _Claim] = {}
         self._token_to_name: dict[int, str] = {}
@@ -88,7 +104,7 @@ class Computations:
 
     def clients(self) -> set[str]:
         """Return who owns a claim or waits."""
-        return {asker.client_id for claim in self._claims.values() for asker in (claim.owner, *claim.waiters)}
+        return {asker.client_id for asker in self._askers()}
 
     def ask(self, name: str, asker: Asker) -> int | None:
         """Ask for a record that is not there.
@@ -96,11 +112,16 @@ class Computations:
         Returns:
             the token of the asker, who shall compute it; None: it waits for whoever does.
         Raises:
-            ServiceUnavailable: too many are open.
+            ServiceUnavailable: too many are open, of all clients or of this one.
             RemoteProtocolError: this very request waits already.
         """
         if len(self._claims) + self._num_waiting >= self._max_open:
             raise ServiceUnavailable(f"{self._max_open} claims and waits are open (max_num_requests); try again later")
+        num_own = sum(each.client_id == asker.client_id for each in self._askers())
+        if num_own >= self._max_per_client:
+            reason = f"this client has {num_own} claims and waits (limits.max_claims_per_client); try again later"
+            field = "limits.max_claims_per_client"
+            raise ServiceUnavailable(reason, field=field, value=num_own + 1, limit=self._max_per_client)
         if self._find(asker.client_id, asker.message.request_id) is not None:
             raise RemoteProtocolError(f"request {asker.message.request_id} of this client waits already", "request_id")
         claim = self._claims.get(name)
@@ -181,6 +202,11 @@ class Computations:
             self._forget_waiters(claim, lambda asker: asker.deadline <= now)
         return expired
 
+    def pass_on_expired(self, now: float) -> list[Handover]:
+        """End the claims whose time is over; return who shall compute instead."""
+        expired = [claim for claim in self._claims.values() if claim.deadline <= now]
+        return [handover for claim in expired if (handover := self._pass_on(claim))]
+
     def begin_epoch(self) -> list[Handover]:
         """Void all tokens; return who shall compute anew, one for each key that somebody waits for."""
         return [handover for claim in list(self._claims.values()) if (handover := self._pass_on(claim))]
@@ -207,6 +233,10 @@ class Computations:
 
     # ---- how
 
+    def _askers(self) -> Iterator[Asker]:
+        """Yield all owners and all who wait."""
+        return (asker for claim in self._claims.values() for asker in (claim.owner, *claim.waiters))
+
     def _waiters(self) -> Iterator[Asker]:
         return (asker for claim in self._claims.values() for asker in claim.waiters)
 
@@ -226,6 +256,7 @@ class Computations:
 
     def _own(self, claim: _Claim) -> _Claim:
         claim.token = self._new_token()
+        claim.deadline = self._clock() + self._claim_timeout_s
         self._claims[claim.name] = claim
         self._token_to_name[claim.token] = claim.name
         self.num_claims += 1
@@ -242,7 +273,7 @@ class Computations:
             return None
         first, *others = claim.waiters
         self._num_waiting -= 1
-        return Handover(first, self._own(_Claim(claim.name, 0, first, others)).token)
+        return Handover(first, self._own(_Claim(claim.name, 0, first, waiters=others)).token)
 
     def _forget_waiters(self, claim: _Claim, is_gone: Callable[[Asker], bool]) -> None:
         kept = [asker for asker in claim.waiters if not is_gone(asker)]

@@ -266,6 +266,8 @@ def store_ring_from_config(config: ServiceConfig) -> RingWriter:
         max_rows=config.store_max_clients,
         max_object_bytes=config.store_max_object_bytes,
         reader_quota_bytes=config.store_client_quota_bytes,
+        # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.
+        shared_quota_bytes=max(config.store_data_bytes // 2, 2 * config.store_client_quota_bytes),
         has_checksums=config.ring_has_checksums,
         has_index=True,
     )

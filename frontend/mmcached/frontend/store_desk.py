@@ -95,7 +95,12 @@ class StoreDesk:
         tier = host_tier_from_config(config)
         return cls(
             tier,
-            Computations(max_open=config.max_num_requests),
+            Computations(
+                max_open=config.max_num_requests,
+                max_per_client=config.limits.max_claims_per_client,
+                claim_timeout_s=config.limits.claim_timeout_s,
+                clock=clock,
+            ),
             ClientRows(tier.ring),
             send=send,
             clock=clock,
@@ -224,6 +229,7 @@ class StoreDesk:
         for asker in self.computations.take_expired(now):
             timeout_s = min(asker.message.timeout_s, self._max_wait_s)
             self._fail(asker, DeadlineExceeded("claimrecord", timeout_s))
+        self._tell(self.computations.pass_on_expired(now))
         for client_id in self.rows.check_deaths():
             log.info("client's row is dead", client_id=client_id)
 

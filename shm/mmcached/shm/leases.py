@@ -97,11 +97,17 @@ class LeaseTable:
     Args:
         returned: `(max_rows, num_slots)`, uint64; read whenever a question is asked, never written.
         quota_bytes: what one row may hold under lease at a time, each chunk counted once; None for no limit.
+        shared_bytes: with a quota: what all rows may hold together, each chunk counted once. A row gets no more of it
+            than is left for the others: alone half of it, the second then a third … so something is always left.
     """
 
-    def __init__(self, returned: Counts, *, quota_bytes: int | None = None) -> None:
+    def __init__(self, returned: Counts, *, quota_bytes: int | None = None, shared_bytes: int | None = None) -> None:
         self._returned = returned
         self._quota_bytes = quota_bytes
+        self._shared_bytes = shared_bytes
+        self._slot_to_nbytes: dict[int, int] = {}  # of chunks under lease, for that; may hold some that came back
+        self._leased_bytes = 0
+        self._is_recounted = False  # since the last look at all cells: to count again would find little
         self._rows: dict[int, _Row] = {}
         # slot -> rows that may hold it: a superset, cut down at every look, so that a look costs nothing for the many
         # slots that nobody holds, however many rows there are.
@@ -123,6 +129,7 @@ class LeaseTable:
     def void(self, row: int) -> None:
         """Forget the row and its leases: all that could read under them are dead."""
         self._rows.pop(row, None)
+        self._is_recounted = False
 
     def stop(self, row: int) -> None:
         """Grant nothing more to the row; its leases stay."""
@@ -151,6 +158,7 @@ class LeaseTable:
             raise LeaseRefused(row, "it has not yet said which leases have arrived")
         if self._quota_bytes is not None and not outstanding:
             self._charge(row, slot, nbytes, self._quota_bytes)
+            self._take_share(row, slot, nbytes)
         books.granted[slot] += np.uint64(1)
         books.seq += 1
         self._holders.setdefault(slot, set()).add(row)
@@ -277,6 +285,7 @@ class LeaseTable:
     def fence_overruns(self) -> dict[int, Overrun]:
         """Look at all cells; fence every row whose counts cannot be, and return those that were not fenced before."""
         found = {}
+        self._is_recounted = False
         for row, books in self._rows.items():
             if books.frozen_slots is not None:
                 continue
@@ -327,6 +336,32 @@ class LeaseTable:
                 raise LeaseRefused(row, f"it holds {books.leased_bytes} bytes of a quota of {quota_bytes}")
         books.leased_bytes += nbytes - books.slot_to_nbytes.get(slot, 0)
         books.slot_to_nbytes[slot] = nbytes
+
+    def _take_share(self, row: int, slot: int, nbytes: int) -> None:
+        """Count a chunk that the row, which is charged for it, begins to hold; or refuse, and take the charge back."""
+        if self._shared_bytes is None:
+            return
+        books = self._rows[row]
+        left = self._left_beside(slot, nbytes, self._shared_bytes)
+        if books.leased_bytes > left and not self._is_recounted:
+            self._is_recounted = True
+            pinned = self.pinned_slots()
+            self._slot_to_nbytes = {held: self._slot_to_nbytes[held] for held in pinned if held in self._slot_to_nbytes}
+            self._leased_bytes = sum(self._slot_to_nbytes.values())
+            books.slot_to_nbytes = {
+                held: size for held, size in books.slot_to_nbytes.items() if held == slot or self._holds(row, held)
+            }
+            books.leased_bytes = sum(books.slot_to_nbytes.values())
+            left = self._left_beside(slot, nbytes, self._shared_bytes)
+        if books.leased_bytes > left:
+            books.leased_bytes -= books.slot_to_nbytes.pop(slot)
+            raise LeaseRefused(row, f"it holds {books.leased_bytes} bytes, and {max(0, left)} are left for all others")
+        self._leased_bytes += nbytes - self._slot_to_nbytes.get(slot, 0)
+        self._slot_to_nbytes[slot] = nbytes
+
+    def _left_beside(self, slot: int, nbytes: int, shared_bytes: int) -> int:
+        """Return what is left of the shared bytes when the chunk of a slot is leased too."""
+        return shared_bytes - self._leased_bytes - nbytes + self._slot_to_nbytes.get(slot, 0)
 
 
 def _overrun(books: _Row, returned: Counts) -> Overrun | None:

@@ -61,6 +61,7 @@ class RingWriter:
         segment: owned from here on.
         max_object_bytes: no larger payload is taken.
         reader_quota_bytes: what one row may hold under lease at a time; None for no limit.
+        shared_quota_bytes: with a quota: what all rows may hold together, see `LeaseTable`.
         has_checksums: put a crc32 of each payload into its header; readers then check every view (about 4 GB/s).
         on_evict: called with the handle of each chunk that a claim evicts, before the claim returns; must not raise
             and must not call the ring.
@@ -75,6 +76,7 @@ class RingWriter:
         *,
         max_object_bytes: int,
         reader_quota_bytes: int | None = None,
+        shared_quota_bytes: int | None = None,
         has_checksums: bool = False,
         on_evict: Callable[[Handle], None] | None = None,
         tenant: str = "",
@@ -87,7 +89,7 @@ class RingWriter:
         self._has_checksums = has_checksums
         self._segment: WriterSegment | None = segment
         self._data = segment.data
-        self._rows = WriterRows(segment.control, quota_bytes=reader_quota_bytes)
+        self._rows = WriterRows(segment.control, quota_bytes=reader_quota_bytes, shared_bytes=shared_quota_bytes)
         self._chunks = ChunkTable(
             layout.data_bytes, layout.num_slots, is_leased=self._rows.is_pinned, leased_slots=self._rows.pinned_slots
         )
@@ -103,6 +105,7 @@ class RingWriter:
         max_rows: int = 8,
         max_object_bytes: int,
         reader_quota_bytes: int | None = None,
+        shared_quota_bytes: int | None = None,
         has_checksums: bool = False,
         has_index: bool = False,
         on_evict: Callable[[Handle], None] | None = None,
@@ -133,6 +136,7 @@ class RingWriter:
             segment,
             max_object_bytes=max_object_bytes,
             reader_quota_bytes=reader_quota_bytes,
+            shared_quota_bytes=shared_quota_bytes,
             has_checksums=has_checksums,
             on_evict=on_evict,
             tenant=tenant,

@@ -37,9 +37,9 @@ class RowVoided:
 class WriterRows:
     """All rows of one ring, as its writer sees them."""
 
-    def __init__(self, control: Control, *, quota_bytes: int | None = None) -> None:
+    def __init__(self, control: Control, *, quota_bytes: int | None = None, shared_bytes: int | None = None) -> None:
         self._control = control
-        self._leases = LeaseTable(control.cells(), quota_bytes=quota_bytes)
+        self._leases = LeaseTable(control.cells(), quota_bytes=quota_bytes, shared_bytes=shared_bytes)
         self._num_lost = 0
         self._unreported: list[RowStopped | RowVoided] = []
 

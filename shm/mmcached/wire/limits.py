@@ -103,7 +103,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             1, 1 << 20, "requests", "open requests of one client", "`ServiceUnavailable`"
         ),
         "limits.max_claims_per_client": Limit(
-            1, 1 << 20, "claims", "keys that one client computes at a time", "`ServiceUnavailable`"
+            1, 1 << 20, "claims", "keys that one client computes or waits for", "`ServiceUnavailable`"
         ),
         "limits.claim_timeout_s": Limit(
             0.1, 86_400, "s", "time from a claim to its put", "another waiter gets the claim"
