@@ -70,3 +70,11 @@ def test_is_within_counts_arrays_alone() -> None:
     assert is_within(record, 210)
     assert not is_within(record, 209)
     assert is_within({"text": "x" * 1000}, 0)
+
+
+def test_what_was_counted_is_logged_if_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    cache = MultiModalCache.get_lru_cache(1, MultiModalKwargsItem, debug=True)
+    cache.put("key", an_item(100, 110))
+    assert cache.usage == MultiModalCache.get_item_size(an_item(100, 110), debug=True) == 210
+    assert {record.getMessage() for record in caplog.records} == {"a MultiModalKwargsItem of 210 bytes in 2 leaves"}

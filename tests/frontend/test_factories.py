@@ -7,12 +7,14 @@ from typing import Literal, get_args
 
 import pytest
 
+from mmcached.engine.receiver_cache import engine_receiver_cache_from_config
 from mmcached.frontend.factories import processor_cache_from_config, processor_only_cache_from_config
 from mmcached.frontend.lru_sender_cache import MultiModalProcessorSenderCache
 from mmcached.frontend.processor_only_cache import MultiModalProcessorOnlyCache
 from mmcached.frontend.sender_cache import ShmItem, ShmObjectStoreSenderCache
 from mmcached.shm import ObjectStoreWriter, ReaderRow, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
+from mmcached.worker.receiver import worker_receiver_cache_from_config
 from tests.contracts import an_item
 
 SMALL = (1 << 20) / GIB
@@ -77,3 +79,11 @@ def test_the_grant_is_passed_on(store: ObjectStoreWriter) -> None:
                 item, _ = cache.get_and_update_item(an_item(1), "1")
                 assert isinstance(item, ShmItem)
                 assert len(item.leases) == num_leases
+
+
+def test_callers_of_the_published_functions_may_pass_a_registry() -> None:
+    config = ServiceConfig(mm_processor_cache_type="lru")
+    assert processor_cache_from_config(config, None, mm_registry=object()) is not None
+    assert processor_only_cache_from_config(config, object()) is not None
+    assert engine_receiver_cache_from_config(config, object()) is not None
+    assert worker_receiver_cache_from_config(config, None, mm_registry=object()) is None

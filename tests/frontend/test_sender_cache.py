@@ -486,3 +486,21 @@ def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None
             row.give_back(sent.handle)
         assert pair.ring.stats().leases == 0
         assert pair.send(99, 100_000) is not None
+
+
+def test_a_chunk_is_named_by_its_slot_and_generation_too() -> None:
+    with ExitStack() as stack:
+        pair = Pair(stack)
+        row = pair.attach()
+        sent = pair.send(1)
+        assert sent is not None
+        again = pair.cache.address_as_item(sent.handle.slot, sent.handle.generation)
+        assert isinstance(again, ShmItem)
+        assert again.handle == sent.handle
+        assert again.leases.keys() == {row.row}
+        pair.cache.remove_dangling_items()
+        assert pair.cache.is_cached_item("1")
+        pair.cache.check_integrity()
+        pair.cache.invalidate("1")
+        with pytest.raises(StaleHandle, match=f"slot {sent.handle.slot}"):
+            pair.cache.address_as_item(sent.handle.slot, sent.handle.generation)

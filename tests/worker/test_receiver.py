@@ -355,3 +355,4 @@ def test_the_factory_follows_the_configuration() -> None:
         receiver = worker_receiver_cache_from_config(ServiceConfig(), names, shared_worker_lock=object())
         assert isinstance(receiver, ShmObjectStoreReceiverCache)
         receiver.close()
+        ShmObjectStoreReceiverCache(names, object()).close()

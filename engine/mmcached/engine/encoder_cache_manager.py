@@ -8,7 +8,7 @@ Invariant: free slots + sizes of all entries = cache size.
 
 Source: vLLM 0.9's EncoderCacheManager, whose calls work here. Differences: freeing what is not held changes nothing
 (there it inflated the free slots); `allocate` refuses what is there already, or does not fit; a freed item that was
-allocated again is not told.
+allocated again is not told; `cached` and `freed` are copies.
 """
 
 from __future__ import annotations
@@ -168,6 +168,16 @@ class EncoderCacheManager:
         return [ReservedInput(name.key, name.request_id, name.input_id) for name in self._reserved]
 
     # ---- looking in
+
+    @property
+    def cached(self) -> dict[int, set[int]]:
+        """By request: the items that have an entry."""
+        return {request_id: set(held) for request_id, held in self._held.items()}
+
+    @property
+    def freed(self) -> list[tuple[int, int]]:
+        """Request id and index of the items that have been dropped, and not been told."""
+        return [(name.request_id, name.input_id) for name in self._freed.pending()]
 
     def holders(self) -> set[int]:
         return set(self._held)

@@ -202,8 +202,14 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
                 self._num_hits += 1
 
 
-def engine_receiver_cache_from_config(config: ServiceConfig) -> MultiModalReceiverCache | None:
-    """Return the receiver that a configuration asks of an engine, or None: nothing is mirrored."""
+def engine_receiver_cache_from_config(
+    config: ServiceConfig, mm_registry: object = None
+) -> MultiModalReceiverCache | None:
+    """Return the receiver that a configuration asks of an engine, or None: nothing is mirrored.
+
+    Args:
+        mm_registry: accepted for callers of vLLM's function, and not used: the configuration says it all.
+    """
     return MultiModalReceiverCache(config) if processor_cache_kind(config) == "lru" else None
 
 

@@ -15,7 +15,7 @@ ProcessorCache: TypeAlias = ShmObjectStoreSenderCache | MultiModalProcessorSende
 
 
 def processor_cache_from_config(
-    config: ServiceConfig, store: ObjectStoreWriter | None, *, grant: Grant | None = None
+    config: ServiceConfig, store: ObjectStoreWriter | None, *, grant: Grant | None = None, mm_registry: object = None
 ) -> ProcessorCache | None:
     """Return P0's processor cache, or None when it is switched off: then every item is processed and travels inline.
 
@@ -28,6 +28,7 @@ def processor_cache_from_config(
     Args:
         store: of the ring that this process writes; None when there is no ring.
         grant: see `ShmObjectStoreSenderCache`.
+        mm_registry: accepted for callers of vLLM's function, and not used: the configuration says it all.
     """
     match processor_cache_kind(config):
         case "off":
@@ -40,6 +41,12 @@ def processor_cache_from_config(
             return MultiModalProcessorOnlyCache(config)
 
 
-def processor_only_cache_from_config(config: ServiceConfig) -> MultiModalProcessorOnlyCache | None:
-    """Return a cache for whoever processes items and sends them nowhere, or None when caching is switched off."""
+def processor_only_cache_from_config(
+    config: ServiceConfig, mm_registry: object = None
+) -> MultiModalProcessorOnlyCache | None:
+    """Return a cache for whoever processes items and sends them nowhere, or None when caching is switched off.
+
+    Args:
+        mm_registry: see `processor_cache_from_config`.
+    """
     return None if processor_cache_kind(config) == "off" else MultiModalProcessorOnlyCache(config)

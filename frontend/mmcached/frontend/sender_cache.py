@@ -42,7 +42,7 @@ from mmcached.cache.sizes import is_within
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.codec import Record, decode
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LeaseRefused, PeerGone
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LeaseRefused, PeerGone, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.stats import ProcessorCacheStats
 
@@ -152,6 +152,25 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._small.clear()
         self._prompt_updates.clear()
         self._counter.clear()
+
+    def remove_dangling_items(self) -> None:
+        """Forget the prompt updates of chunks that the ring has no longer. Here for callers of vLLM's class.
+
+        The ring tells of each chunk that it evicts, so there are none.
+        """
+        for handle in [handle for handle in self._prompt_updates if not self._store.ring.is_current(handle)]:
+            del self._prompt_updates[handle]
+
+    def address_as_item(self, address: int, monotonic_id: int) -> MultiModalKwargsItem | ShmItem:
+        """Return what stands for a cached chunk, named by its slot and generation, as `get_and_update_item` does.
+
+        Raises:
+            StaleHandle: no item of this cache lies there.
+        """
+        for handle in self._prompt_updates:
+            if (handle.slot, handle.generation) == (address, monotonic_id):
+                return self._hand_out(handle, None)
+        raise StaleHandle(f"slot {address} has no item of generation {monotonic_id}")
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
         return self._counter.make_stats(delta=delta)

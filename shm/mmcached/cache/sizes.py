@@ -10,8 +10,10 @@ Source: vLLM's `MultiModalCache`.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from mmcached.cache.features import ResolvedPromptUpdate
@@ -21,6 +23,7 @@ from mmcached.cache.nested import is_array, leaves
 from mmcached.wire.config import GIB
 
 V = TypeVar("V")
+_logger = logging.getLogger(__name__)
 
 
 class MultiModalProcessorCacheItem:
@@ -56,8 +59,16 @@ class MultiModalCache:
         return sys.getsizeof(leaf)
 
     @classmethod
-    def get_item_size(cls, value: Any) -> int:
-        """Return the bytes of a value: the sum over the leaves of nested mappings, lists and tuples."""
+    def get_item_size(cls, value: Any, *, debug: bool = False) -> int:
+        """Return the bytes of a value: the sum over the leaves of nested mappings, lists and tuples.
+
+        Args:
+            debug: log what was counted, too.
+        """
+        if debug:
+            size, num_leaves = cls.get_item_size(value), cls.get_item_complexity(value)
+            _logger.debug("a %s of %d bytes in %d leaves", type(value).__name__, size, num_leaves)
+            return size
         if isinstance(value, MultiModalKwargsItem):
             # By far the commonest: its elements without the detour over their leaves.
             return sum(cls._get_data_size(element.data) for element in value.data.values())
@@ -79,12 +90,14 @@ class MultiModalCache:
         )
 
     @classmethod
-    def get_lru_cache(cls, capacity_gb: float, value_type: type[V]) -> LRUCache[str, V]:
+    def get_lru_cache(cls, capacity_gb: float, value_type: type[V], *, debug: bool = False) -> LRUCache[str, V]:
         """Return an empty cache of `capacity_gb` GiB for values of a type that `get_item_size` can measure.
 
-        `value_type` is for the type checker alone.
+        Args:
+            value_type: for the type checker alone.
+            debug: log the size of each value that is put.
         """
-        return LRUCache(int(capacity_gb * GIB), cls.get_item_size)
+        return LRUCache(int(capacity_gb * GIB), partial(cls.get_item_size, debug=True) if debug else cls.get_item_size)
 
 
 def is_within(value: Mapping[str, object], limit: int) -> bool:

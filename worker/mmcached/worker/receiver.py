@@ -45,12 +45,13 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
 
     Args:
         announcement: of the ring, from its writer.
+        shared_worker_lock: accepted for callers of vLLM's class, and not used: there is no lock in any path.
     Raises:
         SegmentError: the ring is gone, or all its rows are in use.
         LayoutMismatch: it is not what was announced.
     """
 
-    def __init__(self, announcement: RingAnnouncement) -> None:
+    def __init__(self, announcement: RingAnnouncement, shared_worker_lock: object = None) -> None:
         self._row = ReaderRow.attach(announcement)
         self._reader = RingReader.open(announcement)
         # A share of the row that lasts as long as the last view: `close` with a view alive must not void its lease.
@@ -153,13 +154,18 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
 
 
 def worker_receiver_cache_from_config(
-    config: ServiceConfig, announcement: RingAnnouncement | None, shared_worker_lock: object = None
+    config: ServiceConfig,
+    announcement: RingAnnouncement | None,
+    shared_worker_lock: object = None,
+    *,
+    mm_registry: object = None,
 ) -> ShmObjectStoreReceiverCache | None:
     """Return the receiver that a configuration asks of a worker, or None: no cache, or no ring.
 
     Args:
-        shared_worker_lock: accepted for callers of vLLM's function, and not used: there is no lock in any path.
+        shared_worker_lock, mm_registry: accepted for callers of vLLM's function, and not used: there is no lock in any
+            path, and the configuration says it all.
     """
     if not config.is_multimodal_model or config.ring_data_bytes == 0 or announcement is None:
         return None
-    return ShmObjectStoreReceiverCache(announcement)
+    return ShmObjectStoreReceiverCache(announcement, shared_worker_lock)
