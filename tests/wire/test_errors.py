@@ -86,3 +86,11 @@ def test_errors_name_field_value_and_limit() -> None:
     error = errors.InvalidRequest("max_tokens", 0, "at least 1")
     assert str(error) == "max_tokens = 0: at least 1"
     assert error.details == {"field": "max_tokens", "value": 0, "limit": "at least 1"}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: error.code)
+def test_callers_of_the_published_classes_catch_what_they_catch_there(error: MmcachedError) -> None:
+    arrived = over_the_wire(error)
+    values = (errors.InvalidRequest, errors.ItemTooLarge)
+    assert isinstance(arrived, ValueError) == isinstance(error, values)
+    assert not isinstance(arrived, (AssertionError, LookupError, MemoryError, RuntimeError))

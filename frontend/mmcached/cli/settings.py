@@ -87,7 +87,7 @@ def load_config(
             fields = fields.setdefault(section, {})
         fields[name] = _converted(SETTINGS[path], item)
     try:
-        config = msgspec.convert(nested, ServiceConfig)
+        config = ServiceConfig.from_fields(nested)
     except ConfigError as error:
         origin = origins.get(str(error.details["field"]), DEFAULT)
         raise _config_error(error.details["field"], error.details["value"], error.details["limit"], origin) from error

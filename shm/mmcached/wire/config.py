@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -282,11 +283,26 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             version = fields.pop(VERSION_FIELD, None)
             if version != PROTOCOL_VERSION:
                 raise ConfigError(VERSION_FIELD, str(version), f"in {path}: {mismatch(version)}")
-            return msgspec.convert(fields, cls)
+            return cls.from_fields(fields)
         except OSError as error:
             raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
             raise ConfigError("config", str(path), str(error)) from error
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> ServiceConfig:
+        """Return the configuration that plain values describe, as JSON has them.
+
+        Raises:
+            ConfigError: an impossible value.
+            msgspec.ValidationError: an unknown field, or a value of another type.
+        """
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as refused:  # which is what msgspec makes of every ValueError
+            if isinstance(refused.__cause__, ConfigError):
+                raise refused.__cause__ from None
+            raise
 
 
 _CAPACITIES = (

@@ -4,6 +4,10 @@ One base, one module. Each class has a stable `code` (what travels), says whethe
 numbers of the case in `details`, so that the receiver rebuilds the same class without reading the text.
 
 An error tells the fact, the numbers and the next step. Nothing here knows about sockets or memory.
+
+Where callers of the published classes catch a `ValueError`, ours is one too: `InvalidRequest`, and so `ConfigError`,
+and `ItemTooLarge`. A caller's bug (`LocalProtocolError`) and ours (`InvariantError`) are none: nobody should catch them
+in passing. Nor is a `CacheMiss`, where those classes assert.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class CacheMiss(MmcachedError):
         return list(hashes) if isinstance(hashes, list) else []
 
 
-class ItemTooLarge(MmcachedError):
+class ItemTooLarge(MmcachedError, ValueError):
     """The item exceeds a fixed limit; it will never fit."""
 
     code = "item_too_large"
@@ -238,7 +242,7 @@ class PoisonousRequest(MmcachedError):
         )
 
 
-class InvalidRequest(MmcachedError):
+class InvalidRequest(MmcachedError, ValueError):
     """The request can never be served as it is: names the field, the value and the limit."""
 
     code = "invalid_request"
