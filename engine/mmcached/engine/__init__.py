@@ -13,14 +13,18 @@ from mmcached.engine.encoder_budget import (
 from mmcached.engine.encoder_bytes import EmbeddingRow, EncoderBytes
 from mmcached.engine.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder_cache_manager import EncoderCacheManager
+from mmcached.engine.kv.block_keys import LoraKey
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.kv.stats import PrefixCacheStats
 from mmcached.engine.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.request import Request, RequestStatus
 from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
 from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
 from mmcached.engine.tensor_prefix_index import TensorPrefixIndex
+from mmcached.wire.messages.kv_events import KVEvent
+from mmcached.wire.messages.parts import Feature
 
 __all__ = [
     "EmbeddingRow",
@@ -28,13 +32,17 @@ __all__ = [
     "EncoderBytes",
     "EncoderCacheBook",
     "EncoderCacheManager",
+    "Feature",
     "FullAttentionSpec",
     "KVCacheBlock",
     "KVCacheBlocks",
     "KVCacheConfig",
     "KVCacheGroupSpec",
     "KVCacheManager",
+    "KVEvent",
+    "LoraKey",
     "MultiModalReceiverCache",
+    "PrefixCacheStats",
     "Request",
     "RequestStatus",
     "ScheduledChunk",

@@ -38,7 +38,9 @@ class Request:
     """A generation, or (kind "encode") a list of items of which only the embeddings are wanted.
 
     Attributes:
-        token_ids: prompt and output, in one list.
+        request_id: books know a request by this alone: a second one with an id that is held goes on as the first.
+        token_ids: prompt and output, in one list; append only. Whoever changes a token in place forgets the digests
+            with `KVCacheManager.free_block_hashes`, or they tell what was there before.
         lora: the adapter that computes it, if any.
         prompt_embeds: digest of the row of embeddings that stands in the place of a token id, by position.
         num_computed_tokens: tokens from position 0 on whose KV is in the request's blocks.
@@ -49,7 +51,8 @@ class Request:
         alone_until: a suspect of such a fault is computed alone until so many of its tokens (of an "encode" request:
             items) are done; 0: it is none.
         was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
-        block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up.
+        block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up. An engine with
+            digests of its own puts them here: 32 bytes for each `hash_block_size` tokens, each covering all before it.
         skip_reading_prefix_cache: compute everything; what it computes is published all the same.
         priority: the lower, the earlier it is served, where the scheduler looks at it.
         rows: the rows that its client wants, if any.

@@ -190,6 +190,14 @@ class BlockPool:
             self._observer.stored(block_ids, keys)
         return copies
 
+    def unpublish(self, block_ids: Iterable[int]) -> None:
+        """Forget the content of some blocks; those without any are passed over. Free ones are handed out next."""
+        published = [block_id for block_id in dict.fromkeys(block_ids) if self.block_key(block_id) is not None]
+        free = [block_id for block_id in published if not self._ref_counts[block_id]]
+        self._free_published.remove(free)
+        self._forget(published)
+        self._free_unpublished += free
+
     def unpublish_all(self) -> None:
         """Forget all content. Free blocks keep their order; held blocks stay with their holders."""
         self._free_unpublished = self.free_order()[::-1]
@@ -240,6 +248,11 @@ class BlockPool:
 
     def _evict(self, num_blocks: int) -> list[int]:
         block_ids = self._free_published.take(num_blocks)
+        self._forget(block_ids)
+        return block_ids
+
+    def _forget(self, block_ids: list[int]) -> None:
+        """Unpublish these published blocks, and tell who wants to know."""
         if self._log is None and self._observer is None:
             self._published.remove(block_ids)
         elif gone := self._published.remove_and_tell(block_ids):
@@ -247,7 +260,6 @@ class BlockPool:
                 self._observer.forgotten(gone)
             if self._log is not None:
                 self._log.removed(gone)
-        return block_ids
 
     def _free_mixed(self, block_ids: Sequence[int], num_done: int) -> None:
         """Go on with `free_blocks`: the first blocks were published and nobody else's, the next one is not."""

@@ -20,11 +20,16 @@ KV that its content key names.
 
 Source: vLLM's KVCacheManager, whose method names, block layout, free order, null block and last-token rule these are.
 Publication at commit, fences and epochs are differences.
+
+A manager can be pickled, also within a step: all of it is lists, dictionaries and numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy.typing as npt
 
 from mmcached.engine.kv.block_hash import block_hasher
 from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
@@ -260,6 +265,27 @@ class KVCacheManager:
         held.set_horizon()
         return new
 
+    def num_blocks_to_allocate(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        *,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+    ) -> int:
+        """Return how many of the free blocks such a call of `allocate_slots` takes. Changes nothing.
+
+        Free blocks of the hit count, because nobody else can take them then; what windows will give back does not.
+        """
+        num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
+        num_slots = min(num_computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
+        hit = self._empty if new_computed_blocks is None else new_computed_blocks
+        if num_external_computed_tokens:
+            hit = self._tables.behind_windows(hit, num_computed, num_slots)
+        return self._tables.num_to_take(request.request_id, hit, num_slots)
+
     def num_lacking_blocks(self, request: Request, num_tokens: int, most_new_tokens: int) -> int:
         """Return how many more blocks a request needs until it has computed so many tokens. Changes nothing.
 
@@ -325,6 +351,42 @@ class KVCacheManager:
             raise LocalProtocolError(f"requests {ids} share what request {request.request_id} would write in this step")
         self._tables.free(held)
 
+    def remove_skipped_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Give back what windows have left behind at this many computed tokens, before the next allocation would."""
+        held = self._held.get(request.request_id)
+        if held is not None and not held.is_lost:
+            self._tables.move_windows(held, num_computed_tokens)
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> list[int]:
+        """Let nobody find these blocks any more, as after a load that failed; they stay with their holders.
+
+        What holders have behind them was computed from them, and goes with them. Whoever holds any of that computes it
+        again: set `num_computed_tokens` back and go on; what is final then is published anew. Blocks that were computed
+        from these by requests that have been freed since are not known here: name them too, or begin a `new_epoch`.
+
+        Returns:
+            The ids of those holders.
+
+        Raises:
+            LocalProtocolError: steps are in flight, which may publish what was computed from these: end them first.
+            ValueError: there is no such block.
+        """
+        if self._steps.newest is not None:
+            raise LocalProtocolError("blocks cannot be evicted while steps are in flight: commit or withdraw them")
+        gone = self._checked_ids(block_ids)
+        concerned: dict[int, None] = {}
+        num_known = -1
+        while num_known < len(gone):  # what one request has behind a block may be shared by another
+            num_known = len(gone)
+            for held in self._held.values():
+                behind = held.cut_published(self.config.block_sizes, gone)
+                if behind:
+                    concerned[held.request_id] = None
+                    gone.update(behind)
+                    gone.discard(NULL_BLOCK_ID)
+        self.block_pool.unpublish(sorted(gone))
+        return list(concerned)
+
     def free_block_hashes(self, request: Request) -> None:
         """Forget the digests of a request that has ended; one that was preempted keeps them."""
         self._publisher.forget_digests(request)
@@ -335,6 +397,38 @@ class KVCacheManager:
         """Return a copy of a request's block tables, null blocks included; empty if it holds nothing."""
         held = self._held.get(request_id)
         return tuple([] for _ in self._groups) if held is None else tuple(list(table) for table in held.tables)
+
+    def get_blocks(self, request_id: int) -> KVCacheBlocks:
+        """Return a request's blocks as they are now; empty if it holds nothing."""
+        return KVCacheBlocks(self.block_pool, self.get_block_ids(request_id))
+
+    def blocks_of(self, block_ids: Sequence[Sequence[int]]) -> KVCacheBlocks:
+        """Return blocks by their ids, by group and position, such as a connector keeps.
+
+        Raises:
+            ValueError: not as many groups as there are, or no such block.
+        """
+        if len(block_ids) != len(self._groups):
+            raise ValueError(f"block_ids are of {len(block_ids)} group(s), there are {len(self._groups)}")
+        for ids in block_ids:
+            self._checked_ids(ids)
+        return KVCacheBlocks(self.block_pool, tuple(list(ids) for ids in block_ids))
+
+    def write_block_table(self, request_id: int, out: npt.NDArray[Any], group_index: int = 0) -> int:
+        """Write one block table into a row of the caller's, the null block behind it, and return its length.
+
+        Args:
+            out: of integers, one per block; of a tensor, `tensor.numpy()`.
+
+        Raises:
+            ValueError: the row is too short; nothing was written.
+        """
+        table = self.block_table(request_id, group_index)
+        if len(table) > len(out):
+            raise ValueError(f"out has room for {len(out)} blocks, request {request_id} has {len(table)}")
+        out[: len(table)] = table
+        out[len(table) :] = NULL_BLOCK_ID
+        return len(table)
 
     def block_table(self, request_id: int, group_index: int = 0) -> Sequence[int]:
         """Return one block table as it stands, not to be changed; it grows at its end as the request goes on."""
@@ -468,6 +562,13 @@ class KVCacheManager:
         check_integrity(self.block_pool, self._steps, self._groups, self._held)
 
     # ---- inside
+
+    def _checked_ids(self, block_ids: Iterable[int]) -> set[int]:
+        found = set(block_ids)
+        for block_id in found:
+            if not 0 <= block_id < self.block_pool.num_blocks:
+                raise ValueError(f"block {block_id}: there are {self.block_pool.num_blocks}")
+        return found - {NULL_BLOCK_ID}
 
     def _first_full(self, num_hit_tokens: int) -> int:
         """Return with how many final tokens a newcomer has the first full block of its own."""

@@ -12,7 +12,7 @@ Knows nothing of pools or digests. Invariant: tables only grow; what is left beh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from mmcached.engine.kv.groups.group import NEVER
 
@@ -84,6 +84,23 @@ class RequestBlocks:
         """Have everything looked at when the request goes on."""
         self.next_full = 0 if self.can_publish else UNLIMITED
         self.horizon = -1
+
+    def cut_published(self, block_sizes: Sequence[int], gone: Set[int]) -> list[int]:
+        """Nothing is final any more from the first of these blocks on; return the blocks behind that, in all groups."""
+        starts = (
+            position * size
+            for table, size in zip(self.tables, block_sizes, strict=True)
+            for position, block_id in enumerate(table)
+            if block_id in gone
+        )
+        start = min(starts, default=None)
+        if start is None:
+            return []
+        for index, size in enumerate(block_sizes):
+            self.num_published[index] = min(self.num_published[index], start // size)
+        self.forget_horizon()
+        pairs = zip(self.tables, block_sizes, strict=True)
+        return [block_id for table, size in pairs for block_id in table[start // size :]]
 
     def num_slots(self, block_sizes: Sequence[int]) -> list[int]:
         """Return how many tokens have slots, by group."""

@@ -99,6 +99,19 @@ class BlockTables:
             return None
         return self._extend(held, num_slots, missing)
 
+    def move_windows(self, held: RequestBlocks, num_computed_tokens: int) -> None:
+        """Give back what windows have left behind at this many computed tokens."""
+        if num_computed_tokens >= held.next_release:
+            self._leave_behind(held, num_computed_tokens)
+            held.set_horizon()
+
+    def num_to_take(self, request_id: int, hit: KVCacheBlocks, num_slots: int) -> int:
+        """Return how many of the free blocks it takes to give a request so many slots, behind a hit if it is new."""
+        held = self.held.get(request_id)
+        if held is not None:
+            return sum(num_missing(self._block_sizes, held.tables, num_slots))
+        return sum(self.num_missing(hit, num_slots)) + sum(map(self._pool.num_unreferenced, hit.ids))
+
     def num_lacking(self, request_id: int, num_tokens: int, most_new_tokens: int) -> int:
         """Return how many blocks a request has to be given on its way to so many tokens, a few at a time."""
         held = self.held.get(request_id)
