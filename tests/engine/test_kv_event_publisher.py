@@ -14,12 +14,19 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from mmcached.engine.kv_event_publisher import BATCHES_AT_ONCE, KVEventPublisher, kv_event_publisher_from_config
-from mmcached.wire.config import KVEventsConfig
+from mmcached.engine.kv_event_publisher import (
+    BATCHES_AT_ONCE,
+    MAX_ANSWERS,
+    MAX_QUESTION_BYTES,
+    KVEventPublisher,
+    kv_event_publisher_from_config,
+)
+from mmcached.wire.config import KVEventsConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.kv_events import (
     END_OF_REPLAY,
     AllBlocksCleared,
+    BlockHash,
     BlockRemoved,
     BlockStored,
     KVEvent,
@@ -315,10 +322,86 @@ def test_an_address_that_cannot_be_bound_is_an_error_that_names_it(context: Cont
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         config = KVEventsConfig(enable_kv_cache_events=True, **{field: address})  # type: ignore[arg-type]
         with pytest.raises(ConfigError) as caught:
-            kv_event_publisher_from_config(context, config, run_dir, 0)
+            kv_event_publisher_from_config(context, ServiceConfig(kv_events=config), run_dir, 0)
     assert (caught.value.details["field"], caught.value.details["value"]) == (f"kv_events.{field}", address)
 
 
 def test_whoever_is_not_told_to_publish_does_not(context: Context, run_dir: Path) -> None:
-    assert kv_event_publisher_from_config(context, KVEventsConfig(), run_dir, 0) is None
+    assert kv_event_publisher_from_config(context, ServiceConfig(), run_dir, 0) is None
     assert not list(run_dir.iterdir())
+
+
+# ---- what readers may cost
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_who_sends_more_than_a_question_is_disconnected_before_it_is_read(
+    context: Context, run_dir: Path, which: int
+) -> None:
+    with Bench(context, run_dir) as bench:
+        stranger = bench.socket(zmq.DEALER if which else zmq.XSUB)
+        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        stranger.connect(bench.addresses[which])
+        stranger.send(b"\1" + bytes(MAX_QUESTION_BYTES))
+        assert monitor.poll(DEADLINE_MS), "it may send what it likes"
+        stranger.disable_monitor()
+        monitor.close()
+        asker = bench.asker()
+        asker.send_multipart([b"", packed(0)])
+        assert bench.answer(asker)
+
+
+def test_what_is_kept_is_bounded_in_bytes(context: Context, run_dir: Path) -> None:
+    with Bench(context, run_dir, buffer_mb=1) as bench:
+        for _ in range(40):
+            bench.publisher.publish(removal(bytes(100_000)))
+        asker = bench.asker()
+        asker.send_multipart([b"", packed(0)])
+        *batches, _ = bench.answer(asker)
+        assert len(batches) == 10
+        assert int.from_bytes(batches[-1][-2], "big") == bench.publisher.next_number - 1
+
+
+def test_questions_of_many_readers_are_answered_some_at_a_time(context: Context, run_dir: Path) -> None:
+    """Each call sends one part of one answer, so that no number of readers holds up a step."""
+    with Bench(context, run_dir) as bench:
+        for _ in range(2 * BATCHES_AT_ONCE):
+            bench.publisher.publish(removal(b"x"))
+        askers = [bench.asker() for _ in range(MAX_ANSWERS + 20)]
+        for asker in askers:
+            asker.send_multipart([b"", packed(0)])
+        sends = []
+        send = bench.publisher._send
+
+        def counted(reader: bytes, *frames: bytes) -> None:
+            sends.append(reader)
+            send(reader, *frames)
+
+        bench.publisher._send = counted  # type: ignore[method-assign]
+
+        def are_many_waiting() -> bool:
+            sends.clear()
+            bench.publisher.serve_replay()
+            assert len(sends) <= BATCHES_AT_ONCE + 1
+            assert len(set(sends)) <= 1
+            assert len(bench.publisher._answers) <= MAX_ANSWERS
+            return not bench.publisher._answers
+
+        bench.until(lambda: bool(bench.publisher.serve_replay()))
+        bench.until(are_many_waiting)
+
+
+def test_what_waits_for_a_slow_reader_is_bounded_in_bytes(context: Context, run_dir: Path) -> None:
+    config = ServiceConfig(
+        max_num_batched_tokens=65_536, kv_events=KVEventsConfig(enable_kv_cache_events=True, buffer_mb=64)
+    )
+    publisher = kv_event_publisher_from_config(context, config, run_dir, 0)
+    assert publisher is not None
+    mark = int(publisher._pub.getsockopt(zmq.SNDHWM))
+    publisher.close()
+    prompt = list(range(100_000, 100_000 + config.max_num_batched_tokens))
+    digests: list[BlockHash] = [bytes(32)] * (len(prompt) // config.block_size)
+    stored = BlockStored(digests, None, prompt, config.block_size, None, "GPU", None)
+    batch = len(msgspec.msgpack.encode(KVEventBatch(0.0, [stored, BlockRemoved(digests, "GPU", 0)], 0)))
+    assert mark * batch <= 64 << 20
+    assert mark > 50, "as many as that are worth having"

@@ -108,7 +108,7 @@ class EngineServer:
             self._worker_channel: RouterChannel[received.FromWorker] = stack.enter_context(
                 RouterChannel(context, run_dir.worker_address(engine_index), received.FromWorker)
             )
-            self._kv_events = kv_event_publisher_from_config(context, config.kv_events, run_dir.path, engine_index)
+            self._kv_events = kv_event_publisher_from_config(context, config, run_dir.path, engine_index)
             if self._kv_events is not None:
                 stack.callback(self._kv_events.close)
             self._closing = stack.pop_all()

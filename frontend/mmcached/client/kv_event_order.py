@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mmcached.wire.messages.kv_events import KVEvent, KVEventBatch
 
-MAX_HELD = 100_000
+MAX_HELD = 10_000
 """Live batches that may wait for a replay; beyond that, what is missing is given up."""
 
 

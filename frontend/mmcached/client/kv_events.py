@@ -31,7 +31,9 @@ CHECK_INTERVAL_S = 1.0
 """After so long a silence it is asked whether anything is missing."""
 ANSWER_TIMEOUT_S = 5.0
 """An answer that does not go on for so long will not come."""
-RECEIVE_HIGH_WATER_MARK = 100_000
+RECEIVE_HIGH_WATER_MARK = 10_000
+MAX_BATCH_BYTES = 16 << 20
+"""Of one batch; whoever sends more is disconnected, and is no engine."""
 MESSAGES_AT_ONCE = 256
 
 
@@ -82,6 +84,7 @@ class KVEventSubscriber:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._live = self._context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self._live.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
         self._live.setsockopt(zmq.LINGER, 0)
         self._live.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._replay: zmq.Socket[bytes] | None = None
@@ -171,6 +174,7 @@ class KVEventSubscriber:
     def _call(self, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -50,9 +50,11 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Prompts can be read from it. An endpoint is where the engine binds: `tcp://HOST:PORT`, with `*` for every interface,
     for readers on other hosts, and then only in a network of your own, for anybody who reaches it is served; "" is a
-    socket in the run directory, which is the user's alone.
+    socket in the run directory, which is the user's alone. So nobody on another host can ask for what was missed unless
+    `replay_endpoint` says where.
 
-    `buffer_steps` batches are kept to be asked for again; a reader that is `hwm` batches late misses some, and asks.
+    `buffer_steps` batches are kept to be asked for again, `buffer_mb` of them at most; a reader that is `hwm` batches
+    late misses some, and asks; for large steps it is fewer, so that `buffer_mb` wait for one slow reader.
     `use_int_block_hashes` puts 64 bits in the place of each digest, for readers that take numbers only.
     """
 
@@ -61,7 +63,8 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     replay_endpoint: str = ""
     topic: str = ""
     buffer_steps: int = 10_000
-    hwm: int = 100_000
+    buffer_mb: int = 64
+    hwm: int = 10_000
     use_int_block_hashes: bool = False
 
     def addresses(self, run_dir: Path, engine_index: int = 0) -> tuple[str, str]:
@@ -349,6 +352,7 @@ def _check_range(field: str, value: float, low: float, high: float) -> None:
 
 def _check_kv_events(config: KVEventsConfig) -> None:
     _check_range("kv_events.buffer_steps", config.buffer_steps, 1, 1 << 20)
+    _check_range("kv_events.buffer_mb", config.buffer_mb, 1, 1 << 16)
     _check_range("kv_events.hwm", config.hwm, 1, 1 << 24)
     for field in ("endpoint", "replay_endpoint") if config.enable_kv_cache_events else ():
         if (endpoint := getattr(config, field)) and not endpoint.startswith(("tcp://", "ipc://")):
