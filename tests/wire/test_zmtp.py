@@ -34,6 +34,8 @@ def take_all(of: MessageReader) -> list[Message | str]:
                 return found
             continue
         if message is None:
+            if of.has_more:
+                continue
             return found
         found.append([bytes(part) for part in message])
 

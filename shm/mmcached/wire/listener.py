@@ -225,6 +225,9 @@ class Listener(Generic[ReceivesT]):
         message = connection.reader.next_message()
         if message is not None:
             return message
+        if connection.reader.has_more:
+            self._make_due(connection)
+            return None
         try:
             room = connection.reader.room()
             if room is not None:
@@ -245,7 +248,7 @@ class Listener(Generic[ReceivesT]):
             return None
         connection.read_at = self._clock()
         message = connection.reader.next_message()
-        if message is None and not is_all:
+        if message is None and (connection.reader.has_more or not is_all):
             self._make_due(connection)
         return message
 

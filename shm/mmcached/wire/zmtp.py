@@ -21,6 +21,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + bytes((3, 0)) + b"NULL".ljust(20, b"\0
 MORE, LONG, COMMAND = 1, 2, 4
 LARGE_FRAME = 1 << 14
 """Frames of so many bytes are received where they stay; smaller ones are cut out of what came."""
+FRAMES_AT_ONCE = 64
 MAX_COMMAND_BYTES = 1 << 10
 
 
@@ -75,6 +76,7 @@ class MessageReader:
         self._left = 0  # bytes that the frame under way still lacks: of `_large`, or to be left out
         self._is_leaving_out = False
         self.is_ready = False
+        self.has_more = False
 
     @property
     def is_mid_message(self) -> bool:
@@ -98,7 +100,7 @@ class MessageReader:
         self._at = 0
 
     def next_message(self) -> list[Frame] | None:
-        """Return the next message, None if more bytes are needed.
+        """Return the next message; None if more bytes are needed or, with `has_more`, after many frames that end none.
 
         Raises:
             RemoteProtocolError: a message exceeds a limit, and is left out; with `field` "zmtp": this is no ZMTP, the
@@ -106,13 +108,17 @@ class MessageReader:
         """
         if not self._is_greeted and not self._read_greeting():
             return None
-        while self._end_body():
+        self.has_more = False
+        for _ in range(FRAMES_AT_ONCE):
+            if not self._end_body():
+                return None
             frame = self._read_frame()
             if frame is None:
                 return None
             message = self._take(frame)
             if message is not None:
                 return message
+        self.has_more = True
         return None
 
     # ---- bytes to frames
