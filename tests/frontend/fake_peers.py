@@ -277,9 +277,9 @@ class Bench:
         self.engines.append(engine)
         return engine
 
-    def connect_engine(self) -> FakeEngine:
+    def connect_engine(self, *, index: int = 0) -> FakeEngine:
         """Connect an engine that has gone through the whole handshake."""
-        engine = self.add_engine(digest=self.config.digest())
+        engine = self.add_engine(digest=self.config.digest(), index=index)
         ring = self.from_frontend(engine, to_engine.Ring)
         if ring.announcement is not None:
             engine.row = ReaderRow.attach(ring.announcement)

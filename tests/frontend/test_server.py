@@ -22,6 +22,7 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, png
+from tests.wire.examples import ERROR
 
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024,
@@ -102,6 +103,23 @@ def test_without_a_ready_engine_a_request_waits_and_nothing_is_leased(bench: Ben
     assert bench.stats().ring.grants == 0
     engine = bench.connect_engine()
     assert len(bench.from_frontend(engine, to_engine.AddRequest).features) == 1
+
+
+def test_what_an_engine_says_of_a_former_frontends_request_is_not_taken_for_one_that_waits(bench: Bench) -> None:
+    """Both frontends number from 1, and the engine goes on with the former one's until it knows of the new one."""
+    bench.generate(1, [])
+    assert bench.stats().requests_open == 1
+    engine = bench.add_engine(digest=CONFIG.digest())
+    bench.from_frontend(engine, to_engine.Ring)
+    (number,) = (request.number for request in bench.frontend._requests._requests)
+    engine.channel.send(to_frontend.TokensCommitted([to_frontend.CommittedTokens(number, 0, [9])]))
+    engine.channel.send(to_frontend.RequestGenerated(number, [9], "length", 0))
+    engine.channel.send(to_frontend.LeaseGap(1))
+    engine.channel.send(to_frontend.RequestFailed(number, ERROR))
+    ready = bench.connect_engine(index=1)
+    add = bench.from_frontend(ready, to_engine.AddRequest)
+    ready.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    assert bench.answer(to_client.Generated).token_ids == [5]
 
 
 def test_a_request_that_waits_for_an_engine_waits_no_longer_than_it_may(bench: Bench, clock: Clock) -> None:

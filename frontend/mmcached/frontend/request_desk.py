@@ -239,11 +239,18 @@ class RequestDesk:
 
     # ---- from engines
 
-    def handle_engine(self, message: FromEngine, payload: Sequence[Frame]) -> None:
-        """Take what an engine says of a request; one that is not open any more is nobody's."""
+    def handle_engine(self, engine: int, message: FromEngine, payload: Sequence[Frame]) -> None:
+        """Take what an engine (by incarnation) says of a request; one that is not open, or not with it, is nobody's: it
+        may be of a former frontend, which gave the same numbers.
+        """
+        if isinstance(message, received.TokensCommitted):
+            self._pass_on(engine, message, payload)
+            return
+        if isinstance(message, received.RequestMissed):
+            self._route.missed(message.mm_hashes)  # true whosever request it was
+        if not self._is_with(engine, message.request_id):
+            return
         match message:
-            case received.TokensCommitted():
-                self._pass_on(message, payload)
             case received.RequestGenerated():
                 self._finish_generation(message, payload)
             case received.RequestEncoded():
@@ -262,8 +269,14 @@ class RequestDesk:
             case _:
                 assert_never(message)
 
-    def _pass_on(self, message: received.TokensCommitted, payload: Sequence[Frame]) -> None:
+    def _is_with(self, engine: int, number: int) -> bool:
+        request = self._requests.get(number)
+        return request is not None and request.engine == engine
+
+    def _pass_on(self, engine: int, message: received.TokensCommitted, payload: Sequence[Frame]) -> None:
         for rows in message.rows:
+            if not self._is_with(engine, rows.request_id):
+                continue
             try:
                 self._streams.committed_rows(rows, payload)
             except MmcachedError as error:
@@ -272,7 +285,8 @@ class RequestDesk:
                     self._abort_in_engine(request)
                     self.fail(request.number, error)
         for tokens in message.streams:
-            self._streams.committed(tokens)
+            if self._is_with(engine, tokens.request_id):
+                self._streams.committed(tokens)
 
     def engine_lost(self, link: EngineLink, reason: str) -> None:
         """Fail what an engine had that is gone."""
@@ -303,7 +317,6 @@ class RequestDesk:
         """Send a request again whose items the engine could not use. What is not cached here either is processed
         again; if only an id came for it, the request ends with a `CacheMiss`.
         """
-        self._route.missed(message.mm_hashes)
         request = self._requests.get(message.request_id)
         if request is None:
             return

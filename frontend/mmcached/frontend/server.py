@@ -369,7 +369,7 @@ class Frontend:
                 | received.RequestFailed()
                 | received.RequestMissed()
             ):
-                self._requests.handle_engine(message, payload)
+                self._requests.handle_engine(link.incarnation, message, payload)
             case (
                 received.EngineHello()
                 | received.RowHello()
