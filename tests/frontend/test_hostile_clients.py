@@ -304,12 +304,3 @@ def test_a_fault_over_what_an_engine_says_ends_that_request(bench: Bench, monkey
     assert (failed.request_id, failed.error.code) == (1, "invariant_error")
     engine.channel.send(to_frontend.RequestGenerated(adds[1].request_id, [5], "length", 0))
     assert bench.answer(to_client.Generated).request_id == 2
-
-
-def test_an_engine_that_is_dropped_is_told_to_end(bench: Bench) -> None:
-    engine = bench.connect_engine()
-    (link,) = bench.frontend._gate.links
-    bench.frontend._gate._lose(link, "its row contradicts itself")
-    refused = bench.from_frontend(engine, to_engine.Refused)
-    assert refused.error.retryable
-    assert "its row contradicts itself" in refused.error.message
