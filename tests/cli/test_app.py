@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from mmcached.cli.config_fields import SETTINGS
+from mmcached.cli.config_texts import INTERNAL, describe
 from mmcached.wire.config import ServiceConfig
 
 TIMEOUT_S = 60.0
@@ -76,11 +77,30 @@ def test_config_show_says_where_each_value_comes_from(file: Path) -> None:
     shown = mmcached("config", "show", "--origin", "--config", str(file), *FLAGS, **ENVIRONMENT)
     assert shown.returncode == 0, shown.stderr
     lines = dict(line.removeprefix("# ").split(" = ", 1) for line in shown.stdout.splitlines())
-    assert list(lines) == list(SETTINGS)
+    assert list(lines) == [path for path in SETTINGS if path not in INTERNAL]
     for path, (value, origin) in EXPECTED.items():
         text, _, said = lines[path].partition("#")
         assert json.loads(text) == value
         assert said.strip() == origin.format(file=file)
+
+
+def test_config_show_describes_every_setting() -> None:
+    assert [path for path in SETTINGS if not describe(path)] == [], "add it to config_texts.py"
+    shown = mmcached("config", "show", "--all").stdout
+    assert len(shown.splitlines()) == len(SETTINGS)
+    assert all(line.partition("  # ")[2] for line in shown.splitlines())
+    assert "step_timeout_s = 60.0" in shown
+    assert "a step that takes longer ends its group [seconds]" in shown
+
+
+def test_help_and_version_are_where_they_are_looked_for() -> None:
+    version = mmcached("version").stdout
+    assert mmcached("--version").stdout == version
+    for verb in ([], ["serve"], ["config", "show"], ["flush"]):
+        shown = mmcached(*verb, "-h")
+        assert shown.returncode == 0
+        assert "-h, --help" in shown.stdout
+        assert "<bool>" not in shown.stdout
 
 
 def test_config_show_is_a_file_that_gives_the_same_configuration(file: Path, tmp_path: Path) -> None:

@@ -469,3 +469,11 @@ def test_misused_flags(arguments: list[str], field: str, limit: str) -> None:
 def test_any_words_load_or_are_refused(words: list[str]) -> None:
     with contextlib.suppress(ConfigError):
         assert load_config(file=None, environment={}, arguments=words).origins.keys() == SETTINGS.keys()
+
+
+def test_workers_is_world_size_in_every_layer() -> None:
+    assert load("workers = 3").config.world_size == 3
+    assert load(environment={"MMC_WORKERS": "4"}).config.world_size == 4
+    assert load(arguments=["--workers", "5"]).config.world_size == 5
+    assert "set twice" in str(refused(toml="workers = 3\nworld_size = 3")["limit"])
+    assert refused(environment={"MMC_WORKERS": "3", "MMC_WORLD_SIZE": "4"})["field"] == "world_size"

@@ -28,6 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
 )
 
 RunDirOption = Annotated[
@@ -96,6 +98,21 @@ def demo(
 def version() -> None:
     """Print the version."""
     typer.echo(metadata.version("mmcached"))
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take what stands before a verb; the rest is the verb's."""
 
 
 # After the verbs above, so that the help begins with `serve`.

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmcached.cli.config_fields import SETTINGS, Setting, unknown_setting
+from mmcached.cli.config_fields import ALIASES, SETTINGS, Setting, unknown_setting
 from mmcached.wire.errors import ConfigError
 
 LAYER = "command line"
-_ALIASES = {"--workers": "world_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def _all_flags() -> dict[str, Flag]:
         flags[setting.flag] = Flag(setting, "true" if setting.type is bool else None)
         if setting.negation:
             flags[setting.negation] = Flag(setting, "false", is_negation=True)
-    return flags | {alias: Flag(SETTINGS[path]) for alias, path in _ALIASES.items()}
+    return flags | {f"--{alias}": Flag(SETTINGS[path]) for alias, path in ALIASES.items()}
 
 
 FLAGS: Mapping[str, Flag] = _all_flags()

@@ -24,6 +24,10 @@ from mmcached.wire.death import PARENT_PID_VARIABLE
 from mmcached.wire.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "MMC_"
+DEFAULT = "default"
+"""The origin of what no layer has set."""
+ALIASES: Mapping[str, str] = MappingProxyType({"workers": "world_size"})
+"""Other names of settings, in every layer."""
 
 # These begin like settings, but are words between processes: the failpoint of a test, the parent of a child.
 RESERVED_VARIABLES = frozenset({"MMC_CRASH_AT", PARENT_PID_VARIABLE})

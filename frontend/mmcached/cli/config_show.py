@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from mmcached.cli.config_fields import SETTINGS
+from mmcached.cli.config_fields import DEFAULT, SETTINGS
+from mmcached.cli.config_texts import INTERNAL, describe
 
 if TYPE_CHECKING:
     from mmcached.cli.settings import LoadedConfig
@@ -38,6 +39,7 @@ def show(
     context: typer.Context,
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say which layer has set each value.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is for our own tests only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
 ) -> None:
     """Print every setting as a service started with the same flags, environment and file would have it.
@@ -49,7 +51,7 @@ def show(
         plain = msgspec.to_builtins(loaded.config)
         typer.echo(json.dumps({"config": plain, "origins": loaded.origins} if origin else plain, indent=2))
     else:
-        typer.echo("\n".join(_toml_lines(loaded, with_origin=origin)))
+        typer.echo("\n".join(_toml_lines(loaded, with_origin=origin, everything=everything)))
 
 
 def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) -> LoadedConfig:
@@ -64,12 +66,13 @@ def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) 
     return load_config(file=file, environment=os.environ, arguments=[*more, *context.args], other_flags=own_flags)
 
 
-def _toml_lines(loaded: LoadedConfig, *, with_origin: bool) -> list[str]:
-    lines = [_line(path, _value(loaded.config, path)) for path in SETTINGS]
-    if not with_origin:
-        return lines
-    width = max(map(len, lines))
-    return [f"{line:{width}}  # {loaded.origins[path]}" for line, path in zip(lines, SETTINGS, strict=True)]
+def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) -> list[str]:
+    # What somebody has set is shown: the output is a file that gives the same configuration.
+    paths = [path for path in SETTINGS if everything or path not in INTERNAL or loaded.origins[path] != DEFAULT]
+    lines = {path: _line(path, _value(loaded.config, path)) for path in paths}
+    width = max(map(len, lines.values()))
+    said = {path: loaded.origins[path] if with_origin else describe(path) for path in paths}
+    return [f"{line:{width}}  # {said[path]}" for path, line in lines.items()]
 
 
 def _line(path: str, value: Any) -> str:

@@ -6,7 +6,8 @@
           │ not within the deadline
     stats page, /proc, a probe of our own ──► `source = "page"`, and the reason says that the supervisor does not answer
 
-Asks at the unix socket in the run directory, in which nobody else can put one; no file says where to ask.
+Asks at the unix socket in the run directory, in which nobody else can put one; no file says where to ask. What the page
+needs is imported only then: numpy comes with it, and a command that is answered must start fast.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from mmcached.cli.readiness import ReadinessCheck
 from mmcached.cli.seat import supervisor_pid
 from mmcached.cli.service_status import PageView, Readiness, ServiceStatus, Snapshots, gather_status, process_state
-from mmcached.shm.stats_page import StatsPageReader
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
@@ -44,6 +43,8 @@ def look_at(run_dir: Path) -> ServiceStatus | None:
             return msgspec.json.decode(answer, type=ServiceStatus)
         except (OSError, http.client.HTTPException, msgspec.DecodeError, MmcachedError) as error:
             silence = f"the supervisor (pid {pid}) does not answer ({_in_words(pid, error)})"
+    from mmcached.cli.readiness import ReadinessCheck
+
     snapshots, note = _read_page(run_dir)
     view = PageView(run_dir, config, snapshots)
     found = ReadinessCheck(view, lambda: snapshots).check()
@@ -91,6 +92,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _read_page(run_dir: Path) -> tuple[Snapshots, str]:
     """Return what the page says, and what kept us from reading it."""
+    from mmcached.shm.stats_page import StatsPageReader
+
     try:
         with StatsPageReader(RunDir(run_dir).stats_page) as reader:
             return reader.read(), ""

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from mmcached.shm.stats_page import RoleSnapshot
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import (
     EngineStats,
@@ -33,11 +32,14 @@ from mmcached.wire.stats import (
     extend,
 )
 
+if TYPE_CHECKING:  # a command that is answered by the supervisor needs no page, with which numpy comes
+    from mmcached.shm.stats_page import RoleSnapshot
+
 SILENT_AFTER_S = 2.0
 """A heartbeat older than this is worth a word when the service is not ready. A long step is silent, too."""
 
 State = Literal["starting", "running", "restarting", "failed", "ended", "stopped", "dead"]
-Snapshots = Mapping[RoleName, RoleSnapshot]
+Snapshots: TypeAlias = "Mapping[RoleName, RoleSnapshot]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from mmcached.cli.config_arguments import LAYER as COMMAND_LINE
 from mmcached.cli.config_arguments import parse_arguments
 from mmcached.cli.config_fields import (
+    ALIASES,
+    DEFAULT,
     ENVIRONMENT_PREFIX,
     SECTIONS,
     SETTINGS,
@@ -38,8 +40,6 @@ from mmcached.cli.config_units import in_unit_of, unit_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.version import VERSION_FIELD
-
-DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,12 @@ def _command_line_layer(arguments: Sequence[str], other_flags: Sequence[str]) ->
 def _environment_layer(environment: Mapping[str, str]) -> dict[str, Given]:
     ours = {name: text for name, text in environment.items() if is_setting_variable(name)}
     known = {setting.variable: setting for setting in SETTINGS.values()}
+    for alias, path in ALIASES.items():
+        name = f"{ENVIRONMENT_PREFIX}{alias.upper()}"
+        if name in ours:
+            text = ours.pop(name)
+            if ours.setdefault(SETTINGS[path].variable, text) != text:
+                raise _config_error(path, text, f"set by both {name} and {SETTINGS[path].variable}", "environment")
     for name, text in ours.items():
         if name not in known:
             raise unknown_setting(name, text, "environment", known)
@@ -143,7 +149,7 @@ def _flatten(nested: Mapping[str, Any], layer: str) -> list[tuple[Setting, Any]]
     by_key = {setting.key: setting for setting in SETTINGS.values()}
     found: dict[str, tuple[Setting, Any]] = {}
     for name, value in _leaves(nested, ""):
-        setting = SETTINGS.get(name) or by_key.get(name)
+        setting = SETTINGS.get(ALIASES.get(name, name)) or by_key.get(name)
         if name in SECTIONS:
             members = ", ".join(path for path in SETTINGS if path.startswith(f"{name}."))
             raise _config_error(name, value, f"is a section; set {members}", layer)

@@ -10,19 +10,19 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mmcached.cli.config_fields import DEFAULT
 from mmcached.shm.headroom import require_room
 from mmcached.shm.key_index import index_words
 from mmcached.shm.layout import ALIGNMENT, Layout
 from mmcached.shm.segment import Host
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 
-DEFAULT_ORIGIN = "default"
 SHARE = 0.75
 """Of what is free, for both together: the rest is for their control objects and for what others put there."""
 
 
 def rings_bytes(config: ServiceConfig) -> int:
-    """Return what the ring and the store take in /dev/shm, with their control objects."""
+    """Return what the ring and the store take in /dev/shm, with their control objects and the index."""
     layouts = []
     if config.ring_data_bytes and config.is_multimodal_model:
         layouts.append(Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_rows))
@@ -30,7 +30,7 @@ def rings_bytes(config: ServiceConfig) -> int:
         words = index_words(config.store_num_slots)
         data_bytes = _aligned(config.store_data_bytes)
         layouts.append(Layout(data_bytes, config.store_num_slots, config.store_max_clients, words))
-    return sum(layout.data_bytes + layout.ctl_bytes for layout in layouts)
+    return sum(layout.total_bytes for layout in layouts)
 
 
 def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:
@@ -57,7 +57,7 @@ def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None 
     if rings_bytes(config) <= free:
         return config, ""
     in_use = {"mm_processor_cache_gb": config.ring_data_bytes, "store_gb": config.store_data_bytes}
-    flexible = [name for name, size in in_use.items() if size and origins.get(name) == DEFAULT_ORIGIN]
+    flexible = [name for name, size in in_use.items() if size and origins.get(name) == DEFAULT]
     fixed = sum(size for name, size in in_use.items() if name not in flexible)
     each = (int((free - fixed) * SHARE) // max(1, len(flexible))) // MIB * MIB
     if not flexible or each <= 0:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -80,7 +79,6 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
         if not 0 <= rank < config.world_size:
             raise ConfigError("rank", rank, f"must be below world_size = {config.world_size}")
         device = choose_device(config.device)
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.world_size))
         runner = ModelRunner(config, rank=rank, device=device)
     except ConfigError as error:
         _logger.error("worker %d: %s", rank, error)
