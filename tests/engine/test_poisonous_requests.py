@@ -108,6 +108,8 @@ def test_the_one_that_kills_fails_and_the_others_are_answered(bench: Bench, dyin
     assert isinstance(error, PoisonousRequest)
     assert (error.retryable, error.details["num_deaths"]) == (False, 2)
     assert ranks.num_deaths == 2, "one to suspect it, one to know it"
+    stats = bench.engine.stats()
+    assert (stats.deaths_in_steps, stats.poisonous_requests, stats.steps_failed) == (2, 1, 0)
     assert bench.leases == 0
     bench.engine.check_integrity()
 

@@ -99,6 +99,9 @@ class EngineServer:
         self._share = TurnShare.of(config.limits)
         self._guard = Guard(ends=(InvariantError,))
         self._num_finished = 0
+        self._num_steps_failed = 0
+        self._num_deaths_in_steps = 0
+        self._num_poisonous = 0
         self._is_ready_told = False
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
@@ -316,6 +319,7 @@ class EngineServer:
         """Answer a request, which the scheduler has ended, with an error."""
         log.warning("request failed", request_id=request.request_id, code=error.code)
         if isinstance(error, PoisonousRequest):
+            self._num_poisonous += 1
             self._poisonous.add(request, error)
         self._end_with(request.request_id, error)
 
@@ -363,6 +367,7 @@ class EngineServer:
             log.warning("rank replaced: all caches start over", rank=link.rank, was_computing=requests)
             self._start_over_with_workers()
             if fatal is not None:
+                self._num_deaths_in_steps += 1
                 self._scheduler.blame_death(fatal)
 
     def _on_worker_attached(self, message: received.WorkerAttached) -> None:
@@ -418,6 +423,7 @@ class EngineServer:
         """A worker could not run the step: none of it counts, and its requests are tried one by one."""
         step = done.step
         log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
+        self._num_steps_failed += 1
         self._scheduler.withdraw(step, done.prefix_report)
         self._scheduler.blame_failure(step, error_from_wire(error))
 
@@ -426,6 +432,10 @@ class EngineServer:
     def stats(self) -> EngineStats:
         return EngineStats(
             steps=self._steps.num_steps,
+            steps_failed=self._num_steps_failed,
+            deaths_in_steps=self._num_deaths_in_steps,
+            poisonous_requests=self._num_poisonous,
+            faults=self._guard.num_faults,
             requests_running=self._scheduler.num_running,
             requests_waiting=self._scheduler.num_waiting,
             requests_finished=self._num_finished,

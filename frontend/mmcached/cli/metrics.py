@@ -77,6 +77,9 @@ mmcached_ring_fallbacks_total                                of these, because t
 mmcached_engine_requests                state                requests in the scheduler: running, waiting
 mmcached_engine_requests_finished_total                      requests that left the scheduler
 mmcached_engine_steps_total                                  steps planned
+mmcached_engine_steps_failed_total                           steps that could not be computed
+mmcached_engine_deaths_in_steps_total                        workers that died while they computed a step
+mmcached_engine_poisonous_requests_total                     requests that failed because they had killed workers
 mmcached_preemptions_total                                   requests that had to start over for want of blocks
 mmcached_worker_items_encoded_total                          items encoded
 mmcached_worker_embeds_encoded_total                         embeddings computed
@@ -204,6 +207,10 @@ FIGURES: dict[str, list[Figure]] = {
     ],
     "engine": [
         Figure("steps", "engine_steps"),
+        Figure("steps_failed", "engine_steps_failed"),
+        Figure("deaths_in_steps", "engine_deaths_in_steps"),
+        Figure("poisonous_requests", "engine_poisonous_requests"),
+        Figure("faults", "faults"),
         Figure("requests_running", "engine_requests", {"state": "running"}),
         Figure("requests_waiting", "engine_requests", {"state": "waiting"}),
         Figure("requests_finished", "engine_requests_finished"),

@@ -148,9 +148,17 @@ class WorkerStats(Stats, frozen=True):
 
 
 class EngineStats(Stats, frozen=True):
-    """One engine and its workers."""
+    """One engine and its workers.
+
+    `steps_failed` could not be computed, `deaths_in_steps` are workers that died while they computed one; each of the
+    `poisonous_requests` has killed several. `faults` are our own: handlers that raised what nobody expected.
+    """
 
     steps: int = 0
+    steps_failed: int = 0
+    deaths_in_steps: int = 0
+    poisonous_requests: int = 0
+    faults: int = 0
     requests_running: Gauge = 0
     requests_waiting: Gauge = 0
     requests_finished: int = 0
