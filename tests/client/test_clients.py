@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.client import AsyncClient, Client, asynchronous, synchronous
+from mmcached.client import AsyncClient, Client
 from mmcached.shm.lock_file import is_held
 from mmcached.wire.errors import (
     CorruptImage,
@@ -62,15 +62,6 @@ def test_error_arrives_as_its_own_class_with_its_details(run_dir: Path) -> None:
             client.encode([b"x"])
 
 
-@pytest.fixture
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients wait hardly longer than their deadline for the service to report it first; it must be some time."""
-    for module in (synchronous, asynchronous):
-        assert module.GRACE_S > 0
-        monkeypatch.setattr(module, "GRACE_S", 0.05)
-
-
-@pytest.mark.usefixtures("short_grace")
 def test_silence_is_a_deadline_and_the_request_is_cancelled(run_dir: Path) -> None:
     with fake_service(run_dir, silent) as received:
         with Client(run_dir) as client, pytest.raises(DeadlineExceeded) as caught:
@@ -151,7 +142,6 @@ def test_async_cancel_reaches_the_service(run_dir: Path) -> None:
         eventually(lambda: [type(m) for m in received][-2:], lambda last: last == [Cancel, ClientBye], "last words")
 
 
-@pytest.mark.usefixtures("short_grace")
 def test_async_deadline_and_close_with_open_calls(run_dir: Path) -> None:
     async def ask() -> None:
         async with AsyncClient(run_dir) as client:

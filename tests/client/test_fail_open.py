@@ -8,6 +8,7 @@ import pytest
 
 from mmcached.client.fail_open import WARNING_INTERVAL_S, FailOpen
 from mmcached.wire.errors import CacheFull, InvalidRequest, InvariantError, LocalProtocolError, MmcachedError, PeerGone
+from tests.clock import Clock
 
 
 @pytest.mark.parametrize("error", [PeerGone("gone"), CacheFull(3, 2, 1), MmcachedError("unknown")])
@@ -25,15 +26,22 @@ def test_what_we_or_the_caller_do_wrong_is_raised(error: MmcachedError) -> None:
     assert guard.counters.failures == 0
 
 
-def test_one_warning_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    now = [100.0]
-    guard = FailOpen(is_open=True, clock=lambda: now[0])
+def test_each_cause_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    guard = FailOpen(is_open=True, clock=clock)
     with caplog.at_level(logging.WARNING, "mmcached.client"):
         for _ in range(3):
             guard.is_miss("get", PeerGone("gone"))
-        now[0] += WARNING_INTERVAL_S
+            guard.note_refusal("too large")
+            guard.warn_once("no row", "slower")
+        clock.now += WARNING_INTERVAL_S
         guard.is_miss("put", PeerGone("gone again"))
+        guard.warn_once("no row", "slower")
     assert [record.message for record in caplog.records] == [
-        "get goes on without the service (1 times so far): gone",
-        "put goes on without the service (4 times so far): gone again",
+        "get goes on without the service: gone (1 times so far; see store_counters())",
+        "a record was not kept: too large (1 times so far; see store_counters())",
+        "slower",
+        "put goes on without the service: gone again (4 times so far; see store_counters())",
     ]
+    assert guard.counters.causes == {"peer_gone": 4, "too large": 3}
+    assert guard.counters.failures == 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.client.results import read_images
+from mmcached.client.image_files import read_images
 from mmcached.wire.errors import CacheMiss, EmptyImage, InvalidRequest, error_to_wire
 from mmcached.wire.messages.client import Encoded, Failed, Generated, ToClient
 from mmcached.wire.messages.frontend import Encode, FromClient, Generate

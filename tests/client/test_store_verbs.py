@@ -191,10 +191,18 @@ def test_a_dtype_that_numpy_lacks_is_bad_input_and_costs_no_lease(service: Store
     no_leases(service)
 
 
-def test_large_record_does_not_fit_and_that_is_no_error(client: Any) -> None:
-    assert not client.put("k", {"x": np.zeros(9 << 20, np.uint8)})
+def test_large_record_does_not_fit_and_that_is_said(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert not client.put("k", {"x": np.zeros(9 << 20, np.uint8)})
     assert client.get("k") is None
-    assert client.store_counters().failures == 0
+    counters = client.store_counters()
+    assert counters.failures == 0
+    assert list(counters.causes.values()) == [3]
+    (reason,) = counters.causes
+    assert "store_max_object_mb" in reason
+    assert [record.message for record in caplog.records if reason in record.message] == [
+        f"a record was not kept: {reason} (1 times so far; see store_counters())"
+    ]
 
 
 def test_counters(client: Any) -> None:
@@ -372,7 +380,7 @@ def test_a_result_that_could_not_be_put_gives_the_claim_back(service: StoreServi
 def test_bad_keys_are_refused_here(client: Any, service: StoreService, key: Any) -> None:
     before = len(service.received)
     for verb in (client.get, client.drop, partial(client.put, record={}), partial(client.get_or_compute, fn=dict)):
-        with pytest.raises(InvalidRequest, match="keys"):
+        with pytest.raises(InvalidRequest, match="key"):
             verb(key)
     with pytest.raises(InvalidRequest):
         client.contains_many("text")
@@ -535,15 +543,15 @@ def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreSe
     with Client(run_dir) as client:
         client.put("k", numbers(1))
         view = client.get("k", view=True)
-        link = client._link
+        link = client._incarnation._link
         assert link is not None
         service.hold = (GetRecords,)
         assert client.get("k", timeout_s=0.05) is None
         service.release()  # its lease is under way when the connection goes
         assert service.leases == 2
-        link._channel.socket.disconnect(service.directory.client_address)
-        link._channel.socket.connect(service.directory.client_address)
-        client._verbs.lose_contact()
+        link._socket._channel.socket.disconnect(service.directory.client_address)
+        link._socket._channel.socket.connect(service.directory.client_address)
+        client._incarnation.verbs.lose_contact()
         eventually(lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], bool, "the barrier's answer")
         eventually(lambda: service.leases, lambda count: count == 1, "the view's lease")
         assert service.count(TakeRow) >= 2
@@ -552,6 +560,16 @@ def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreSe
         assert service.leases == 2, "through shared memory again"
         del hit, view
         no_leases(service)
+
+
+def test_the_wrong_directory_is_said_and_counted(run_dir: Path, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with make(run_dir / "wrong") as client:
+        for _ in range(3):
+            assert client.get("k") is None
+            assert not client.put("k", numbers(1))
+        assert client.store_counters().causes == {"service_unavailable": 7}
+    (warning,) = [record.message for record in caplog.records if record.name == "mmcached.client"]
+    assert str(run_dir / "wrong") in warning
 
 
 def test_clients_of_one_process_each_have_a_row(service: StoreService, run_dir: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from mmcached.client import AsyncClient, Generation
 from mmcached.client.conversation import expect
-from mmcached.client.results import read_images
+from mmcached.client.image_files import read_images
 from mmcached.wire.death import arm_from_environment
 from mmcached.wire.errors import CacheMiss, DeadlineExceeded
 from mmcached.wire.messages.client import Encoded

@@ -71,9 +71,9 @@ def answered_without_caches(paths: list[str], scratch: Path) -> list[Question]:
             text, images = f"{index}: what is <image>?", [path]
             if index % 4 == 0:
                 text, images = f"{index}: is <image> like <image>?", [path, other]
-            tokens = client.generate(text, images, 6).tokens
+            tokens = client.generate(text, [Path(image) for image in images], 6).tokens
             answered.append(Question(text, images, 6, tokens=tokens))
-            digests = [digest_of(embedding.numpy().tobytes()) for embedding in client.encode([path])]
+            digests = [digest_of(embedding.numpy().tobytes()) for embedding in client.encode([Path(path)])]
             answered.append(Question(None, [path], 0, digests=digests))
     return answered
 

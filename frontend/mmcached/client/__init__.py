@@ -1,24 +1,50 @@
 """What a host program imports to use the service: `Client` for threads, `AsyncClient` for asyncio.
 
-Importing it does not import torch; a call that returns tensors does.
+Importing it does not import torch; a call that returns tensors does. `importlib.metadata.version("mmcached")` is the
+version: `mmcached` itself is a namespace that several folders share.
 """
 
 from mmcached.client.asynchronous import AsyncClient
 from mmcached.client.fail_open import StoreCounters
 from mmcached.client.hits import Hit
+from mmcached.client.image_files import ImageLike
 from mmcached.client.kv_events import KVEventSubscriber
-from mmcached.client.results import Generation, ImageLike, RowRange
+from mmcached.client.results import Generation, RowRange
 from mmcached.client.synchronous import Client
+from mmcached.wire.errors import (
+    CacheMiss,
+    CorruptImage,
+    DeadlineExceeded,
+    EmptyImage,
+    ImageTooLarge,
+    InvalidRequest,
+    MmcachedError,
+    PeerGone,
+    RemoteProtocolError,
+    RequestAborted,
+    ServiceUnavailable,
+)
 from mmcached.wire.messages.parts import RowsWanted
 
 __all__ = [
     "AsyncClient",
+    "CacheMiss",
     "Client",
+    "CorruptImage",
+    "DeadlineExceeded",
+    "EmptyImage",
     "Generation",
     "Hit",
     "ImageLike",
+    "ImageTooLarge",
+    "InvalidRequest",
     "KVEventSubscriber",
+    "MmcachedError",
+    "PeerGone",
+    "RemoteProtocolError",
+    "RequestAborted",
     "RowRange",
     "RowsWanted",
+    "ServiceUnavailable",
     "StoreCounters",
 ]

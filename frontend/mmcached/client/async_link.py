@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,9 +22,10 @@ import zmq.asyncio
 from mmcached.client import forks
 from mmcached.client.conversation import Ask, answer_id, failure_of
 from mmcached.client.presence import Presence
-from mmcached.client.sync_link import LOOK_INTERVAL_S, Hear
+from mmcached.client.shared_socket import CLOSE_LINGER_MS, Received
+from mmcached.client.sync_link import LOOK_INTERVAL_S, Arrived, Hear
 from mmcached.client.token_stream import TokenStream
-from mmcached.wire.channels import LINGER_MS, SEND_HIGH_WATER_MARK, Frame, decode_frames, encode_frames, make_decoder
+from mmcached.wire.channels import SEND_HIGH_WATER_MARK, Frame, decode_frames, encode_frames, make_decoder
 from mmcached.wire.errors import (
     ChannelFull,
     DeadlineExceeded,
@@ -37,58 +39,64 @@ from mmcached.wire.messages.client import ToClient, Tokens, Welcome
 from mmcached.wire.messages.frontend import Cancel, ClientBye, ClientHello, Generate
 from mmcached.wire.paths import RunDir
 
-Reply = tuple[ToClient, list[Frame]]
-
 
 class AsyncLink:
-    """As `SyncLink`, for one event loop; make it inside that loop.
+    """As `SyncLink`, for one event loop; make it inside that loop. Dropped without `close` it waits for nobody.
 
     Raises:
         ServiceUnavailable: no service has ever run in that directory.
         ConfigError: it is not this user's alone.
     """
 
-    def __init__(self, directory: RunDir, client_id: str, *, hear: Hear, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: RunDir, client_id: str, *, arrived: Arrived, hear: Hear, lost: Callable[[], None]
+    ) -> None:
         self._directory = directory
         self._socket_path = directory.client_address.removeprefix("ipc://")
         self._client_id = client_id
+        self._arrived = arrived
         self._hear = hear
         self._lost = lost
         self._decoder = make_decoder(ToClient)
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._waiting: dict[int, asyncio.Future[Received]] = {}
         self._streams: dict[int, tuple[TokenStream, asyncio.Event]] = {}
-        self._greetings: set[asyncio.Future[Welcome]] = set()
+        self._greetings: set[asyncio.Future[None]] = set()
         self._presence = Presence(directory, client_id)
+        self._end_presence = weakref.finalize(self, self._presence.close)
+        self._end_presence.atexit = False
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.LINGER, 0)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(directory.client_address)
+        self._let_go = weakref.finalize(self, _let_go, self._socket, self._monitor, self._context)
+        self._let_go.atexit = False
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
-    async def greet(self, deadline: float, *, is_patient: bool) -> Welcome:
+    async def greet(self, deadline: float, *, is_patient: bool) -> None:
         """As `SyncLink.greet`."""
         if not self._directory.is_served() and not is_patient:
             raise ServiceUnavailable("the service is not there; it is looked for again by itself")
         while True:
-            greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+            greeting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._greetings.add(greeting)
             try:
                 self.send(ClientHello(self._client_id))
-                return await asyncio.wait_for(greeting, max(0.0, deadline - time.monotonic()))
+                await asyncio.wait_for(greeting, max(0.0, deadline - time.monotonic()))
+                return
             except TimeoutError:
                 raise ServiceUnavailable("the service does not answer the greeting in time") from None
             except PeerGone:
                 if not is_patient:
-                    raise
+                    raise ServiceUnavailable("the service went away while it was greeted") from None
             finally:
                 self._greetings.discard(greeting)
 
-    async def exchange(self, request: Ask, payload: Sequence[Frame], *, deadline: float, timeout_s: float) -> Reply:
+    async def exchange(self, request: Ask, payload: Sequence[Frame], *, deadline: float, timeout_s: float) -> Received:
         """As `SyncLink.exchange`."""
         self._presence.keep()
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         try:
             self.send(request, payload)
@@ -118,8 +126,9 @@ class AsyncLink:
         _, event = self._streams[stream.request_id]
         event.clear()
         try:
+            left_s = deadline - time.monotonic()
             # However late its caller comes, the reader has a turn to put what lies in the socket.
-            async with asyncio.timeout(max(LOOK_INTERVAL_S, deadline - time.monotonic())):
+            async with asyncio.timeout(left_s if left_s > 0 else LOOK_INTERVAL_S):
                 await event.wait()
         except TimeoutError:
             raise DeadlineExceeded("generate", timeout_s) from None
@@ -135,7 +144,10 @@ class AsyncLink:
 
         Raises:
             ChannelFull: it is reached; nothing was queued.
+            RequestAborted: the client was closed.
         """
+        if not self._let_go.alive:
+            raise RequestAborted("the client was closed")
         frames: list[Any] = encode_frames(message, payload)
         try:
             sent: Any = self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -145,13 +157,15 @@ class AsyncLink:
 
     def tell(self, message: object) -> None:
         """As `SyncLink.tell`."""
-        with contextlib.suppress(ChannelFull):
+        with contextlib.suppress(ChannelFull, RequestAborted):
             self.send(message)
 
     def abandon(self) -> None:
         """As `SyncLink.abandon`."""
         self._fail_streams(RequestAborted("the stream is the parent's"))
         self._presence.abandon()
+        self._end_presence.detach()
+        self._let_go.detach()
         forks.keep_for_ever(self, self._socket, self._monitor, self._context)
         forks.close_connections(self._socket_path)
 
@@ -162,14 +176,10 @@ class AsyncLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._fail_all(RequestAborted("the client was closed"))
         if forks.is_listening(self._socket_path):
+            self._socket.setsockopt(zmq.LINGER, CLOSE_LINGER_MS)
             self.tell(ClientBye(self._client_id))
-        else:
-            self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.disable_monitor()
-        self._monitor.close()
-        self._socket.close()
-        self._context.term()
-        self._presence.close()
+        self._let_go()
+        self._end_presence()
 
     async def _read(self) -> None:
         while True:
@@ -183,6 +193,7 @@ class AsyncLink:
             del frames, message, payload  # views of a record may live in them, and this task waits for long
 
     def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
+        message = self._arrived(message)
         if isinstance(message, Tokens):
             for rows in message.rows:
                 if rows.request_id in self._streams:
@@ -199,15 +210,15 @@ class AsyncLink:
         if future is not None and not future.done():
             future.set_result((message, payload))
             return
+        self._hear_and_reply(message)
         if isinstance(message, Welcome):
             for greeting in self._greetings:
                 if not greeting.done():
-                    greeting.set_result(message)
-        if request_id is None and (error := failure_of(message)) is not None:
+                    greeting.set_result(None)
+        elif request_id is None and (error := failure_of(message)) is not None:
             self._fail_all(error)
-        self._hear_and_reply(message)
 
-    def _take_back(self, future: asyncio.Future[Reply]) -> None:
+    def _take_back(self, future: asyncio.Future[Received]) -> None:
         """An answer that came in the same turn of the loop as the end of its call: nobody else will see it."""
         if future.done() and not future.cancelled() and future.exception() is None:
             self._hear_and_reply(future.result()[0])
@@ -223,7 +234,7 @@ class AsyncLink:
             while await self._socket.poll(0):  # noqa: ASYNC110 (the reader task empties it)
                 await asyncio.sleep(0)  # what the frontend said before it ended is read first
             self._lost()
-            with contextlib.suppress(MmcachedError):
+            with contextlib.suppress(MmcachedError, OSError):
                 self._presence.renew()
             self._fail_all(PeerGone("the frontend died while the call was open; try again"))
 
@@ -237,3 +248,14 @@ class AsyncLink:
     def _fail_streams(self, error: MmcachedError) -> None:
         for stream, _ in list(self._streams.values()):
             stream.fail(error)
+
+
+def _let_go(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket, context: zmq.asyncio.Context) -> None:
+    """Close everything; the sockets first, or the end of the context would wait for them for ever."""
+    for each in (monitor, socket):
+        with contextlib.suppress(RuntimeError):  # their event loop is closed, so there is nothing to take them out of
+            if each is socket:
+                each.disable_monitor()
+            each.close()
+        zmq.Socket.close(each)
+    context.term()

@@ -7,26 +7,26 @@ import inspect
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mmcached.client import forks
-from mmcached.client.async_link import AsyncLink, Reply
-from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, checked_image_ids, expect
+from mmcached.client.arguments import check_function, checked_image_ids, checked_key, checked_keys, run_dir_of
+from mmcached.client.async_link import AsyncLink
+from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
-from mmcached.client.results import Generation, ImageLike, Piece, embeddings_from, generation_from, read_images
+from mmcached.client.image_files import ImageLike, read_images
+from mmcached.client.results import Generation, Piece, embeddings_from, generation_from
+from mmcached.client.shared_socket import Received
 from mmcached.client.store_verbs import StoreVerbs
-from mmcached.client.synchronous import GRACE_S
-from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Tell, Verb, drive_async
+from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Verb, drive_async
 from mmcached.shm.codec import Library, Record
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
+from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.messages.parts import RowsWanted
-from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class AsyncClient:
         tenant: str = "",
         fail_open: bool = True,
     ) -> None:
-        self._directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
+        self._directory = run_dir_of(run_dir)
         self._options = Options(timeout_s, connect_timeout_s, tenant, fail_open)
         self._guard = FailOpen(is_open=fail_open)
         self._is_open = False
@@ -60,9 +60,11 @@ class AsyncClient:
 
     async def __aenter__(self) -> Self:
         self._is_open = True
+        self._check_open()
         forks.abandon_in_children(self)
         try:
-            await self._contact(self._options.connect_timeout_s, is_patient=not self._options.fail_open)
+            deadline = time.monotonic() + self._options.connect_timeout_s
+            await self._contact(deadline, is_patient=not self._options.fail_open)
         except MmcachedError as error:
             if not self._guard.is_miss("the first contact", error):
                 await self.close()
@@ -102,7 +104,7 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Generation:
         """As `Client.generate`."""
-        ids = checked_image_ids(image_ids, len(images))
+        ids = checked_image_ids(image_ids, images)
         request = self._talk.generate(
             prompt,
             image_ids=ids,
@@ -129,21 +131,17 @@ class AsyncClient:
 
         Whoever stops early ends the request when the iterator is closed, by `aclose()` or once nothing refers to it.
         """
-        ids = checked_image_ids(image_ids, len(images))
-        limit_s = self._talk.timeout(timeout_s)
-        return self._stream(
-            lambda: self._talk.generate(
-                prompt,
-                image_ids=ids,
-                max_tokens=max_tokens,
-                hidden_states=hidden_states,
-                priority=priority,
-                timeout_s=limit_s,
-                stream_window=STREAM_WINDOW,
-            ),
-            read_images(images, ids),
-            limit_s,
+        ids = checked_image_ids(image_ids, images)
+        request = self._talk.generate(
+            prompt,
+            image_ids=ids,
+            max_tokens=max_tokens,
+            hidden_states=hidden_states,
+            priority=priority,
+            timeout_s=timeout_s,
+            stream_window=STREAM_WINDOW,
         )
+        return self._stream(request, read_images(images, ids))
 
     async def encode(
         self,
@@ -153,7 +151,7 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> list[torch.Tensor]:
         """As `Client.encode`."""
-        ids = checked_image_ids(image_ids, len(images))
+        ids = checked_image_ids(image_ids, images)
         request = self._talk.encode(image_ids=ids, timeout_s=timeout_s)
         message, payload = await self._call(request, read_images(images, ids), request.timeout_s)
         return embeddings_from(expect(message, Encoded), payload)
@@ -164,21 +162,21 @@ class AsyncClient:
         self, key: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
     ) -> Hit | None:
         """As `Client.get`."""
-        return (await self.get_many([key], view=view, tensors=tensors, timeout_s=timeout_s))[0]
+        return (await self._run(self._verbs.get_many([checked_key(key)], Reading(tensors, view), timeout_s)))[0]
 
     async def get_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
     ) -> list[Hit | None]:
         """As `Client.get_many`."""
-        return await self._run(self._verbs.get_many(keys, Reading(tensors, view), timeout_s))
+        return await self._run(self._verbs.get_many(checked_keys(keys), Reading(tensors, view), timeout_s))
 
     async def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> list[bool]:
         """As `Client.contains_many`."""
-        return await self._run(self._verbs.contains_many(keys, timeout_s))
+        return await self._run(self._verbs.contains_many(checked_keys(keys), timeout_s))
 
     async def put(self, key: str, record: Record, *, timeout_s: float | None = None) -> bool:
         """As `Client.put`."""
-        return await self._run(self._verbs.put(key, record, timeout_s))
+        return await self._run(self._verbs.put(checked_key(key), record, timeout_s))
 
     async def get_or_compute(
         self,
@@ -190,11 +188,12 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> Record:
         """As `Client.get_or_compute`; `fn` may be a coroutine function. A plain one keeps the event loop waiting."""
-        return await self._run(self._verbs.get_or_compute(key, fn, Reading(tensors, view), timeout_s))
+        check_function(fn)
+        return await self._run(self._verbs.get_or_compute(checked_key(key), fn, Reading(tensors, view), timeout_s))
 
     async def drop(self, key: str, *, timeout_s: float | None = None) -> bool:
         """As `Client.drop`."""
-        return await self._run(self._verbs.drop(key, timeout_s))
+        return await self._run(self._verbs.drop(checked_key(key), timeout_s))
 
     def store_counters(self) -> StoreCounters:
         """As `Client.store_counters`."""
@@ -204,23 +203,23 @@ class AsyncClient:
 
     async def invalidate(self, *, timeout_s: float = 30.0) -> None:
         """As `Client.invalidate`."""
-        message, _ = await self._call(self._talk.flush(new_epoch=True), (), timeout_s)
+        message, _ = await self._call(self._talk.flush(new_epoch=True), (), self._talk.timeout(timeout_s))
         expect(message, Flushed)
         self._verbs.expect_new_epoch()
 
     async def flush(self, *, timeout_s: float = 30.0) -> None:
         """As `Client.flush`."""
-        message, _ = await self._call(self._talk.flush(), (), timeout_s)
+        message, _ = await self._call(self._talk.flush(), (), self._talk.timeout(timeout_s))
         expect(message, Flushed)
 
     async def stats(self, *, timeout_s: float = 10.0) -> ServiceStats:
         """As `Client.stats`."""
-        message, _ = await self._call(self._talk.get_stats(), (), timeout_s)
+        message, _ = await self._call(self._talk.get_stats(), (), self._talk.timeout(timeout_s))
         return expect(message, Stats).stats
 
     async def probe(self, *, timeout_s: float = 1.0) -> Probed:
         """As `Client.probe`."""
-        message, _ = await self._call(self._talk.probe(timeout_s=timeout_s), (), timeout_s)
+        message, _ = await self._call(self._talk.probe(timeout_s=timeout_s), (), self._talk.timeout(timeout_s))
         return expect(message, Probed)
 
     async def close(self) -> None:
@@ -233,6 +232,7 @@ class AsyncClient:
 
     def abandon(self) -> None:
         """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
+        self._guard.abandon()
         self._verbs.abandon()
         if self._link is not None:
             self._link.abandon()
@@ -243,48 +243,60 @@ class AsyncClient:
     def _begin(self) -> None:
         """Be a new client, not yet connected."""
         self._talk = Conversation(self._options)
-        self._verbs = StoreVerbs(self._talk, self._guard)
+        self._verbs = StoreVerbs(self._talk, self._guard, tell=self._tell)
         self._link = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def _connection(self) -> AsyncLink:
         self._check_open()
         if self._link is None:
             verbs = self._verbs
-            self._link = AsyncLink(self._directory, self._talk.client_id, hear=verbs.hear, lost=verbs.lose_contact)
+            self._link = AsyncLink(
+                self._directory,
+                self._talk.client_id,
+                arrived=verbs.arrived,
+                hear=verbs.hear,
+                lost=verbs.lose_contact,
+            )
         return self._link
+
+    def _tell(self, message: object) -> None:
+        if self._link is not None:
+            self._link.tell(message)
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise RequestAborted("the client is closed; use it inside `async with`")
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop  # in a forked child: the first that comes
+        if loop is not self._loop:
+            raise LocalProtocolError("an AsyncClient is for one event loop; threads may share a Client")
 
-    async def _contact(self, timeout_s: float, *, is_patient: bool) -> None:
-        deadline = time.monotonic() + timeout_s
+    async def _contact(self, deadline: float, *, is_patient: bool) -> None:
         await drive_async(self._verbs.connect(deadline, is_patient=is_patient), self._perform)
 
-    async def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> Reply:
-        """Exchange a request that does not fail open."""
+    async def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> Received:
+        """Exchange a request that does not fail open; whatever ends the wait for it ends it in the service too."""
         self._check_open()
-        deadline = time.monotonic() + timeout_s + GRACE_S
-        await self._contact(timeout_s, is_patient=True)
+        deadline = time.monotonic() + timeout_s
+        await self._contact(deadline, is_patient=True)
         link = self._connection()
         try:
             return await link.exchange(request, payload, deadline=deadline, timeout_s=timeout_s)
-        except (DeadlineExceeded, asyncio.CancelledError):
+        except BaseException:
             link.tell(self._talk.cancel(request.request_id))
             raise
 
-    async def _stream(
-        self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float
-    ) -> AsyncGenerator[Piece]:
-        """Exchange a request whose tokens come as they commit. A forked child is another client: it must ask anew."""
+    async def _stream(self, request: Generate, payload: Sequence[Frame]) -> AsyncGenerator[Piece]:
+        """Exchange a request whose tokens come as they commit; nothing is asked before the first step."""
         self._check_open()
-        deadline = time.monotonic() + timeout_s + GRACE_S
-        await self._contact(timeout_s, is_patient=True)
+        deadline = time.monotonic() + request.timeout_s
+        await self._contact(deadline, is_patient=True)
         link = self._connection()
-        stream = link.open_stream(ask(), payload)
+        stream = link.open_stream(request, payload)
         try:
             while True:
-                await link.wait_for_news(stream, deadline=deadline, timeout_s=timeout_s)
+                await link.wait_for_news(stream, deadline=deadline, timeout_s=request.timeout_s)
                 piece = stream.take()
                 if (receipt := stream.take_receipt()) is not None:
                     link.tell(receipt)
@@ -311,7 +323,3 @@ class AsyncClient:
                 return await self._connection().exchange(
                     step.request, step.payload, deadline=step.deadline, timeout_s=step.timeout_s
                 )
-            case Tell():
-                if self._link is not None:
-                    self._link.tell(step.message)
-                return None

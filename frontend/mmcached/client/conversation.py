@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, error_from_wire
+from mmcached.client import arguments
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
     Encoded,
     Failed,
@@ -40,13 +41,8 @@ from mmcached.wire.messages.frontend import (
     PutRecord,
     TakeRow,
 )
-from mmcached.wire.messages.parts import MAX_ROW_KEYS, Barrier, RowsWanted
+from mmcached.wire.messages.parts import Barrier, RowsWanted
 
-MAX_TIMEOUT_S = 86_400.0
-MAX_KEY_CHARACTERS = 256
-MAX_KEYS = 4096
-MAX_IMAGE_ID_BYTES = 256
-MAX_POSITION = 1 << 32
 STREAM_WINDOW = 32
 """Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
 AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
@@ -58,6 +54,8 @@ Ask = Generate | Encode | GetStats | Probe | Flush | StoreAsk
 class Options:
     """Settings of a client.
 
+    Raises:
+        InvalidRequest: one of them can't be.
     Attributes:
         timeout_s: deadline of a call that names none.
         connect_timeout_s: how long the first contact may take.
@@ -69,6 +67,12 @@ class Options:
     connect_timeout_s: float = 10.0
     tenant: str = ""
     fail_open: bool = True
+
+    def __post_init__(self) -> None:
+        self.timeout_s = arguments.checked_timeout("timeout_s", self.timeout_s)
+        self.connect_timeout_s = arguments.checked_timeout("connect_timeout_s", self.connect_timeout_s)
+        arguments.check_tenant(self.tenant)
+        arguments.check_bool("fail_open", self.fail_open)
 
 
 class Conversation:
@@ -93,26 +97,28 @@ class Conversation:
         timeout_s: float | None,
         stream_window: int = 0,
     ) -> Generate:
-        if not -(1 << 31) <= priority < 1 << 31:
-            raise InvalidRequest("priority", priority, "a number of 32 bits, with its sign")
+        """Raises:
+        InvalidRequest: one of them can't be.
+        """
         return Generate(
             client_id=self.client_id,
             request_id=next(self._ids),
-            prompt=prompt if isinstance(prompt, str) else list(prompt),
-            max_tokens=max_tokens,
+            prompt=arguments.checked_prompt(prompt),
+            max_tokens=arguments.checked_int("max_tokens", max_tokens, 1, arguments.MAX_TOKENS),
             timeout_s=self.timeout(timeout_s),
-            rows=_checked_rows(RowsWanted() if hidden_states is True else hidden_states or None),
+            rows=arguments.checked_rows(hidden_states),
             tenant=self.options.tenant,
             image_ids=image_ids,
             stream_window=stream_window,
-            priority=priority,
+            priority=arguments.checked_int("priority", priority, -(1 << 31), (1 << 31) - 1),
         )
 
     def encode(self, *, image_ids: list[str | None], timeout_s: float | None) -> Encode:
         return Encode(self.client_id, next(self._ids), self.timeout(timeout_s), self.options.tenant, image_ids)
 
     def probe(self, *, timeout_s: float) -> Probe:
-        return Probe(next(self._ids), self.timeout(timeout_s))
+        """The service gets nine tenths of the time, so that it can still say where the probe is stuck."""
+        return Probe(next(self._ids), 0.9 * self.timeout(timeout_s))
 
     def flush(self, *, new_epoch: bool = False) -> Flush:
         return Flush(next(self._ids), new_epoch)
@@ -152,73 +158,7 @@ class Conversation:
         Raises:
             InvalidRequest: it is outside what is possible.
         """
-        chosen = self.options.timeout_s if timeout_s is None else timeout_s
-        if not 0 < chosen <= MAX_TIMEOUT_S:
-            raise InvalidRequest("timeout_s", chosen, f"must be above 0 and at most {MAX_TIMEOUT_S}")
-        return chosen
-
-
-def checked_keys(keys: Sequence[str], field: str = "keys") -> list[str]:
-    """Return the keys as they may travel.
-
-    Raises:
-        InvalidRequest: too many, too long, or not text; names the first.
-    """
-    if isinstance(keys, str) or len(keys) > MAX_KEYS:
-        raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
-    for index, key in enumerate(keys):
-        if not isinstance(key, str) or len(key) > MAX_KEY_CHARACTERS or not _is_unicode(key):
-            limit = f"a key is a string of at most {MAX_KEY_CHARACTERS} Unicode characters; hash what is longer"
-            raise InvalidRequest(f"{field}[{index}]", repr(key)[:80], limit)
-    return list(keys)
-
-
-def checked_image_ids(image_ids: Sequence[str | None], num_images: int) -> list[str | None]:
-    """Return the ids as they may travel: one per image, or an empty list.
-
-    Raises:
-        InvalidRequest: another number of them, or one that can be no id; names the first.
-    """
-    if not image_ids and not isinstance(image_ids, str):
-        return []
-    if isinstance(image_ids, str) or len(image_ids) != num_images:
-        raise InvalidRequest("image_ids", len(image_ids), f"a sequence of {num_images}: an id or None for each image")
-    for index, image_id in enumerate(image_ids):
-        if image_id is None:
-            continue
-        is_text = isinstance(image_id, str) and _is_unicode(image_id)
-        if not is_text or not 1 <= len(image_id.encode()) <= MAX_IMAGE_ID_BYTES:
-            limit = f"an id is text of 1 to {MAX_IMAGE_ID_BYTES} bytes of UTF-8; hash what is longer"
-            raise InvalidRequest(f"image_ids[{index}]", repr(image_id)[:80], limit)
-    return list(image_ids)
-
-
-def _checked_rows(rows: RowsWanted | None) -> RowsWanted | None:
-    """Return what was asked for if it can be sent.
-
-    Raises:
-        InvalidRequest: no key or too many, one that can be no name, a position that is none, one above 0 if all rows
-            are wanted, or another delivery than "full" and "delta".
-    """
-    if rows is None:
-        return None
-    if isinstance(rows.keys, str) or not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
-        raise InvalidRequest("rows.keys", repr(rows.keys)[:80], f"a list of 1 to {MAX_ROW_KEYS} keys")
-    checked_keys(rows.keys, "rows.keys")
-    if rows.delivery not in ("full", "delta"):
-        raise InvalidRequest("rows.delivery", repr(rows.delivery)[:80], '"full" or "delta"')
-    if not isinstance(rows.first, int):
-        raise InvalidRequest("rows.first", repr(rows.first)[:80], "a position in the prompt")
-    if not 0 <= rows.first < MAX_POSITION:
-        raise InvalidRequest("rows.first", rows.first, "a position in the prompt, 0 or above")
-    if rows.first and rows.delivery == "full":
-        raise InvalidRequest("rows.first", rows.first, '0 if all rows are wanted (delivery "full")')
-    return rows
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether it can be sent: a lone surrogate cannot."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+        return self.options.timeout_s if timeout_s is None else arguments.checked_timeout("timeout_s", timeout_s)
 
 
 def answer_id(message: ToClient) -> int | None:

@@ -1,16 +1,19 @@
 """A dead, full or late service is a miss: which errors that holds for, how they are counted, and who is told.
 
-store verb ── typed error ──> fail open: counted, one warning a minute, the verb's "nothing found"
-                   └────────> else raised, as bad input and our own bugs always are
+    store verb ── typed error ──> fail open: counted by cause, one warning for each, the verb's "nothing found"
+                       └────────> else raised, as bad input and our own bugs always are
+
+A cause is said once, and again when a minute of it has passed: silence would look like a cold cache.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError, MmcachedError
 
@@ -31,6 +34,8 @@ class StoreCounters:
         puts: records offered to the store, results of `get_or_compute` included.
         stored: how many of them it has kept, or had already.
         failures: verbs for which the service was not there, late, or wrong; with `fail_open` they ended as a miss.
+        causes: how many verbs ended without what they were for, by cause: the `code` of the error, or why the service
+            did not keep a record, such as "too large".
     """
 
     queries: int = 0
@@ -40,6 +45,7 @@ class StoreCounters:
     puts: int = 0
     stored: int = 0
     failures: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict)
 
 
 class FailOpen:
@@ -52,17 +58,25 @@ class FailOpen:
 
     def __init__(self, *, is_open: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.is_open = is_open
+        self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
         self._clock = clock
-        self._next_warning = -float("inf")
+        self._causes: Counter[str] = Counter()
+        self._next_warnings: dict[str, float] = {}
 
     @property
     def counters(self) -> StoreCounters:
-        return StoreCounters(**self._counts)
+        with self._lock:
+            return StoreCounters(**self._counts, causes=dict(self._causes))
 
     def count(self, **more: int) -> None:
         """Add to the named counters."""
-        self._counts.update(more)
+        with self._lock:
+            self._counts.update(more)
+
+    def abandon(self) -> None:
+        """In a forked child: the thread that is just counting may not exist here."""
+        self._lock = threading.RLock()
 
     def is_miss(self, operation: str, error: MmcachedError) -> bool:
         """Count an error and return whether it is a miss; if not, the caller raises it.
@@ -72,12 +86,30 @@ class FailOpen:
         if isinstance(error, _ALWAYS_RAISED):
             return False
         self.count(failures=1)
-        if not self.is_open:
-            return False
+        # The text only: a record that is kept would keep the error, and with its traceback perhaps a lease.
+        self.note(error.code, f"{operation} goes on without the service: {error}" if self.is_open else None)
+        return self.is_open
+
+    def note_refusal(self, reason: str) -> None:
+        """Count a record that the service has not kept, and say why."""
+        self.note(reason, f"a record was not kept: {reason}")
+
+    def note(self, cause: str, warning: str | None) -> None:
+        """Count a cause, and warn of it unless that was done a moment ago."""
         now = self._clock()
-        if now >= self._next_warning:
-            self._next_warning = now + WARNING_INTERVAL_S
-            # The text only: a record that is kept would keep the error, and with its traceback perhaps a lease.
-            failures = self._counts["failures"]
-            _LOG.warning("%s goes on without the service (%d times so far): %s", operation, failures, str(error))
-        return True
+        with self._lock:
+            self._causes[cause] += 1
+            count = self._causes[cause]
+            is_time = warning is not None and now >= self._next_warnings.get(cause, now)
+            if is_time:
+                self._next_warnings[cause] = now + WARNING_INTERVAL_S
+        if is_time:
+            _LOG.warning("%s (%d times so far; see store_counters())", warning, count)
+
+    def warn_once(self, cause: str, warning: str) -> None:
+        """Say what is no error but slow; not a second time."""
+        with self._lock:
+            is_new = cause not in self._next_warnings
+            self._next_warnings[cause] = float("inf")
+        if is_new:
+            _LOG.warning("%s", warning)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from mmcached.client.arguments import check_bool
 from mmcached.shm.codec import Library, Record, decode_frames
 from mmcached.wire.channels import Frame
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
@@ -28,6 +29,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.tensors not in ("torch", "numpy"):
             raise InvalidRequest("tensors", str(self.tensors), "must be 'torch' or 'numpy'")
+        check_bool("view", self.view)
 
 
 class Hit:

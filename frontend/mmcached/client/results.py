@@ -1,23 +1,18 @@
-"""What a client hands out, and how answers and images are turned into it. No sockets here."""
+"""What a client hands out, and how answers are turned into it. No sockets here."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import EmptyImage, InvalidRequest, RemoteProtocolError
+from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Generated
 from mmcached.wire.messages.parts import Rows, Tensor
 
 if TYPE_CHECKING:
     import torch
-
-ImageLike = bytes | str | os.PathLike[str]
-"""An encoded image file: its bytes, or its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +71,6 @@ Piece = list[int] | RowRange | Generation
 """What a stream yields: tokens, rows of one key, and at last the generation."""
 
 
-def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | None] = ()) -> list[bytes]:
-    """Return the encoded bytes of each image, none for one that is named by its id only; nothing is decoded here.
-
-    Args:
-        image_ids: one per image, or none at all.
-    Raises:
-        InvalidRequest: a path that cannot be read, or neither file nor id; names its index.
-        EmptyImage: a file without bytes that has an id: in the message it would look like the id alone.
-    """
-    data = []
-    for index, image in enumerate(images):
-        has_id = bool(image_ids) and image_ids[index] is not None
-        content = b"" if image is None else _read(image, f"images[{index}]")
-        if image is None and not has_id:
-            raise InvalidRequest(f"images[{index}]", "None", "an image without an id needs its file")
-        if image is not None and has_id and not content:
-            raise EmptyImage(f"images[{index}]", 0, "an image has bytes; None asks for what is cached under the id")
-        data.append(content)
-    return data
-
-
 def generation_from(message: Generated, payload: Sequence[Frame]) -> Generation:
     return Generation(
         tokens=message.token_ids,
@@ -114,13 +88,6 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
 def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[torch.Tensor]:
     """One int32 tensor `(num_embeds, hidden_size)` per image, cpu, owned."""
     return [_owned_tensor(tensor, payload) for tensor in message.embeddings]
-
-
-def _read(image: ImageLike, field: str) -> bytes:
-    try:
-        return image if isinstance(image, bytes) else Path(image).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(field, str(image), f"cannot be read: {error.strerror}") from error
 
 
 def _owned_tensor(tensor: Tensor, payload: Sequence[Frame]) -> torch.Tensor:

@@ -5,30 +5,35 @@
          └────────────── connection lost, or the writer's lock free ──┘
 
 Every verb begins with that contact, so it comes back by itself after any restart; a ring other than before means
-another frontend, and a new session. All of it has one deadline. Whatever arrives that nobody waits for any more goes
-through `hear`: its leases are given back, its claim is dropped.
+another frontend, and a new session. All of it has one deadline. Leases are counted as they arrive (`arrived`), in that
+order; whatever nobody waits for any more goes through `hear`: its leases are given back, its claim is dropped. A claim
+is dropped too when its verb ends in any other way than with a put.
 
-Knows nothing of threads and event loops; one of either at a time.
+Knows nothing of sockets and event loops. Any number of verbs may run at a time, in any thread.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from mmcached.client.conversation import Conversation, checked_keys, expect
+from mmcached.client.conversation import Conversation, expect
 from mmcached.client.fail_open import FailOpen
 from mmcached.client.hits import Hit, Reading
 from mmcached.client.store_session import StoreSession
-from mmcached.client.verb_steps import Compute, Exchange, Greet, Tell, Verb
+from mmcached.client.uninterrupted import uninterrupted
+from mmcached.client.verb_steps import Compute, Exchange, Greet, Verb
+from mmcached.shm import ReaderRow
 from mmcached.shm.codec import EncodedRecord, Record, encode
 from mmcached.wire.channels import Frame
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError, ServiceUnavailable
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError, RequestAborted, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored, ToClient, Welcome
-from mmcached.wire.messages.frontend import DropClaim, Reconcile
+from mmcached.wire.messages.frontend import Cancel, DropClaim, Reconcile
 from mmcached.wire.messages.parts import Barrier, Inline
 
 RETRY_INTERVAL_S = 1.0
@@ -53,47 +58,58 @@ class StoreVerbs:
 
     Args:
         guard: counts errors, and decides which are a miss.
+        tell: sends a message that has no answer, or drops it; never waits.
         clock: monotonic seconds.
     Attributes:
         welcome: of the frontend that this client is in contact with; None when the contact was lost.
     """
 
-    def __init__(self, talk: Conversation, guard: FailOpen, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        talk: Conversation,
+        guard: FailOpen,
+        *,
+        tell: Callable[[Cancel | DropClaim], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.welcome: Welcome | None = None
         self._talk = talk
         self._guard = guard
+        self._tell = tell
         self._clock = clock
+        self._lock = threading.RLock()
+        self._is_closed = False
         self._session: StoreSession | None = None
         self._store_epoch = 0
         self._retry_at = self._greet_again_at = clock()
 
-    # ---- the verbs
+    # ---- the verbs; their keys are checked
 
-    def get_many(self, keys: Sequence[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
-        names, limit_s = checked_keys(keys), self._talk.timeout(timeout_s)
-        misses: list[Hit | None] = [None] * len(names)
-        hits = yield from self._guarded("get", self._get(names, reading, limit_s), misses)
-        self._guard.count(queries=len(names), hits=sum(hit is not None for hit in hits))
+    def get_many(self, keys: list[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
+        limit_s = self._talk.timeout(timeout_s)
+        misses: list[Hit | None] = [None] * len(keys)
+        hits = yield from self._guarded("get", self._get(keys, reading, limit_s), misses)
+        self._guard.count(queries=len(keys), hits=sum(hit is not None for hit in hits))
         return hits
 
-    def contains_many(self, keys: Sequence[str], timeout_s: float | None) -> Verb[list[bool]]:
-        names, limit_s = checked_keys(keys), self._talk.timeout(timeout_s)
-        return (yield from self._guarded("contains_many", self._contains(names, limit_s), [False] * len(names)))
+    def contains_many(self, keys: list[str], timeout_s: float | None) -> Verb[list[bool]]:
+        limit_s = self._talk.timeout(timeout_s)
+        return (yield from self._guarded("contains_many", self._contains(keys, limit_s), [False] * len(keys)))
 
     def put(self, key: str, record: Record, timeout_s: float | None) -> Verb[bool]:
-        (name,), limit_s = checked_keys([key]), self._talk.timeout(timeout_s)
-        return (yield from self._guarded("put", self._put(name, encode(record), limit_s), False))
+        limit_s = self._talk.timeout(timeout_s)
+        return (yield from self._guarded("put", self._put(key, encode(record), limit_s), False))
 
     def drop(self, key: str, timeout_s: float | None) -> Verb[bool]:
-        (name,), limit_s = checked_keys([key]), self._talk.timeout(timeout_s)
-        return (yield from self._guarded("drop", self._drop(name, limit_s), False))
+        limit_s = self._talk.timeout(timeout_s)
+        return (yield from self._guarded("drop", self._drop(key, limit_s), False))
 
     def get_or_compute(
         self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None
     ) -> Verb[Record]:
-        (name,), limit_s = checked_keys([key]), self._talk.timeout(timeout_s)
+        limit_s = self._talk.timeout(timeout_s)
         self._guard.count(queries=1)
-        found = yield from self._guarded("get_or_compute", self._claim(name, reading, limit_s), None)
+        found = yield from self._guarded("get_or_compute", self._claim(key, reading, limit_s), None)
         if isinstance(found, Hit):
             self._guard.count(hits=1)
             return found.record
@@ -102,16 +118,12 @@ class StoreVerbs:
             self._guard.count(computed=1)
             record: Record = yield Compute(fn)
             encoded = encode(record)  # judges it, whether it can be stored or not
-            if found is not None:
-                is_stored = yield from self._guarded("put", self._put(name, encoded, limit_s, found), False)
-        except GeneratorExit:
-            raise  # nobody is left to send anything; the claim ends with the client
-        except BaseException:  # also a cancelled task's: somebody else may be waiting for the result
-            yield from self._drop_claim(found)
-            raise
-        if not is_stored:
-            yield from self._drop_claim(found)
-        return record
+            if found is not None and not self._is_closed:  # in a process that `fn` has forked the claim is the parent's
+                is_stored = yield from self._guarded("put", self._put(key, encoded, limit_s, found), False)
+            return record
+        finally:
+            if found is not None and not is_stored:
+                self._tell(self._talk.drop_claim(found.token))  # somebody else may be waiting for the result
 
     # ---- contact
 
@@ -128,7 +140,7 @@ class StoreVerbs:
             raise ServiceUnavailable("the service was not there a moment ago; it is looked for once a second")
         limit = now + self._talk.options.connect_timeout_s
         try:
-            self.hear((yield Greet(min(deadline, limit), is_patient)))
+            yield Greet(min(deadline, limit), is_patient)
         except MmcachedError:
             self._retry_at = self._clock() + RETRY_INTERVAL_S
             raise
@@ -136,12 +148,21 @@ class StoreVerbs:
     def lose_contact(self) -> None:
         """The connection was lost; the frontend may be another by now."""
         self.welcome = None
-        if self._session is not None:
-            self._session.lost_contact()
+        if (session := self._session) is not None:
+            session.lost_contact()
 
     def expect_new_epoch(self) -> None:
         """This client has asked for a new epoch: greet again before the next verb, to learn which it is."""
         self.welcome = None
+
+    def arrived(self, message: ToClient) -> ToClient:
+        """Count the leases that have come with a message; return it without those that are not ours.
+
+        To be called for each message, in the order of arrival, before anything else is done with it.
+        """
+        if isinstance(message, Records) and (session := self._session) is not None:
+            return session.receive(message)
+        return message
 
     def hear(self, message: ToClient) -> DropClaim | Reconcile | None:
         """Take note of a message that answers no open call; return what to reply."""
@@ -150,24 +171,29 @@ class StoreVerbs:
                 self.welcome = message
                 self._store_epoch = message.store_epoch
             case Barrier():
-                return None if self._session is None else self._session.answer(message)
+                return None if (session := self._session) is None else session.answer(message)
             case Records():
-                if self._session is not None:
-                    self._session.discard(message)
+                if (session := self._session) is not None:
+                    session.discard(message)
             case Claimed():
                 return self._talk.drop_claim(message.claim)
         return None
 
     def close(self) -> None:
         """Take no more leases; those of living views stay. A second call changes nothing."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        with self._lock:
+            self._is_closed = True
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's session."""
-        if self._session is not None:
-            self._session.abandon()
+        self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            session.abandon()
 
     def _in_contact(self, deadline: float, limit_s: float) -> Verb[StoreSession]:
         """Greet, take a row and announce it, as far as that has not been done. A service without a store is greeted
@@ -178,20 +204,30 @@ class StoreVerbs:
         if self.welcome is None:
             self._greet_again_at = self._clock() + GREET_AGAIN_S
         yield from self.connect(deadline, is_patient=not self._guard.is_open)
-        ring = None if self.welcome is None else self.welcome.store_ring
-        if self._session is None or self._session.ring != ring:
-            self.close()
-            self._session = StoreSession(ring)
-        session = self._session
-        if session.row is not None and not session.is_announced:
-            yield from self._announce(session, deadline, limit_s)
+        welcome = self.welcome
+        if welcome is None:
+            raise ServiceUnavailable("the service has just gone; try again")
+        session = self._session_of(welcome.store_ring)
+        if session.why_inline:
+            warning = f"records come through the socket, which is slower: {session.why_inline}"
+            self._guard.warn_once("no row", warning)
+        if (row := session.take_announcement()) is not None:
+            yield from self._announce(session, row, deadline, limit_s)
         return session
 
-    def _announce(self, session: StoreSession, deadline: float, limit_s: float) -> Verb[None]:
-        row = session.row
-        if row is None:
-            return
-        session.is_announced = True  # before the answer: calls that run at the same time need not do it, too
+    def _session_of(self, ring: RingAnnouncement | None) -> StoreSession:
+        with self._lock:
+            if self._is_closed:
+                raise RequestAborted("the client was closed")
+            former = self._session
+            if former is not None and former.ring == ring:
+                return former
+            if former is not None:
+                former.close()
+            self._session = uninterrupted(partial(StoreSession, ring))
+            return self._session
+
+    def _announce(self, session: StoreSession, row: ReaderRow, deadline: float, limit_s: float) -> Verb[None]:
         try:
             ask = self._talk.take_row(ring_epoch=row.announcement.epoch, row=row.row, nonce=row.nonce)
             message, _ = yield Exchange(ask, deadline, limit_s)
@@ -208,12 +244,12 @@ class StoreVerbs:
         if session.ring is None or not keys:
             return [None] * len(keys)
         message, payload = yield Exchange(self._talk.get_records(keys, nonce=session.nonce), deadline, limit_s)
-        return self._open(expect(message, Records), payload, reading, len(keys))
+        return self._open(session, expect(message, Records), payload, reading, len(keys))
 
     def _contains(self, keys: list[str], limit_s: float) -> Verb[list[bool]]:
         deadline = self._clock() + limit_s
         session = yield from self._in_contact(deadline, limit_s)
-        if session.row is not None and not session.is_writer_alive:
+        if session.has_row and not session.is_writer_alive:
             self.lose_contact()
             session = yield from self._in_contact(deadline, limit_s)
         seen = session.contains(keys, self._talk.options.tenant)
@@ -234,6 +270,7 @@ class StoreVerbs:
         session = yield from self._in_contact(deadline, limit_s)
         if claim is None:
             if session.ring is None:
+                self._guard.note_refusal("the service keeps no records")
                 return False
             ask = self._talk.put_record(key, store_epoch=self._store_epoch)
         elif claim.ring != session.ring:
@@ -244,6 +281,8 @@ class StoreVerbs:
         stored = expect(message, Stored)
         self._learn_epoch(stored.store_epoch)
         self._guard.count(stored=int(stored.is_stored))
+        if not stored.is_stored:
+            self._guard.note_refusal(stored.reason)
         return stored.is_stored
 
     def _drop(self, key: str, limit_s: float) -> Verb[bool]:
@@ -261,23 +300,16 @@ class StoreVerbs:
         ask = self._talk.claim_record(key, timeout_s=limit_s, nonce=session.nonce)
         try:
             message, payload = yield Exchange(ask, deadline, limit_s)
-        except GeneratorExit:
-            raise
         except BaseException:  # while it waited: the claim must not come to one who has given up
-            yield Tell(self._talk.cancel(ask.request_id))
+            self._tell(self._talk.cancel(ask.request_id))
             raise
         if isinstance(message, Claimed):
             self._learn_epoch(message.store_epoch)
             return _Claim(message.claim, message.store_epoch, session.ring)
-        (found,) = self._open(expect(message, Records), payload, reading, 1)
+        (found,) = self._open(session, expect(message, Records), payload, reading, 1)
         return found
 
     # ---- helpers
-
-    def _drop_claim(self, claim: _Claim | None) -> Verb[None]:
-        """Let the next who waits compute; one that has ended already changes nothing."""
-        if claim is not None:
-            yield Tell(self._talk.drop_claim(claim.token))
 
     def _guarded(self, operation: str, verb: Verb[T], nothing: T) -> Verb[T]:
         try:
@@ -287,11 +319,10 @@ class StoreVerbs:
                 raise
         return nothing
 
-    def _open(self, answer: Records, payload: Sequence[Frame], reading: Reading, count: int) -> list[Hit | None]:
+    def _open(
+        self, session: StoreSession, answer: Records, payload: Sequence[Frame], reading: Reading, count: int
+    ) -> list[Hit | None]:
         self._learn_epoch(answer.store_epoch)
-        session = self._session
-        if session is None:  # closed meanwhile; the lease ends with the row
-            return [None] * count
         hits = session.open(answer, payload, reading)
         if len(hits) != count:
             raise RemoteProtocolError(f"{len(hits)} records for {count} keys", "records")

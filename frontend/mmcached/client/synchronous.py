@@ -1,49 +1,58 @@
-"""`Client`: blocking calls, one at a time, for scripts and threaded servers. One client per thread."""
+"""`Client`: blocking calls, for scripts and threaded servers. Any number of threads may share one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from mmcached.client import forks
-from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, checked_image_ids, expect
+from mmcached.client.arguments import (
+    check_function,
+    checked_image_ids,
+    checked_key,
+    checked_keys,
+    run_dir_of,
+)
+from mmcached.client.conversation import STREAM_WINDOW, Options, expect
 from mmcached.client.fail_open import FailOpen, StoreCounters
 from mmcached.client.hits import Hit, Reading
-from mmcached.client.results import Generation, ImageLike, Piece, embeddings_from, generation_from, read_images
-from mmcached.client.store_verbs import StoreVerbs
-from mmcached.client.sync_link import SyncLink
-from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Tell, Verb, drive
+from mmcached.client.image_files import ImageLike, read_images
+from mmcached.client.incarnation import Incarnation
+from mmcached.client.results import Generation, Piece, embeddings_from, generation_from
+from mmcached.client.uninterrupted import uninterrupted
 from mmcached.shm.codec import Library, Record
-from mmcached.wire.channels import Frame
-from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
-from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, ToClient, Welcome
-from mmcached.wire.messages.frontend import Generate
+from mmcached.wire.errors import MmcachedError, RequestAborted, ServiceUnavailable
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.messages.parts import RowsWanted
-from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.stats import ServiceStats
 
 if TYPE_CHECKING:
     import torch
 
-GRACE_S = 2.0
-"""How much longer than the request's own deadline a client waits, so that the service can report it first."""
 
-T = TypeVar("T")
+MAX_CLOSE_S = 5.0
+"""How long `close` waits for other uses of the connection to end; the longest is the copy of one large message."""
 
 
 class Client:
     """Talk to the service of a run directory.
 
     >>> with Client("/run/mmcached") as client:                      # doctest: +SKIP
-    ...     answer = client.generate("What is this? <image>", ["cat.png"], max_tokens=16)
+    ...     answer = client.generate("What is this? <image>", [Path("cat.png")], max_tokens=16)
     ...     features = client.get_or_compute("cat.png@v1", lambda: {"embeds": tower(pixels)})["embeds"]
 
     The store's verbs (`get` … `drop`) treat a service that is gone, full or late as a miss, unless `fail_open` is
     False. After a restart of the service, and in a forked child, the next call connects anew.
+
+    Threads may share a client: each waits for its own answers, over one connection. A call that is interrupted (Ctrl-C,
+    or whatever a signal handler raises) is ended in the service too; if that leaves the connection in pieces, the other
+    threads' open calls end with a retryable error, and the next call connects anew. A signal handler or finalizer that
+    calls the client in the middle of a call of its own thread gets `LocalProtocolError`.
 
     Args:
         run_dir: the service's run directory; default as `mmcached serve` has it.
@@ -52,6 +61,7 @@ class Client:
         tenant: name under which items are cached; other tenants never hit them.
         fail_open: also, a client can be made while no service is there.
     Raises:
+        InvalidRequest: an argument can't be.
         ServiceUnavailable: nobody answers in that directory, and `fail_open` is False.
     """
 
@@ -64,15 +74,16 @@ class Client:
         tenant: str = "",
         fail_open: bool = True,
     ) -> None:
-        self._directory = RunDir(Path(run_dir) if run_dir is not None else default_run_dir())
+        self._directory = run_dir_of(run_dir)
         self._options = Options(timeout_s, connect_timeout_s, tenant, fail_open)
         self._guard = FailOpen(is_open=fail_open)
+        self._lock = threading.RLock()
         self._is_closed = False
-        self._link: SyncLink | None = None
-        self._begin()
+        self._incarnation = self._new_incarnation()
         forks.abandon_in_children(self)
         try:
-            self._contact(connect_timeout_s, is_patient=not fail_open)
+            deadline = time.monotonic() + self._options.connect_timeout_s
+            self._incarnation.contact(deadline, is_patient=not fail_open)
         except MmcachedError as error:
             if not self._guard.is_miss("the first contact", error):
                 self.close()
@@ -90,10 +101,12 @@ class Client:
         Raises:
             ServiceUnavailable: it is not there.
         """
-        self._contact(self._options.connect_timeout_s, is_patient=True)
-        if self._verbs.welcome is None:
+        now = self._now()
+        now.contact(time.monotonic() + self._options.connect_timeout_s, is_patient=True)
+        welcome = now.verbs.welcome
+        if welcome is None:
             raise ServiceUnavailable("the service has just gone; try again")
-        return self._verbs.welcome
+        return welcome
 
     def generate(
         self,
@@ -124,8 +137,8 @@ class Client:
             CacheMiss: an image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
             DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: retryable.
         """
-        ids = checked_image_ids(image_ids, len(images))
-        request = self._talk.generate(
+        now, ids = self._now(), checked_image_ids(image_ids, images)
+        request = now.talk.generate(
             prompt,
             image_ids=ids,
             max_tokens=max_tokens,
@@ -133,7 +146,7 @@ class Client:
             priority=priority,
             timeout_s=timeout_s,
         )
-        message, payload = self._call(request, read_images(images, ids), request.timeout_s)
+        message, payload = now.call(request, read_images(images, ids), request.timeout_s)
         return generation_from(expect(message, Generated), payload)
 
     def generate_stream(
@@ -163,21 +176,17 @@ class Client:
         ...     if isinstance(piece, list):
         ...         print(piece)
         """
-        ids = checked_image_ids(image_ids, len(images))
-        limit_s = self._talk.timeout(timeout_s)
-        return self._stream(
-            lambda: self._talk.generate(
-                prompt,
-                image_ids=ids,
-                max_tokens=max_tokens,
-                hidden_states=hidden_states,
-                priority=priority,
-                timeout_s=limit_s,
-                stream_window=STREAM_WINDOW,
-            ),
-            read_images(images, ids),
-            limit_s,
+        now, ids = self._now(), checked_image_ids(image_ids, images)
+        request = now.talk.generate(
+            prompt,
+            image_ids=ids,
+            max_tokens=max_tokens,
+            hidden_states=hidden_states,
+            priority=priority,
+            timeout_s=timeout_s,
+            stream_window=STREAM_WINDOW,
         )
+        return now.stream(request, read_images(images, ids))
 
     def encode(
         self,
@@ -187,9 +196,9 @@ class Client:
         timeout_s: float | None = None,
     ) -> list[torch.Tensor]:
         """Return the embeddings of each image: int32 `(num_embeds, hidden_size)`, cpu, owned. Errors as `generate`."""
-        ids = checked_image_ids(image_ids, len(images))
-        request = self._talk.encode(image_ids=ids, timeout_s=timeout_s)
-        message, payload = self._call(request, read_images(images, ids), request.timeout_s)
+        now, ids = self._now(), checked_image_ids(image_ids, images)
+        request = now.talk.encode(image_ids=ids, timeout_s=timeout_s)
+        message, payload = now.call(request, read_images(images, ids), request.timeout_s)
         return embeddings_from(expect(message, Encoded), payload)
 
     # ---- the store
@@ -209,20 +218,23 @@ class Client:
             InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        return self.get_many([key], view=view, tensors=tensors, timeout_s=timeout_s)[0]
+        now = self._now()
+        return now.run(now.verbs.get_many([checked_key(key)], Reading(tensors, view), timeout_s))[0]
 
     def get_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
     ) -> list[Hit | None]:
         """As `get` for up to 4096 keys in one round trip; in their order."""
-        return self._run(self._verbs.get_many(keys, Reading(tensors, view), timeout_s))
+        now = self._now()
+        return now.run(now.verbs.get_many(checked_keys(keys), Reading(tensors, view), timeout_s))
 
     def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> list[bool]:
         """Return which keys have a record, without a round trip if the store's memory can be seen from here.
 
         A hint: a record may come or go before it is asked for.
         """
-        return self._run(self._verbs.contains_many(keys, timeout_s))
+        now = self._now()
+        return now.run(now.verbs.contains_many(checked_keys(keys), timeout_s))
 
     def put(self, key: str, record: Record, *, timeout_s: float | None = None) -> bool:
         """Offer a record; return whether the key has one now. The first writer wins: a key that has one keeps it.
@@ -235,7 +247,8 @@ class Client:
             InvalidRequest: something else is in it; names the path.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        return self._run(self._verbs.put(key, record, timeout_s))
+        now = self._now()
+        return now.run(now.verbs.put(checked_key(key), record, timeout_s))
 
     def get_or_compute(
         self,
@@ -255,11 +268,14 @@ class Client:
             fn: returns the record. What it raises is raised here, and the next who waits computes.
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
         """
-        return self._run(self._verbs.get_or_compute(key, fn, Reading(tensors, view), timeout_s))
+        check_function(fn)
+        now = self._now()
+        return now.run(now.verbs.get_or_compute(checked_key(key), fn, Reading(tensors, view), timeout_s))
 
     def drop(self, key: str, *, timeout_s: float | None = None) -> bool:
         """Forget the record of a key; return whether that is certain. Who reads it goes on."""
-        return self._run(self._verbs.drop(key, timeout_s))
+        now = self._now()
+        return now.run(now.verbs.drop(checked_key(key), timeout_s))
 
     def store_counters(self) -> StoreCounters:
         """Return what this client has seen of the store so far."""
@@ -272,20 +288,23 @@ class Client:
 
         As `flush`, but what is being computed now is not kept either, and generations that run go on. Never fails open.
         """
-        message, _ = self._call(self._talk.flush(new_epoch=True), (), timeout_s)
+        now = self._now()
+        message, _ = now.call(now.talk.flush(new_epoch=True), (), now.talk.timeout(timeout_s))
         expect(message, Flushed)
-        self._verbs.expect_new_epoch()
+        now.verbs.expect_new_epoch()
 
     def flush(self, *, timeout_s: float = 30.0) -> None:
         """Make the whole service forget what it has cached; requests that run start over, and end as they would
         have.
         """
-        message, _ = self._call(self._talk.flush(), (), timeout_s)
+        now = self._now()
+        message, _ = now.call(now.talk.flush(), (), now.talk.timeout(timeout_s))
         expect(message, Flushed)
 
     def stats(self, *, timeout_s: float = 10.0) -> ServiceStats:
         """Return what all roles have counted since they started."""
-        message, _ = self._call(self._talk.get_stats(), (), timeout_s)
+        now = self._now()
+        message, _ = now.call(now.talk.get_stats(), (), now.talk.timeout(timeout_s))
         return expect(message, Stats).stats
 
     def probe(self, *, timeout_s: float = 1.0) -> Probed:
@@ -294,23 +313,23 @@ class Client:
         Raises:
             DeadlineExceeded, ServiceUnavailable: it does not work; the text says where.
         """
-        message, _ = self._call(self._talk.probe(timeout_s=timeout_s), (), timeout_s)
+        now = self._now()
+        message, _ = now.call(now.talk.probe(timeout_s=timeout_s), (), now.talk.timeout(timeout_s))
         return expect(message, Probed)
 
     def close(self) -> None:
-        """Tell the service that this client goes, and let go of everything but views. A second call does nothing."""
+        """Tell the service that this client goes, and let go of everything but views; calls of other threads end with
+        `RequestAborted`. A second call does nothing.
+        """
         self._is_closed = True
-        self._verbs.close()
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        _close(self._incarnation)
 
     def abandon(self) -> None:
         """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
-        self._verbs.abandon()
-        if self._link is not None:
-            self._link.abandon()
-        self._begin()
+        self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._guard.abandon()
+        self._incarnation.abandon()
+        self._incarnation = self._new_incarnation()
 
     def __enter__(self) -> Self:
         return self
@@ -322,73 +341,30 @@ class Client:
 
     # ---- how
 
-    def _begin(self) -> None:
-        """Be a new client, not yet connected."""
-        self._talk = Conversation(self._options)
-        self._verbs = StoreVerbs(self._talk, self._guard)
-        self._link = None
+    def _new_incarnation(self) -> Incarnation:
+        return Incarnation(self._directory, self._options, self._guard)
 
-    def _connection(self) -> SyncLink:
+    def _now(self) -> Incarnation:
+        """Return what to call with.
+
+        Raises:
+            RequestAborted: the client is closed.
+        """
         if self._is_closed:
             raise RequestAborted("the client is closed")
-        if self._link is None:
-            verbs = self._verbs
-            self._link = SyncLink(self._directory, self._talk.client_id, hear=verbs.hear, lost=verbs.lose_contact)
-        return self._link
+        now = self._incarnation
+        if not now.is_broken:
+            return now
+        with self._lock:
+            if self._incarnation is now:
+                self._incarnation = self._new_incarnation()
+        _close(now)
+        if self._is_closed:  # meanwhile
+            _close(self._incarnation)
+        return self._incarnation
 
-    def _contact(self, timeout_s: float, *, is_patient: bool) -> None:
-        deadline = time.monotonic() + timeout_s
-        drive(self._verbs.connect(deadline, is_patient=is_patient), self._perform)
 
-    def _call(self, request: Ask, payload: Sequence[Frame], timeout_s: float) -> tuple[ToClient, list[Frame]]:
-        """Exchange a request that does not fail open."""
-        if self._link is not None:
-            self._link.catch_up()
-        deadline = time.monotonic() + timeout_s + GRACE_S
-        self._contact(timeout_s, is_patient=True)
-        link = self._connection()
-        try:
-            return link.exchange(request, payload, deadline=deadline, timeout_s=timeout_s)
-        except DeadlineExceeded:
-            link.tell(self._talk.cancel(request.request_id))
-            raise
-
-    def _stream(self, ask: Callable[[], Generate], payload: Sequence[Frame], timeout_s: float) -> Generator[Piece]:
-        """Exchange a request whose tokens come as they commit. A forked child is another client: it must ask anew."""
-        if self._link is not None:
-            self._link.catch_up()
-        deadline = time.monotonic() + timeout_s + GRACE_S
-        self._contact(timeout_s, is_patient=True)
-        link = self._connection()
-        stream = link.open_stream(ask(), payload)
-        try:
-            while True:
-                link.wait_for_news(stream, deadline=deadline, timeout_s=timeout_s)
-                piece = stream.take()
-                if (receipt := stream.take_receipt()) is not None:
-                    link.tell(receipt)
-                yield piece
-                if isinstance(piece, Generation):
-                    return
-        finally:
-            link.end_stream(stream)
-
-    def _run(self, verb: Verb[T]) -> T:
-        if self._is_closed:
-            raise RequestAborted("the client is closed")
-        if self._link is not None:
-            self._link.catch_up()
-        return drive(verb, self._perform)
-
-    def _perform(self, step: Step) -> Any:
-        match step:
-            case Compute():
-                return step.fn()
-            case Greet():
-                return self._connection().greet(step.deadline, is_patient=step.is_patient)
-            case Exchange():
-                return self._connection().exchange(
-                    step.request, step.payload, deadline=step.deadline, timeout_s=step.timeout_s
-                )
-            case Tell():
-                return None if self._link is None else self._link.tell(step.message)
+def _close(incarnation: Incarnation) -> None:
+    # A signal handler may close in the middle of its own thread's call; then the rest is done after that.
+    with contextlib.suppress(TimeoutError):
+        uninterrupted(incarnation.close, MAX_CLOSE_S)

@@ -25,6 +25,9 @@ from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTa
 from mmcached.wire.messages.parts import Rows
 from mmcached.wire.row_pieces import RowPieces
 
+News = tuple[ToClient | StreamedRows | StreamedTokens, Sequence[Frame]]
+"""Something that is for one call or stream, and the frames that came with it."""
+
 
 class TokenStream:
     """What has come of one generation.
@@ -72,6 +75,19 @@ class TokenStream:
         return self._end is not None
 
     # ---- what comes
+
+    def feed(self, news: News | MmcachedError) -> None:
+        """Take in what a link has put aside for this stream."""
+        if isinstance(news, MmcachedError):
+            self.fail(news)
+            return
+        match news[0]:
+            case StreamedRows() as rows:
+                self.put_rows(rows, news[1])
+            case StreamedTokens() as piece:
+                self.put(piece)
+            case message:
+                self.answer(message, news[1])
 
     def put(self, piece: StreamedTokens) -> None:
         """Take in tokens; what came before is left out. Ones that do not follow are the end: they are never guessed."""

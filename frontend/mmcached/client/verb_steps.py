@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 
 from mmcached.client.conversation import Ask
 from mmcached.wire.channels import Frame
-from mmcached.wire.messages.frontend import Cancel, DropClaim
 
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Say hello and get a `Welcome`.
+    """Say hello and wait for a `Welcome`, which whoever hears what arrives has got then.
 
     Attributes:
         deadline: in seconds of the monotonic clock.
@@ -49,20 +48,13 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a message that has no answer; one that cannot be sent is dropped."""
-
-    message: Cancel | DropClaim
-
-
-@dataclass(frozen=True, slots=True)
 class Compute:
     """Call the user's function and get its result."""
 
     fn: Callable[[], Any]
 
 
-Step = Greet | Exchange | Tell | Compute
+Step = Greet | Exchange | Compute
 ResultT = TypeVar("ResultT")
 Verb = Generator[Step, Any, ResultT]
 
@@ -82,6 +74,8 @@ def drive(verb: Verb[ResultT], perform: Callable[[Step], Any]) -> ResultT:
     except StopIteration as stop:
         result: ResultT = stop.value
         return result
+    finally:
+        verb.close()  # an interrupt between two steps: what the verb has claimed is dropped now, not at some collection
 
 
 async def drive_async(verb: Verb[ResultT], perform: Callable[[Step], Awaitable[Any]]) -> ResultT:
@@ -99,3 +93,5 @@ async def drive_async(verb: Verb[ResultT], perform: Callable[[Step], Awaitable[A
     except StopIteration as stop:
         result: ResultT = stop.value
         return result
+    finally:
+        verb.close()

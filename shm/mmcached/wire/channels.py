@@ -146,10 +146,14 @@ class DealerChannel(_Channel[ReceivesT]):
         ended is still to be read.
         """
         count = 0
-        while self._monitor.poll(0, zmq.POLLIN):
+        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator,arg-type]
             recv_monitor_message(self._monitor, zmq.NOBLOCK)
             count += 1
         return count
+
+    def descriptors(self) -> tuple[int, int]:
+        """Return what to poll for messages and for lost connections: readable once when something may have come."""
+        return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def close(self) -> None:
         if not self.socket.closed:

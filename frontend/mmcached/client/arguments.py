@@ -1,0 +1,209 @@
+"""What a caller may pass to a client: each check returns what may travel, or names field, value and limit.
+
+No call sends anything before all of its arguments have passed. Integers and real numbers of numpy are taken for what
+they are; a bool is no number. What an image may be: see `image_files`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.messages.parts import MAX_ROW_KEYS, RowsWanted
+from mmcached.wire.paths import RunDir, default_run_dir
+
+MAX_TIMEOUT_S = 86_400.0
+MAX_TOKENS = 1 << 20
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_NAME_CHARACTERS = 256
+MAX_KEYS = 4096
+MAX_IMAGE_ID_BYTES = 256
+MAX_POSITION = 1 << 32
+
+
+def checked_int(field: str, value: Any, least: int, most: int) -> int:
+    """Raises:
+    InvalidRequest: it is no integer of that range.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _invalid(field, value, f"an integer from {least} to {most}")
+    if not least <= int(value) <= most:
+        raise _invalid(field, value, f"from {least} to {most}")
+    return int(value)
+
+
+def checked_timeout(field: str, value: Any) -> float:
+    """Raises:
+    InvalidRequest: it is no number of seconds that somebody can wait.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _invalid(field, value, f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}")
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        shown = seconds if math.isfinite(seconds) else str(seconds)
+        raise InvalidRequest(field, shown, f"must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds")
+    return seconds
+
+
+def check_bool(field: str, value: Any) -> None:
+    """Raises:
+    InvalidRequest: it is neither True nor False.
+    """
+    if not isinstance(value, bool):
+        raise _invalid(field, value, "True or False")
+
+
+def check_tenant(tenant: Any) -> None:
+    """Raises:
+    InvalidRequest: it can be no name.
+    """
+    if not _is_name(tenant):
+        raise _invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+
+
+def run_dir_of(run_dir: Any) -> RunDir:
+    """Return the run directory that was named, or the default for None.
+
+    Raises:
+        InvalidRequest: it can be no path of one.
+    """
+    if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
+        raise _invalid("run_dir", run_dir, "a path")
+    try:
+        return RunDir(default_run_dir() if run_dir is None else Path(run_dir))
+    except (ValueError, TypeError) as error:
+        raise _invalid("run_dir", str(run_dir), str(error)) from error
+
+
+def checked_prompt(prompt: Any) -> str | list[int]:
+    """Return text, or token ids as a list; a one-dimensional integer array or tensor is taken as a list.
+
+    Raises:
+        InvalidRequest: it is neither; names the first token that can be none.
+    """
+    if isinstance(prompt, str):
+        if not _is_unicode(prompt):
+            raise _invalid("prompt", prompt, "Unicode text; this one has a lone surrogate")
+        return prompt
+    if hasattr(prompt, "tolist") and len(getattr(prompt, "shape", (0,))) == 1:
+        prompt = prompt.tolist()
+    if not _is_sequence(prompt):
+        raise _invalid("prompt", prompt, "text or a sequence of token ids")
+    if set(map(type, prompt)) <= {int} and (not prompt or (min(prompt) >= 0 and max(prompt) <= MAX_TOKEN_ID)):
+        return list(prompt)
+    return [checked_int(f"prompt[{index}]", token, 0, MAX_TOKEN_ID) for index, token in enumerate(prompt)]
+
+
+def checked_rows(hidden_states: Any) -> RowsWanted | None:
+    """Return which hidden states are wanted; True means all of the last layer.
+
+    Raises:
+        InvalidRequest: neither a bool nor `RowsWanted`; no key or too many, one that can be no name, a position that is
+            none, one above 0 if all rows are wanted, or another delivery than "full" and "delta".
+    """
+    if isinstance(hidden_states, bool):
+        return RowsWanted() if hidden_states else None
+    if not isinstance(hidden_states, RowsWanted):
+        raise _invalid("hidden_states", hidden_states, "True, False or RowsWanted(...)")
+    rows = hidden_states
+    if not _is_sequence(rows.keys) or not 1 <= len(rows.keys) <= MAX_ROW_KEYS:
+        raise _invalid("rows.keys", rows.keys, f"a list of 1 to {MAX_ROW_KEYS} keys")
+    keys = checked_keys(rows.keys, "rows.keys")
+    if rows.delivery not in ("full", "delta"):
+        raise _invalid("rows.delivery", rows.delivery, '"full" or "delta"')
+    first = checked_int("rows.first", rows.first, 0, MAX_POSITION - 1)
+    if first and rows.delivery == "full":
+        raise InvalidRequest("rows.first", first, '0 if all rows are wanted (delivery "full")')
+    return RowsWanted(keys, first, rows.delivery)
+
+
+def checked_keys(keys: Any, field: str = "keys") -> list[str]:
+    """Return the keys as they may travel.
+
+    Raises:
+        InvalidRequest: too many, too long, or not text; names the first.
+    """
+    if not _is_sequence(keys):
+        raise _invalid(field, keys, f"a sequence of at most {MAX_KEYS} keys")
+    if len(keys) > MAX_KEYS:
+        raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
+    for index, key in enumerate(keys):
+        _check_key(f"{field}[{index}]", key)
+    return list(keys)
+
+
+def checked_key(key: Any) -> str:
+    """As `checked_keys`, for one."""
+    _check_key("key", key)
+    return cast("str", key)
+
+
+def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
+    """Return the ids as they may travel: one per image, or an empty list. The images themselves are `image_files`'.
+
+    Raises:
+        InvalidRequest: the images are no sequence: a string or path is one image; or there is another number of ids, or
+            one that can be none; names the first.
+    """
+    if not _is_sequence(images):
+        raise _invalid("images", images, "a sequence of images, also for a single one: [image]")
+    num_images = len(images)
+    limit = f"a sequence of {num_images}: an id or None for each image"
+    if not _is_sequence(image_ids):
+        raise _invalid("image_ids", image_ids, limit)
+    if not image_ids:
+        return []
+    if len(image_ids) != num_images:
+        raise InvalidRequest("image_ids", len(image_ids), limit)
+    for index, image_id in enumerate(image_ids):
+        if image_id is None:
+            continue
+        is_text = isinstance(image_id, str) and _is_unicode(image_id)
+        if not is_text or not 1 <= len(image_id.encode()) <= MAX_IMAGE_ID_BYTES:
+            limit = f"an id is text of 1 to {MAX_IMAGE_ID_BYTES} bytes of UTF-8; hash what is longer"
+            raise _invalid(f"image_ids[{index}]", image_id, limit)
+    return list(image_ids)
+
+
+def check_function(fn: Any) -> None:
+    """Raises:
+    InvalidRequest: it can't be called.
+    """
+    if not callable(fn):
+        raise _invalid("fn", fn, "a function without arguments that returns the record")
+
+
+def _check_key(field: str, key: Any) -> None:
+    if not _is_name(key):
+        limit = f"a key is a string of at most {MAX_NAME_CHARACTERS} Unicode characters; hash what is longer"
+        raise _invalid(field, key, limit)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _is_unicode(name)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Return whether it is one of items: text and bytes are values of their own."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether it can be sent: a lone surrogate cannot."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _invalid(field: str, value: Any, limit: str) -> InvalidRequest:
+    try:
+        shown = repr(value)
+    except Exception:  # a stranger's object may do anything, an error shall not depend on it
+        shown = type(value).__name__
+    return InvalidRequest(field, shown.encode(errors="backslashreplace").decode()[:80], limit)

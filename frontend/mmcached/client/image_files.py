@@ -1,0 +1,75 @@
+"""The encoded image files that a caller hands over: bytes, or the path of a regular file. Nothing is decoded here.
+
+A string is refused: it may be anything, and a server that passes a user's on would read files for him. A path is
+believed, but only a regular file of a possible size is read: a FIFO would be waited for, a device never ends.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+
+from mmcached.wire.errors import EmptyImage, InvalidRequest
+
+ImageLike = bytes | bytearray | memoryview | os.PathLike[str]
+"""An encoded image file: its bytes, or its path."""
+MAX_FILE_BYTES = 1 << 30
+"""More than a service takes by default (`max_image_bytes`); it judges again, by its own limit."""
+
+
+def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | None] = ()) -> list[bytes]:
+    """Return the encoded bytes of each image, none for one that is named by its id only.
+
+    Args:
+        image_ids: one per image, or none at all.
+    Raises:
+        InvalidRequest: neither bytes nor a path, a path that cannot be read, or neither file nor id; names its index.
+        EmptyImage: a file without bytes that has an id: in the message it would look like the id alone.
+    """
+    data = []
+    for index, image in enumerate(images):
+        has_id = bool(image_ids) and image_ids[index] is not None
+        content = b"" if image is None else _content(image, f"images[{index}]")
+        if image is None and not has_id:
+            raise InvalidRequest(f"images[{index}]", "None", "an image without an id needs its file")
+        if image is not None and has_id and not content:
+            raise EmptyImage(f"images[{index}]", 0, "an image has bytes; None asks for what is cached under the id")
+        data.append(content)
+    return data
+
+
+def _content(image: ImageLike, field: str) -> bytes:
+    if isinstance(image, bytes | bytearray | memoryview):
+        if len(image) > MAX_FILE_BYTES:
+            raise InvalidRequest(field, len(image), f"a file has at most {MAX_FILE_BYTES} bytes")
+        return bytes(image)
+    if isinstance(image, os.PathLike):
+        return _read(image, field)
+    limit = "bytes of an encoded file, or its pathlib.Path; a string is not taken for a path: Path(...)"
+    shown = repr(image)[:80] if isinstance(image, str) else type(image).__name__
+    raise InvalidRequest(field, shown.encode(errors="backslashreplace").decode(), limit)
+
+
+def _read(path: os.PathLike[str], field: str) -> bytes:
+    name = os.fsdecode(path).encode(errors="backslashreplace").decode()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(field, name, f"cannot be read: {_reason(error)}") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidRequest(field, name, "not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise InvalidRequest(field, status.st_size, f"a file has at most {MAX_FILE_BYTES} bytes")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(status.st_size)  # a file that grows meanwhile is cut, not followed
+    except OSError as error:
+        raise InvalidRequest(field, name, f"cannot be read: {_reason(error)}") from error
+    finally:
+        os.close(fd)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

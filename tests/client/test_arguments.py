@@ -1,0 +1,130 @@
+"""Wrong arguments of either client: an error that names the field, before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmcached.client import AsyncClient, Client, InvalidRequest, RowsWanted, image_files
+from mmcached.wire.messages.client import Encoded, Generated, ToClient
+from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, FromClient, Generate
+from tests.client.blocking import CLIENTS, Make
+from tests.client.fake_service import fake_service
+
+NAN, HUGE = float("nan"), 10**5000
+
+
+def answer(message: FromClient) -> list[ToClient]:
+    if isinstance(message, Generate):
+        return [Generated(message.request_id, [1], "length", 1, 0)]
+    return [Encoded(message.request_id, [])] if isinstance(message, Encode) else []
+
+
+@pytest.fixture(params=CLIENTS)
+def make(request: pytest.FixtureRequest) -> Make:
+    return CLIENTS[request.param]
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
+    *(("generate", "max_tokens", ("x", (), wrong), {}) for wrong in (0, -1, "3", True, 2.0, HUGE, None, 1 << 21)),
+    *(("generate", "prompt[1]", ([1, wrong],), {}) for wrong in (-1, 1.0, True, "2", HUGE, None, 1 << 31, np.int8(-1))),
+    *(("generate", "prompt", (wrong,), {}) for wrong in (5, None, b"bytes", "\ud800", {1}, iter([1]), Unprintable())),
+    ("generate", "prompt[0]", (np.array([0.5]),), {}),
+    ("generate", "prompt", (np.array([[1]]),), {}),
+    *(("generate", "priority", ("x",), {"priority": wrong}) for wrong in (1 << 31, 1.0, "1", True)),
+    *(("generate", "hidden_states", ("x",), {"hidden_states": wrong}) for wrong in ("yes", 1, None)),
+    *(("generate", "timeout_s", ("x",), {"timeout_s": wrong}) for wrong in ("5", NAN, True, 0, -1, 1e9, HUGE, 1j)),
+    ("generate", "rows.keys", ("x",), {"hidden_states": RowsWanted(keys="abc")}),  # type: ignore[arg-type]
+    ("generate", "rows.keys", ("x",), {"hidden_states": RowsWanted(keys=[])}),
+    ("generate", "rows.keys[0]", ("x",), {"hidden_states": RowsWanted(keys=[7])}),  # type: ignore[list-item]
+    ("generate", "rows.first", ("x",), {"hidden_states": RowsWanted(first="1")}),  # type: ignore[arg-type]
+    ("generate", "rows.delivery", ("x",), {"hidden_states": RowsWanted(delivery="some")}),  # type: ignore[arg-type]
+    *(("encode", "images", (wrong,), {}) for wrong in ("cat.png", b"file", Path("cat.png"), None, 5)),
+    *(("encode", "images[0]", ([wrong],), {}) for wrong in ("cat.png", 5, np.zeros(3, np.uint8), Unprintable())),
+    *(("encode", "image_ids", ([b"x"],), {"image_ids": wrong}) for wrong in ("a", {"a"}, 5, ["a", "b"])),
+    *(("encode", "image_ids[0]", ([b"x"],), {"image_ids": [wrong]}) for wrong in (7, b"a", "", "\ud800", "x" * 257)),
+    *(("get", "key", (wrong,), {}) for wrong in (5, None, b"k", "x" * 257, "\ud800")),
+    ("put", "key", (5, {}), {}),
+    ("put", "$", ("k", [1]), {}),
+    ("put", "$.x", ("k", {"x": object()}), {}),
+    ("put", "$.x[1]", ("k", {"x": [1, {2}]}), {}),
+    ("drop", "key", (5,), {}),
+    ("get", "tensors", ("k",), {"tensors": "jax"}),
+    ("get", "view", ("k",), {"view": "no"}),
+    *(("get_many", "keys", (wrong,), {}) for wrong in ("text", b"text", None, 5, {"k"}, ["k"] * 4097)),
+    ("get_many", "keys[1]", (["k", 5],), {}),
+    ("contains_many", "keys", ("text",), {}),
+    ("get_or_compute", "fn", ("k", {"x": 1}), {}),
+    *((verb, "timeout_s", (), {"timeout_s": wrong}) for verb in ("stats", "probe", "flush") for wrong in ("1", NAN, 0)),
+    ("invalidate", "timeout_s", (), {"timeout_s": 0}),
+]
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent(run_dir: Path, make: Make) -> None:
+    with fake_service(run_dir, answer) as received, make(run_dir) as client:
+        for verb, field, values, named in WRONG:
+            with pytest.raises(InvalidRequest) as caught:
+                getattr(client, verb)(*values, **named)
+            assert caught.value.details["field"] == field, (verb, values, named)
+            assert caught.value.details["limit"]
+            assert len(str(caught.value)) < 400
+        assert not [message for message in received if not isinstance(message, ClientHello | Cancel)]
+        assert client.store_counters().failures == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        *(("timeout_s", {"timeout_s": wrong}) for wrong in (NAN, 0, "5", True, None)),
+        *(("connect_timeout_s", {"connect_timeout_s": wrong}) for wrong in (NAN, -1)),
+        *(("tenant", {"tenant": wrong}) for wrong in (5, None, b"a", "x" * 300, "\ud800")),
+        ("fail_open", {"fail_open": "no"}),
+        *(("run_dir", {"run_dir": wrong}) for wrong in (5, b"/tmp", "/tmp/" + "x" * 200)),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_is_not_made_of_wrong_arguments(kind: Any, field: str, named: dict[str, Any], run_dir: Path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        kind(**({"run_dir": run_dir} | named))
+    assert caught.value.details["field"] == field
+
+
+def test_numbers_of_numpy_and_any_bytes_are_taken(run_dir: Path, make: Make, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"file")
+    with fake_service(run_dir, answer) as received, make(run_dir) as client:
+        for prompt in ([np.int64(1), 2], np.array([1, 2], np.uint16), (1, 2), range(1, 3)):
+            client.generate(prompt, max_tokens=np.int32(3), priority=np.int8(-1), timeout_s=np.float32(9))
+        client.encode([bytearray(b"file"), memoryview(b"file"), b"file", tmp_path / "cat.png"])
+        asked = [message for message in received if isinstance(message, Generate)]
+    assert [(message.prompt, message.max_tokens, message.priority) for message in asked] == [([1, 2], 3, -1)] * 4
+
+
+@pytest.fixture
+def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Path]]:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", image_files.MAX_FILE_BYTES + 1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(tmp_path)  # a socket's path may have 107 bytes
+        listener.bind("socket")
+        names = {name: tmp_path / name for name in ("fifo", "large", "socket", "missing")}
+        yield names | {"device": Path("/dev/zero"), "folder": tmp_path, "null": Path("\0")}
+
+
+def test_only_regular_files_of_a_possible_size_are_read(run_dir: Path, make: Make, odd_files: dict[str, Path]) -> None:
+    with fake_service(run_dir, answer) as received, make(run_dir) as client:
+        for path in odd_files.values():
+            with pytest.raises(InvalidRequest, match=r"images\[1\]"):
+                client.encode([b"data", path])
+        assert not [message for message in received if isinstance(message, Encode)]
