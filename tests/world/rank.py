@@ -43,8 +43,8 @@ _plans = make_decoder(FromEngineToWorker)
 _results = make_decoder(FromWorker)
 
 
-class Killed(Exception):
-    """The process of a rank has ended in the middle of a step."""
+class Killed(BaseException):
+    """The process of a rank has ended in the middle of a step: nothing in it can catch that."""
 
 
 class Accident(NamedTuple):
