@@ -361,7 +361,7 @@ FAULTS: dict[str, type[Service]] = {
 def test_the_machine_sees(fault: type[Service]) -> None:
     few = settings(
         max_examples=5000,  # stops at the first that fails
-        stateful_step_count=40,
+        stateful_step_count=100,  # some take long histories: shorter ones are begun ten times as often
         phases=[Phase.generate],
         derandomize=True,
         database=None,
