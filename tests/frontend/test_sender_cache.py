@@ -105,15 +105,30 @@ def test_promises_with_readers_that_give_nothing_back(promise: Promise, pair: Pa
     pair.cache.check_integrity()
 
 
+def test_a_row_that_is_fenced_is_passed_over_and_counted(pair: Pair) -> None:
+    honest, wrong = pair.attach(), pair.attach()
+    sent = pair.put(7)
+    for _ in range(2):
+        wrong.give_back(sent.handle)
+    for _ in range(2):
+        again, _ = pair.cache.get_and_update_item(None, "7")
+        assert isinstance(again, ShmItem)
+        assert set(again.leases) == {honest.row}
+        pair.ring.poll_deaths()
+    assert pair.cache.row_to_passed_over == {wrong.row: 2}
+    assert pair.ring.fenced_rows() == [wrong.row]
+
+
 def test_an_item_is_written_once_and_read_by_many(pair: Pair) -> None:
     rows = [pair.attach(), pair.attach()]
     first = pair.put(7)
-    assert first.leases == {row.row: LeaseId(row.nonce, 1) for row in rows}
+    slot = first.handle.slot
+    assert first.leases == {row.row: LeaseId(row.nonce, 1, slot) for row in rows}
     assert pair.read(first) == 7
     again, _ = pair.cache.get_and_update_item(None, "7")
     assert isinstance(again, ShmItem)
     assert again.handle == first.handle
-    assert again.leases == {row.row: LeaseId(row.nonce, 2) for row in rows}
+    assert again.leases == {row.row: LeaseId(row.nonce, 2, slot) for row in rows}
     assert (pair.ring.stats().puts, pair.ring.stats().leases) == (1, 4)
     for row in rows:
         for _ in range(2):

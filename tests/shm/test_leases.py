@@ -30,7 +30,7 @@ def test_what_the_cells_hold_at_attach_counts_as_granted(cells: Cells) -> None:
     table = LeaseTable(cells)
     table.attach(1, nonce=5)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [False] * SLOTS
-    assert table.grant(1, 2) == LeaseId(5, 1)
+    assert table.grant(1, 2) == LeaseId(5, 1, slot=2)
     assert table.is_pinned(2)
     cells[1, 2] += np.uint64(1)
     assert not table.is_pinned(2)
@@ -64,7 +64,7 @@ def test_undo_after_the_row_was_voided_or_taken_anew_changes_nothing(cells: Cell
     kept = table.grant(0, 1)
     table.undo(0, 1, lease)
     assert table.is_pinned(1)
-    assert kept == LeaseId(6, 1)
+    assert kept == LeaseId(6, 1, slot=1)
 
 
 def test_rows_pin_apart(cells: Cells) -> None:

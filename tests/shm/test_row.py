@@ -6,7 +6,6 @@ import pytest
 from mmcached.shm import ReaderRow, words
 from mmcached.shm.row import random_nonce
 from mmcached.wire.errors import LocalProtocolError, SegmentError
-from mmcached.wire.handle import LeaseId
 from tests.shm.rings import attached, make_ring, put
 
 
@@ -50,12 +49,15 @@ def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
         assert not ring.attach(row.row, row.nonce)
 
 
-def test_owns_wants_ring_epoch_and_nonce() -> None:
+def test_owns_wants_ring_epoch_nonce_and_slot() -> None:
     with make_ring() as ring, attached(ring) as row:
         handle = put(ring, 10)
         lease = ring.grant(row.row, handle)
         assert row.owns(handle, lease)
-        assert not row.owns(handle, LeaseId(lease.nonce + 1, lease.seq))
+        assert not row.owns(handle, msgspec.structs.replace(lease, nonce=lease.nonce + 1))
+        other = put(ring, 10)
+        assert not row.owns(other, lease)
+        assert not row.receive(other, lease)
         assert not row.owns(msgspec.structs.replace(handle, ring_id="f" * 32), lease)
         assert not row.owns(msgspec.structs.replace(handle, epoch=handle.epoch + 1), lease)
 

@@ -122,7 +122,7 @@ def test_a_restarted_reader_takes_the_row_in_a_new_life_before_the_writer_looks(
         assert ring.poll_deaths() == [RowVoided(row, nonce)]
         assert ring.stats().leases == 0
         fresh = ring.grant(row, handle)
-        assert fresh == LeaseId(new_nonce, 1)
+        assert fresh == LeaseId(new_nonce, 1, handle.slot)
         assert new.ask("owns", handle, fresh)
         new.ask("give_back", handle)
         put(ring, 64)

@@ -23,7 +23,7 @@ from mmcached.cache import (
 )
 from mmcached.shm import ObjectStoreWriter
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LocalProtocolError
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.worker import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 from tests.contracts import RECEIVER_CACHE_PROMISES, ReceiverPromise, content, item_of, missed_by
@@ -145,6 +145,25 @@ def test_an_item_that_came_with_its_data_is_passed_on() -> None:
         item = MultiModalKwargsItem({"pixels": MultiModalFieldElem(torch.ones(2))})
         assert receiver.get_and_update_item(item, "a") is item
         assert (receiver.stats().items_passed, receiver.stats().items_viewed) == (1, 0)
+
+
+def test_a_lease_of_another_place_is_refused_and_harms_nobody() -> None:
+    with pair() as (store, [receiver]):
+        one, two = send(store, "a"), send(store, "b")
+        swapped = [
+            ShmItem(one.handle, two.leases),
+            ShmItem(msgspec.structs.replace(one.handle, slot=two.handle.slot), one.leases),
+        ]
+        for wrong in swapped:
+            with pytest.raises(LocalProtocolError, match="this lease is on slot"):
+                receiver.get_and_update_item(wrong, "a")
+        assert store.stats().leases == 2
+        for sent in (one, two):
+            receiver.get_and_update_item(sent, "a")
+        receiver.flush()
+        assert store.stats().leases == 0
+        store.ring.check_integrity()
+        assert store.ring.attached_rows() == [receiver.row]
 
 
 def test_what_may_not_be_read_is_a_miss() -> None:

@@ -23,7 +23,10 @@ and by the server, as it sends, in the service.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+
+import structlog
 
 from mmcached.cache import (
     BaseMultiModalProcessorCache,
@@ -46,6 +49,8 @@ from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLa
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.stats import ProcessorCacheStats
 
+log = structlog.get_logger("mmcached.frontend")
+
 __all__ = ["Grant", "ShmItem", "ShmObjectStoreSenderCache"]
 
 SMALL_SHARE = 16
@@ -65,6 +70,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             put and forgotten through this cache.
         grant: what to grant for an item that is handed out. None is the library face: one lease to each attached row,
             for handing out counts as sending. The service passes one that grants nothing, and grants when it sends.
+    Attributes:
+        row_to_passed_over: items that were handed out without a lease for a row that takes none any more.
     """
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter, *, grant: Grant | None = None) -> None:
@@ -77,6 +84,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._grant = grant or self._grant_to_attached_rows
         self._prompt_updates: dict[Handle, tuple[ResolvedPromptUpdate, ...]] = {}
         self._counter = QueryCounter()
+        self.row_to_passed_over: Counter[int] = Counter()
         self._next_on_evict = store.ring.on_evict
         self._is_closed = False
         store.ring.on_evict = self._forget
@@ -233,18 +241,29 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return MultiModalKwargsItem.from_record(decode(self._store.ring.read(handle), tensors="torch", copy=True))
 
     def _grant_to_attached_rows(self, handle: Handle) -> dict[int, LeaseId]:
-        """Grant to each; a row that is unusable is passed over. If one holds as much as it may, none is granted."""
+        """Grant to each. If one holds as much as it may, none is granted. A row that takes no leases any more is passed
+        over, counted, and reported once.
+        """
         leases: dict[int, LeaseId] = {}
+        for row in self._store.ring.fenced_rows():
+            self._pass_over(row)
         for row in self._store.ring.attached_rows():
             try:
                 leases[row] = self._store.ring.grant(row, handle)
             except PeerGone:
-                continue
+                self._pass_over(row)
             except LeaseRefused:
                 for granted, lease in leases.items():
                     self._store.ring.undo_grant(granted, handle, lease)
                 raise
         return leases
+
+    def _pass_over(self, row: int) -> None:
+        if not self.row_to_passed_over[row]:
+            log.warning(
+                "a row gets no more leases: what it gave back cannot be, so its reader misses every item", row=row
+            )
+        self.row_to_passed_over[row] += 1
 
     def _take_back(self, outputs: Sequence[SenderOutput]) -> None:
         """Undo the grants of items that are not handed out; the last first, for only the last grant can be undone."""

@@ -162,7 +162,7 @@ class LeaseTable:
         books.granted[slot] += np.uint64(1)
         books.seq += 1
         self._holders.setdefault(slot, set()).add(row)
-        return LeaseId(books.nonce, books.seq)
+        return LeaseId(books.nonce, books.seq, slot)
 
     def undo(self, row: int, slot: int, lease: LeaseId) -> None:
         """Take back the last grant of a row, which provably was not sent: count and seq are as before.

@@ -268,6 +268,10 @@ class RingWriter:
         """Return the rows that take leases now."""
         return self._rows.grantable_rows()
 
+    def fenced_rows(self) -> list[int]:
+        """Return the rows that take no leases any more, because they counted what cannot be."""
+        return self._rows.fenced_rows()
+
     def grant(self, row: int, handle: Handle) -> LeaseId:
         """Count a lease for a row; then the caller sends the descriptor, or calls `undo_grant` if it could not.
 

@@ -86,8 +86,10 @@ class ReaderRow:
             raise
 
     def owns(self, handle: Handle, lease: LeaseId) -> bool:
-        """Return whether a descriptor was meant for this incarnation; any other is dropped and *not* given back."""
-        return self._is_of_this_ring(handle) and lease.nonce == self.nonce
+        """Return whether a descriptor was meant for this incarnation, with a lease on its slot; any other is dropped,
+        and *not* given back. While a lease is out its slot holds one chunk; the chunk's header says which.
+        """
+        return self._is_of_this_ring(handle) and lease.nonce == self.nonce and lease.slot == handle.slot
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
         """Count a descriptor that has arrived; to be called for each, once, before it is used.
@@ -95,7 +97,9 @@ class ReaderRow:
         Returns:
             whether it is owned and new. If not, it is dropped and *not* given back.
         """
-        return self._is_of_this_ring(handle) and self._received.receive(handle.slot, lease)
+        return (
+            self._is_of_this_ring(handle) and lease.slot == handle.slot and self._received.receive(handle.slot, lease)
+        )
 
     def has_gap_before(self, handle: Handle, lease: LeaseId) -> bool:
         """Return whether descriptors before this one, which is about to be received, were lost; tell the writer so."""

@@ -48,7 +48,8 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class LeaseId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One grant: the `seq`-th lease that the writer gave to the reader incarnation `nonce`."""
+    """One grant: the `seq`-th lease that the writer gave to the reader incarnation `nonce`, on the chunk in `slot`."""
 
     nonce: Count
     seq: Count
+    slot: Count = 0

@@ -25,7 +25,7 @@ from mmcached.cache import BaseMultiModalReceiverCache, MultiModalKwargsItem, Re
 from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
 from mmcached.shm.leases import Barrier
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheMiss, InvariantError, StaleHandle
+from mmcached.wire.errors import CacheMiss, InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.taken_leases import TakenLeases
@@ -84,13 +84,18 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         Raises:
             CacheMiss: there is no item, or no lease of this incarnation: without one its bytes may be overwritten any
                 time.
+            LocalProtocolError: the lease is on another chunk; nothing was taken, and nothing is given back.
         """
         self.flush()
         if isinstance(mm_item, MultiModalKwargsItem):
             self._num_passed += 1
             return mm_item
         lease = mm_item.leases.get(self.row) if mm_item is not None else None
-        if mm_item is None or lease is None or not self._row.owns(mm_item.handle, lease):
+        if mm_item is None or lease is None or lease.nonce != self.nonce:
+            raise CacheMiss([mm_hash])
+        if lease.slot != mm_item.handle.slot:
+            raise LocalProtocolError(f"this lease is on slot {lease.slot}, the item lies in {mm_item.handle.slot}")
+        if not self._row.owns(mm_item.handle, lease):
             raise CacheMiss([mm_hash])
         if not self._taken.take(mm_item.handle.slot, lease):  # read before: it may have been given back since
             raise CacheMiss([mm_hash])
