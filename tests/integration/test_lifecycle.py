@@ -126,7 +126,7 @@ def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_cleans_up(ru
     first = ChildService(run_dir / "s", small_config(), tmp_path / "config.json")
     first.wait_until_ready()
     pids = descendants(first.process.pid)
-    assert len(pids) == 4, "frontend, engine and two workers"
+    assert len(pids) == 5, "frontend, engine, two workers, and the decoder of the picture that said it was ready"
     ring = segments_of(pids)
     assert len(ring) == 4, "two objects of each ring: the processor cache and the store"
     first.process.kill()

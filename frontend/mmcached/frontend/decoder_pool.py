@@ -244,7 +244,7 @@ class DecoderPool:
         except NotWantedError:
             return Withdrawn()
         except DecoderDiedError as died:
-            log.info("a decoder died", reason=died.reason, out_of_memory=died.was_out_of_memory)
+            log.warning("a decoder died", reason=died.reason, out_of_memory=died.was_out_of_memory)
             job.num_deaths += 1
             return self._blame(died, job.num_deaths)
         except Exception as error:

@@ -211,7 +211,7 @@ class Decoder:
                 env=environment_for_children() | _MALLOC,
                 pass_fds=shared,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
+                stdout=subprocess.DEVNULL,
                 process_group=0,  # the terminal's Ctrl-C is for the frontend
             )
 
