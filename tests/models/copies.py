@@ -35,7 +35,7 @@ FIELDS: dict[type, set[str]] = {
         "_rows",
         "_holders",
         "_num_barriers",
-        *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted"),
+        *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted", "_next_look"),
     },
     WriterRows: {"_control", "_leases", "_num_lost", "_unreported"},
     ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
@@ -71,6 +71,7 @@ def _copy_table(table: LeaseTable, control: Control) -> LeaseTable:
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
     made._shared_bytes, made._slot_to_nbytes = table._shared_bytes, table._slot_to_nbytes.copy()
     made._leased_bytes, made._is_recounted = table._leased_bytes, table._is_recounted
+    made._next_look = table._next_look
     made._rows = {row: _copy_row(books) for row, books in table._rows.items()}
     made._holders = {slot: set(rows) for slot, rows in table._holders.items()}
     return made

@@ -83,7 +83,7 @@ def test_the_index_lies_behind_the_chunks_where_readers_cannot_write() -> None:
         (100, 1, 1),
         (1 << 20, 0, 1),
         (1 << 20, 1, 0),
-        (1 << 20, 1, 65),
+        (1 << 20, 1, 513),
         (1 << 20, 1, 1, 3),
         (1 << 20, 1, 1, -1),
     ],

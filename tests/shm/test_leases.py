@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.leases import Barrier, LeaseTable, Overrun
+from mmcached.shm.leases import ROWS_PER_LOOK, Barrier, LeaseTable, Overrun
 from mmcached.shm.received import ReceivedLeases
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
@@ -140,6 +140,17 @@ def test_whatever_is_written_over_a_row_it_holds_what_it_held(cells: Cells, scri
     assert table.pinned_slots() == set()
     cells[0] = 2**64 - 1
     assert not table.attach(0, nonce=7), "one lease more would be none"
+
+
+def test_of_many_rows_some_are_looked_at_each_time_and_all_in_the_end() -> None:
+    cells = np.zeros((3 * ROWS_PER_LOOK, 1), np.uint64)
+    table = LeaseTable(cells)
+    for row in range(len(cells)):
+        table.attach(row, nonce=row + 1)
+    cells[:] = 1
+    found = [set(table.fence_overruns()) for _ in range(4)]
+    assert [len(rows) for rows in found] == [ROWS_PER_LOOK] * 3 + [0]
+    assert set().union(*found) == set(range(len(cells)))
 
 
 def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:

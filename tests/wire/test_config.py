@@ -28,7 +28,7 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("store_max_object_mb", 0),
     ("store_num_slots", 0),
     ("store_max_clients", 0),
-    ("store_max_clients", 65),
+    ("store_max_clients", 513),
     ("store_client_quota_gb", -0.1),
     ("store_tenant_quota_gb", float("nan")),
     ("max_image_bytes", 0),

@@ -94,7 +94,7 @@ _MIN_DATA_BYTES = ALIGNMENT + CHUNK_HEADER_BYTES
 _LIMITS = (
     ("data_bytes", _MIN_DATA_BYTES, 1 << 46),
     ("num_slots", 1, 1 << 20),
-    ("max_rows", 1, 64),
+    ("max_rows", 1, 512),
     ("index_words", 0, 1 << 22),
 )
 

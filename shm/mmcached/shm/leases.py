@@ -32,6 +32,8 @@ from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolErro
 from mmcached.wire.handle import LeaseId
 
 Counts = npt.NDArray[np.uint64]
+ROWS_PER_LOOK = 64
+"""Their cells are read at a time: some 32 KiB each, four times."""
 _MAX_COUNT = 1 << 62
 
 
@@ -107,6 +109,7 @@ class LeaseTable:
         self._shared_bytes = shared_bytes
         self._slot_to_nbytes: dict[int, int] = {}  # of chunks under lease, for that; may hold some that came back
         self._leased_bytes = 0
+        self._next_look = 0
         self._is_recounted = False  # since the last look at all cells: to count again would find little
         self._rows: dict[int, _Row] = {}
         # slot -> rows that may hold it: a superset, cut down at every look, so that a look costs nothing for the many
@@ -283,10 +286,16 @@ class LeaseTable:
             self._holders.setdefault(slot, set()).add(row)
 
     def fence_overruns(self) -> dict[int, Overrun]:
-        """Look at all cells; fence every row whose counts cannot be, and return those that were not fenced before."""
+        """Look at all cells of the next rows; fence those whose counts cannot be; return who was not fenced before."""
         found = {}
         self._is_recounted = False
-        for row, books in self._rows.items():
+        rows = list(self._rows)
+        looked_at = rows[self._next_look : self._next_look + ROWS_PER_LOOK]
+        self._next_look += ROWS_PER_LOOK
+        if self._next_look >= len(rows):
+            self._next_look = 0
+        for row in looked_at:
+            books = self._rows[row]
             if books.frozen_slots is not None:
                 continue
             returned = self._returned[row].copy()  # the reader goes on writing

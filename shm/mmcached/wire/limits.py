@@ -162,7 +162,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "images that wait to be processed; of one client, half of what others leave",
             "`ServiceUnavailable`",
         ),
-        "store_max_clients": Limit(1, 64, "clients", "clients that read the store in place", "gets copies"),
+        "store_max_clients": Limit(1, 512, "clients", "clients that read the store in place", "gets copies"),
         "store_max_object_mb": Limit(1, 1 << 20, "MiB", "size of one record of the store", "not kept"),
         "store_client_quota_gb": Limit(0, 4096, "GiB", "records that one client holds under lease", "gets copies"),
         "store_tenant_quota_gb": Limit(
