@@ -156,6 +156,27 @@ def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["serve", "--run-dir", "{file}"], "must be a directory"),
+        (["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),
+        (["status", "--run-dir", "{file}"], "must be a directory"),
+        (["drain", "--run-dir", "{file}"], "must be a directory"),
+        (["serve", "--run-dir", "{folder}/s", "--store-gb", "4096"], "the ring needs"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], reason: str, run_dir: Path) -> None:
+    """And said at once: no role is started for it."""
+    file = run_dir / "file"
+    file.touch()
+    ended = mmcached(*[each.format(file=file, folder=run_dir) for each in arguments])
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("mmcached: ")
+    assert reason in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_verb_s_own_flag_is_proposed() -> None:
     ended = mmcached("serve", "--rundir", "/tmp/x")
     assert ended.returncode == 1
@@ -176,7 +197,7 @@ def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
 SUPERVISOR = """
 import mmcached.cli.supervisor
 class Supervisor:
-    def __init__(self, run_dir, config, tell):
+    def __init__(self, run_dir, config, stop, tell):
         import msgspec
         sys.stdout.write(msgspec.json.encode(config).decode())
     def run(self):

@@ -21,6 +21,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.descriptors import raise_descriptor_limit
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import RunDir, default_run_dir
+from mmcached.wire.signals import StopFlag
 
 app = typer.Typer(
     name="mmcached",
@@ -60,6 +61,7 @@ def serve(
     device: DeviceOption = None,
 ) -> None:
     """Start the service: frontend, engine and workers. Prints one line when ready; SIGTERM drains."""
+    stop = StopFlag()  # before what takes long
     from mmcached.cli.logs import set_up_logging
     from mmcached.cli.shm_room import fitted
     from mmcached.cli.supervisor import Supervisor
@@ -71,7 +73,7 @@ def serve(
     if note:
         _tell(note)
     tell = _tell if sys.stderr.isatty() else _tell_nobody
-    with Supervisor(run_dir or default_run_dir(), chosen, tell=tell) as supervisor:
+    with Supervisor(run_dir or default_run_dir(), chosen, stop=stop, tell=tell) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
 

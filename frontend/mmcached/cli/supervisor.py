@@ -66,6 +66,7 @@ class Supervisor:
     Must be made in the main thread: the parent-death signal follows the thread that spawns.
 
     Args:
+        stop: what ends it; by default a flag of its own.
         tell: hears in words how the start goes.
     Raises:
         ServiceUnavailable: another supervisor holds this run directory.
@@ -74,7 +75,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, run_dir: Path, config: ServiceConfig, *, tell: Callable[[str], None] = lambda words: None
+        self,
+        run_dir: Path,
+        config: ServiceConfig,
+        *,
+        stop: StopFlag | None = None,
+        tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.config = config
         self._tell = tell
@@ -86,7 +92,7 @@ class Supervisor:
         self._next_look = self._next_touch = 0.0
         self._was_group_restarted = False
         with ExitStack() as stack:
-            self._stop = StopFlag()
+            self._stop = stop or StopFlag()
             self._seat = stack.enter_context(Seat(named))
             self._directory = self._seat.directory
             self._remove_leftovers()
