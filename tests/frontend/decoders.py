@@ -25,11 +25,13 @@ class HeldRoom(PixelBudget):
 
     Attributes:
         came: set when one of them waits for room.
+        thread: name of the pool's thread that waits for it.
     """
 
     def __init__(self) -> None:
         super().__init__(1 << 30)
         self.came: dict[int, threading.Event] = {}
+        self.thread: dict[int, str] = {}
         self._gates: dict[int, threading.Event] = {}
 
     def hold(self, pixels: int) -> None:
@@ -47,6 +49,7 @@ class HeldRoom(PixelBudget):
     def room_for(self, pixels: int, is_wanted: Callable[[], bool]) -> Iterator[None]:
         gate = self._gates.get(pixels)
         if gate is not None:
+            self.thread[pixels] = threading.current_thread().name
             self.came[pixels].set()
             while not gate.wait(0.01):
                 if not is_wanted():

@@ -1,7 +1,8 @@
 """P0: what happens to a request before an engine sees it, and the one process per host in which it happens.
 
     hasher                content keys, from the encoded bytes
-    images, processor     files to RGB, RGB to patches; or a typed error
+    decoder_pool          files to scaled pixels, in processes; or a typed error
+    processor             pixels to patches
     prompt                text to tokens, markers to placeholders
     sender_cache          processed items in the ring                       mode shm
     lru_sender_cache      the mirror of what the engine holds               mode lru

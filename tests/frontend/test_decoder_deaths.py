@@ -1,0 +1,89 @@
+"""Decoders that are killed or stopped under a real Frontend: what its clients see of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcached.frontend.decoder_pool import DecoderPool
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as to_frontend
+from tests.clock import Clock
+from tests.frontend.decoders import HeldRoom
+from tests.frontend.fake_peers import Bench, FakeEngine, png
+
+HELD = png(1, size=(50, 41))
+HELD_PIXELS = 50 * 41
+
+
+@pytest.fixture
+def room() -> Iterator[HeldRoom]:
+    room = HeldRoom()
+    room.hold(HELD_PIXELS)
+    yield room
+    room.release()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(tick_s=0.01)
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock, room: HeldRoom) -> Iterator[Bench]:
+    config: dict[str, Any] = {"mm_processor_cache_gb": 1 / 1024, "mm_shm_cache_max_object_size_mb": 1}
+    with Bench(run_dir, ServiceConfig(mm_processor_workers=2, store_gb=0, **config), clock) as bench:
+        pool_of(bench)._budget = room
+        yield bench
+
+
+def pool_of(bench: Bench) -> DecoderPool:
+    return bench.frontend._preparing._working
+
+
+def the_decoder(bench: Bench, room: HeldRoom) -> int:
+    """Return the one that has the held picture."""
+    bench.pump(room.came[HELD_PIXELS].is_set)
+    names = [thread.name for thread in pool_of(bench)._threads]
+    pid = pool_of(bench)._workers[names.index(room.thread[HELD_PIXELS])].decoder.pid
+    assert pid is not None
+    return pid
+
+
+def added(bench: Bench, engine: FakeEngine) -> int:
+    return len(bench.from_frontend(engine, to_engine.AddRequest).features)
+
+
+def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(bench: Bench, room: HeldRoom) -> None:
+    engine = bench.connect_engine()
+    other = bench.connect_client(has_row=False)
+    bench.generate(1, [HELD, png(2), png(3)])
+    victim = the_decoder(bench, room)
+    os.kill(victim, signal.SIGKILL)
+    for number in range(4):
+        other.channel.send(to_frontend.Encode(other.client_id, number, 30.0), [png(10 + number)])
+        assert added(bench, engine) == 1
+    room.release()
+    assert added(bench, engine) == 3, "the batch is whole: its picture was decoded by another one"
+    bench.frontend._preparing.check_integrity()
+
+
+def test_a_stopped_decoder_is_killed_at_its_request_s_deadline(bench: Bench, room: HeldRoom, clock: Clock) -> None:
+    engine = bench.connect_engine()
+    bench.generate(1, [HELD], timeout_s=30.0)
+    stopped = the_decoder(bench, room)
+    os.kill(stopped, signal.SIGSTOP)
+    room.release()
+    clock.now += 31
+    assert bench.answer(to_client.Failed).error.code == "deadline_exceeded"
+    bench.pump(lambda: not bench.frontend._preparing._in_work)
+    assert not Path(f"/proc/{stopped}").exists()
+    bench.generate(2, [HELD])
+    assert added(bench, engine) == 1
