@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmcached.client import AsyncClient, Client
+from mmcached.client.sync_link import SyncLink
 from mmcached.shm.lock_file import is_held
 from mmcached.wire.errors import (
     CorruptImage,
@@ -184,3 +188,21 @@ def test_failure_without_a_request_ends_all_open_calls(run_dir: Path) -> None:
         assert [type(error) for error in asyncio.run(ask())] == [RemoteProtocolError] * 2
         with Client(run_dir) as client, pytest.raises(RemoteProtocolError):
             client.generate("x")
+
+
+def test_no_call_waits_beyond_its_deadline(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frontend hangs; what the contact has left of the time is for the answer, and not a moment more."""
+    waits: list[float] = []
+    exchange = SyncLink.exchange
+
+    def spy(link: SyncLink, *values: Any, deadline: float, timeout_s: float) -> Any:
+        waits.append(deadline - time.monotonic() - timeout_s)
+        return exchange(link, *values, deadline=time.monotonic(), timeout_s=timeout_s)
+
+    monkeypatch.setattr(SyncLink, "exchange", spy)
+    with fake_service(run_dir, silent), Client(run_dir, timeout_s=50.0) as client:
+        for verb in (partial(client.generate, "x"), partial(client.encode, [b"x"]), client.stats, client.probe):
+            with pytest.raises(DeadlineExceeded):
+                verb(timeout_s=40.0)
+    assert len(waits) == 4
+    assert max(waits) <= 0.0

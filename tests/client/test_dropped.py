@@ -1,4 +1,4 @@
-"""A client that is dropped without `close`, also after an error, ends with its process and its collector, at once."""
+"""What a client leaves of its process: it may be dropped without `close`, and torch is imported when it is wanted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from mmcached.wire.death import environment_for_children
 from tests.client.fake_service import fake_service
-from tests.client.test_threads import silent
+from tests.client.test_threads import WholeService, silent
 from tests.integration.processes import DEADLINE_S
 
 SYNC = """
@@ -52,3 +52,31 @@ def test_a_dropped_client_keeps_nobody_waiting(run_dir: Path, body: str, ends: s
         )
     assert done.returncode == 0, done.stderr
     assert ("collected" in done.stdout) == ("collected" in ends)
+
+
+NUMPY_ONLY = """
+import sys
+import numpy as np
+from mmcached.client import Client
+with Client(sys.argv[1], fail_open=False) as client:
+    assert client.put("k", {"x": np.arange(5)})
+    assert client.get("k", view=True, tensors="numpy").record["x"].tolist() == [0, 1, 2, 3, 4]
+    assert client.get("k", tensors="numpy").record["x"].sum() == 10
+    assert client.get_or_compute("l", lambda: {"text": "no tensor"}) == {"text": "no tensor"}
+    assert client.get("l").record == {"text": "no tensor"}
+    assert client.generate([1, 2]).tokens == [1, 2]
+assert "torch" not in sys.modules, "nobody asked for a tensor of torch"
+"""
+
+
+def test_who_handles_no_tensor_of_torch_does_not_import_it(run_dir: Path) -> None:
+    with WholeService(run_dir):
+        done = subprocess.run(
+            [sys.executable, "-c", NUMPY_ONLY, str(run_dir)],
+            env=environment_for_children(),
+            timeout=DEADLINE_S,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr

@@ -47,6 +47,7 @@ class SharedSocket:
         self._path = address.removeprefix("ipc://")
         self._turn = threading.RLock()
         self._is_in_use = self._is_asleep = self._is_broken = self._is_closed = False
+        self._num_losses = 0
         self._posted: deque[object] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channel: DealerChannel[ToClient] = DealerChannel(self._context, address, ToClient)
@@ -105,8 +106,11 @@ class SharedSocket:
             self._check()
             try:
                 self._is_in_use = True
-                received = self._channel.try_receive() if self._has_news() else None
+                has_message, is_lost = self._channel.look()
+                received = self._channel.try_receive() if has_message else None
                 self._is_asleep = received is None
+                if is_lost and not has_message:
+                    self._num_losses += self._channel.take_disconnects()
             except BaseException as error:
                 self._judge(error)
                 raise
@@ -116,18 +120,10 @@ class SharedSocket:
                 self._send_posted()
         return received
 
-    def take_disconnects(self) -> int:
-        """Return how often the connection was lost since the last call; ask when there is nothing left to receive."""
-        with self._turn:
-            self._check()
-            try:
-                self._is_in_use = True
-                return self._channel.take_disconnects()
-            except BaseException as error:
-                self._judge(error)
-                raise
-            finally:
-                self._is_in_use = False
+    def take_losses(self) -> int:
+        """Return how often the connection was lost, as `receive` has seen when there was nothing left to receive."""
+        count, self._num_losses = self._num_losses, 0
+        return count
 
     def sleep(self, timeout_s: float) -> None:
         """Return when something may have come, or somebody rings; the receiver's, after `receive` has found nothing."""
@@ -186,11 +182,8 @@ class SharedSocket:
 
     def _send(self, message: object, payload: Sequence[Frame] = ()) -> None:
         self._channel.send(message, payload)
-        if self._is_asleep and self._has_news():
+        if self._is_asleep and self._channel.look()[0]:
             os.eventfd_write(self._bell, 1)
-
-    def _has_news(self) -> bool:
-        return bool(self._channel.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator,arg-type]
 
     def _send_posted(self) -> None:
         if self._is_closed or self._is_broken:

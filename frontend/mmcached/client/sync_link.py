@@ -117,6 +117,8 @@ class SyncLink:
         """Take in what has come since the last call, and notice a lost connection; a thread that reads does so too."""
         with self._mutex:
             self._presence.keep()
+        if self._reader is not None:
+            return
         waiter = _Waiter()
         try:
             if self._may_read(waiter):
@@ -300,7 +302,7 @@ class SyncLink:
             if received is not None:
                 self._take_in(*received)
                 return True
-            if self._socket.take_disconnects():
+            if self._socket.take_losses():
                 self._lose()
                 return True
             return False

@@ -20,6 +20,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import zmq
+from zmq.backend import zmq_poll
 from zmq.utils.monitor import recv_monitor_message
 
 from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
@@ -137,6 +138,7 @@ class DealerChannel(_Channel[ReceivesT]):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
         super().__init__(context, zmq.DEALER, receives)
         self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._both = [(self.socket, int(zmq.POLLIN)), (self._monitor, int(zmq.POLLIN))]
         self.socket.connect(address)
 
     def take_disconnects(self) -> int:
@@ -146,10 +148,15 @@ class DealerChannel(_Channel[ReceivesT]):
         ended is still to be read.
         """
         count = 0
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator,arg-type]
+        while self._monitor.poll(0, zmq.POLLIN):
             recv_monitor_message(self._monitor, zmq.NOBLOCK)
             count += 1
         return count
+
+    def look(self) -> tuple[bool, bool]:
+        """Return whether there is a message, and whether the connection was lost; takes neither."""
+        ready = [found for found, _ in zmq_poll(self._both, 0)]
+        return self.socket in ready, self._monitor in ready
 
     def descriptors(self) -> tuple[int, int]:
         """Return what to poll for messages and for lost connections: readable once when something may have come."""
