@@ -190,7 +190,7 @@ class DecoderPool:
             worker.decoder.start(lambda: not self._is_closed)
         except NotWantedError:
             return False
-        except (OSError, DecoderDiedError) as error:
+        except Exception as error:  # whatever it is, this thread goes on
             if self._is_closed:
                 return False
             worker.num_failed_starts += 1

@@ -136,7 +136,7 @@ class Decoder:
             if is_wanted():
                 raise DecoderDiedError(None) from None
             raise
-        except OSError:
+        except Exception:
             self.close()
             raise
         if not isinstance(message, Ready):

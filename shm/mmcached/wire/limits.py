@@ -47,7 +47,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # pictures
     max_image_aspect_ratio: int = 200
-    max_jpeg_scans: int = 200
+    max_jpeg_scans: int = 100
     max_image_parts: int = 32_768
     max_decoding_pixels: int = 128_000_000
     image_cpu_s: float = 10.0
