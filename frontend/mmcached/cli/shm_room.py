@@ -17,8 +17,8 @@ from mmcached.shm.layout import ALIGNMENT, Layout
 from mmcached.shm.segment import Host
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 
-SHARE = 0.75
-"""Of what is free, for both together: the rest is for their control objects and for what others put there."""
+SHARE = 0.45
+"""Of what is free, for both together: a new frontend's must fit while its predecessor's are still mapped."""
 
 
 def rings_bytes(config: ServiceConfig) -> int:
@@ -59,7 +59,8 @@ def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None 
     in_use = {"mm_processor_cache_gb": config.ring_data_bytes, "store_gb": config.store_data_bytes}
     flexible = [name for name, size in in_use.items() if size and origins.get(name) == DEFAULT]
     fixed = sum(size for name, size in in_use.items() if name not in flexible)
-    each = (int((free - fixed) * SHARE) // max(1, len(flexible))) // MIB * MIB
+    overhead = rings_bytes(config) - sum(in_use.values())
+    each = (int((free - fixed) * SHARE) - overhead) // max(1, len(flexible)) // MIB * MIB
     if not flexible or each <= 0:
         return config, ""  # too large whatever we do: it is refused with its reason
     smaller = msgspec.structs.replace(config, **dict.fromkeys(flexible, each / GIB))
