@@ -180,13 +180,13 @@ def test_one_bad_item_fails_its_request_and_not_those_beside_it(bench: Bench) ->
     bench.pump(lambda: bench.engine.stats().requests_waiting + bench.engine.stats().requests_running == 3)
     error = error_to_wire(CorruptImage("images[0]", "x", "no image"))
     ranks = Ranks(bench)
-    while len(bench.received) < 3:
+    while len(endings(bench)) < 3:
         plans = ranks.take_plans()
         for worker, plan in zip(bench.workers, plans, strict=True):
             is_bad = any(chunk.request_id == 2 for chunk in plan.chunks)
             answer: to_engine.FromWorker = worker.failure(plan, error) if is_bad else worker.output(plan)
             worker.channel.send(answer)
-        bench.pump(lambda: not bench.engine._steps.is_in_flight or bench.workers[0].channel.wait(0))
+        bench.pump(lambda: len(endings(bench)) == 3 or bench.workers[0].channel.wait(0))
     assert [message.error.code for message in failures(bench)] == ["corrupt_image"]
     assert [message.request_id for message in failures(bench)] == [2]
 

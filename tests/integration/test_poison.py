@@ -74,10 +74,9 @@ async def among_innocents(
 @pytest.mark.slow
 def test_who_kills_workers_fails_and_everybody_else_is_answered_rightly(service: ChildService) -> None:
     wanted, _ = asyncio.run(among_innocents(service.run_dir, []))
-    for poisons in ([f"one {POISON}"], [f"two {POISON}", f"three {POISON}"]):
-        answers, failed = asyncio.run(among_innocents(service.run_dir, poisons))
-        assert answers == wanted
-        assert [type(error) for error in failed] == [PoisonousRequest] * len(poisons), failed
+    answers, failed = asyncio.run(among_innocents(service.run_dir, [f"one {POISON}", f"two {POISON}"]))
+    assert answers == wanted
+    assert [type(error) for error in failed] == [PoisonousRequest] * 2, failed
     workers = role_pids(service.process.pid)
     with Client(service.run_dir) as client, pytest.raises(PoisonousRequest):
         client.generate(f"one {POISON}", max_tokens=4)
