@@ -5,27 +5,11 @@ Knows nothing of keys. What is the same for all keys is looked up once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from mmcached.worker.prefix_store.arena import RowArena
 from mmcached.worker.prefix_store.chains import ABSENT
 from mmcached.worker.prefix_store.layout import Runs
-
-
-class RowsToWrite(NamedTuple):
-    """Some rows of a step, for one arena.
-
-    Attributes:
-        places: which of the packed rows; None: all of them.
-        indexes: that they get in the arena.
-        num_placed: rows for which there is a place, whether they are to be written or not.
-    """
-
-    places: np.ndarray | None
-    indexes: np.ndarray
-    num_placed: int
 
 
 class PlacedRows:
@@ -70,8 +54,15 @@ class PlacedRows:
         indexes: np.ndarray = self.indexes[is_open]
         return indexes
 
-    def to_write(self, arena: RowArena, first: int, end: int) -> RowsToWrite:
-        """Return rows `[first, end)`, but for those without a place, and those that a sealed block has already."""
+    def to_write(self, arena: RowArena, first: int, end: int) -> tuple[np.ndarray | None, np.ndarray, int]:
+        """Return which of rows `[first, end)` an arena gets: those with a place, but what a sealed block has already.
+
+        Returns:
+            Which of the packed rows (None: all of them), the indexes that they get in the arena, and how many of the
+            part have a place, whether they are to be written or not.
+        """
+        if self._is_placed is None and self._is_final is None and end - first == len(self.indexes):
+            return None, self.indexes, end
         part = slice(first, end)
         indexes = self.indexes[part]
         keep = None if self._is_placed is None else self._is_placed[part]
@@ -81,6 +72,6 @@ class PlacedRows:
             if is_replay.any():
                 keep = ~is_replay if keep is None else keep & ~is_replay
         if keep is not None:
-            return RowsToWrite(np.flatnonzero(keep) + first, indexes[keep], num_placed)
+            return np.flatnonzero(keep) + first, indexes[keep], num_placed
         places = None if len(indexes) == len(self.indexes) else np.arange(first, end)
-        return RowsToWrite(places, indexes, num_placed)
+        return places, indexes, num_placed

@@ -104,6 +104,6 @@ class KeySpec:
             raise InvalidRequest(self.name, type(value).__name__, f"must be a tensor {shape}")
         if value.dtype != self.dtype:
             raise InvalidRequest(f"{self.name}.dtype", str(value.dtype), f"was declared as {self.dtype}")
-        if tuple(value.shape) != shape:
+        if value.shape != shape:
             raise InvalidRequest(f"{self.name}.shape", str(tuple(value.shape)), f"must be {shape}")
         return value

@@ -76,7 +76,8 @@ class Staging:
         """
         transfer = self.shipments.transfer_of(rows.device)
         if transfer.is_immediate and not is_deferred:
-            self._unbind(arena, indexes)
+            if self._book.of_number:
+                self._unbind(arena, indexes)
             arena.put(indexes, rows if places is None else rows[torch.from_numpy(places).to(rows.device)])
             return
         whereabouts = self._of_arena.get(arena)

@@ -153,8 +153,11 @@ class StepWriter:
                 self._forget_from(each, each.start)
             raise
         finally:
-            sealed += [slot for each in open_blocks for slot in self._seal(each)]
-        return refusals, np.concatenate((slots, as_array(sealed))) if sealed else slots
+            for each in open_blocks:
+                sealed += self._seal(each)
+        if sealed and self._staging.has_to_launch:
+            slots = np.concatenate((slots, as_array(sealed)))
+        return refusals, slots
 
     def _without_rows(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> Sequence[RowChunk]:
         """Return the chunks that have rows in the outputs; those at positions that cannot be are `wrong` in them.
@@ -219,10 +222,11 @@ class StepWriter:
         new: list[int] = []
         if runs.are_single_rows and not wrong:  # requests that decode: most of them go on in a block that is there
             found = self._chains.slots_of(request_ids, first_blocks)
-            absent = [number for number, slot in enumerate(found) if slot == ABSENT]
-            for number in sorted(absent, key=starts.__getitem__) if starts else absent:
-                found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
-            self._chains.remember(request_ids, first_blocks, found)
+            if ABSENT in found:
+                absent = [number for number, slot in enumerate(found) if slot == ABSENT]
+                for number in sorted(absent, key=starts.__getitem__) if starts else absent:
+                    found[number : number + 1] = self._room_for(request_ids[number], first_blocks[number], 1, new)
+                self._chains.remember(request_ids, first_blocks, found)
         else:
             num_blocks = runs.num_blocks.tolist()
             parts = [[ABSENT] * num for num in num_blocks]
