@@ -18,11 +18,12 @@ from mmcached.cli.pidfd import has_ended, open_pidfd, terminate
 from mmcached.cli.restarts import RestartPolicy
 from mmcached.cli.roles import ENGINE_GONE, Role
 from mmcached.cli.supervisor import Supervisor
+from mmcached.shm.stats_page import StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, SegmentError, ServiceUnavailable
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.signals import STOP_SIGNALS
-from mmcached.wire.stats import RoleName
+from mmcached.wire.stats import EngineStats, RoleName
 
 CONFIG = ServiceConfig(
     world_size=1,
@@ -125,6 +126,27 @@ def test_a_worker_is_excused_once_for_each_death_of_its_engine() -> None:
 
     assert [end(is_excused=True) for _ in range(3)] == [0.0] * 3
     assert [end(is_excused=False) for _ in range(3)] == [0.5, 1.0, None], "the byte of its rank is held by a ghost"
+
+
+def test_deaths_for_which_the_engine_has_found_the_request_do_not_count(supervisor: Supervisor) -> None:
+    worker = supervisor.all_roles[2]
+    now = time.monotonic()
+
+    def die_and_start() -> None:
+        die(worker)
+        supervisor._keep_alive(now)
+        assert worker.due is not None
+        supervisor._keep_alive(worker.due)
+
+    with StatsPageWriter(supervisor._directory.stats_page, RoleName("engine")) as page:
+        for number in range(1, 4):
+            for _ in range(CONFIG.max_restarts):
+                die_and_start()
+            page.publish(EngineStats(poisonous_requests=number))
+        for _ in range(CONFIG.max_restarts):
+            die_and_start()
+    with pytest.raises(ServiceUnavailable, match="died too often"):
+        die_and_start()
 
 
 @pytest.mark.parametrize("wanted", ["7", None])

@@ -42,6 +42,10 @@ class RestartPolicy:
             return None
         return self.backoff_s(len(self._deaths))
 
+    def forgive(self) -> None:
+        """Forget the deaths so far: what caused them is found, and fails alone from now on."""
+        self._deaths.clear()
+
     def backoff_s(self, num_failures: int) -> float:
         """Return how long to wait after so many failures in a row, at least one."""
         return min(self._backoff_max_s, self._backoff_s * 2.0 ** min(num_failures - 1, 32))

@@ -109,6 +109,10 @@ class Role:
         self.is_given_up = delay is None
         return delay
 
+    def forgive(self) -> None:
+        """Count none of its deaths so far against it."""
+        self._policy.forgive()
+
     def view(self, *, was_ready: bool, is_draining: bool) -> RoleView:
         """Return what it looks like now, for whoever watches the service."""
         return RoleView(

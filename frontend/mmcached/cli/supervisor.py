@@ -6,7 +6,8 @@
 
 Every child asks the kernel to die with this process (see `mmcached.wire.death`), so a SIGKILL here leaves no orphan;
 what it leaves in /dev/shm and in the run directory the next start removes. A role that dies is started again after a
-backoff, and given up, with exit status 1, when it dies too often. One that lives and is silent is killed (`watchdog`);
+backoff, and given up, with exit status 1, when it dies too often; deaths of workers for which the engine has found the
+request do not count. One that lives and is silent is killed (`watchdog`);
 if all live and nothing goes through for long (`readiness_watch`), the group is killed, and the next time the frontend
 too. A process that cannot be made, for want of descriptors or memory, is tried again for ever. Before the service was
 ready for the first time nothing that died is tried twice. SIGTERM drains; a second one ends everything at once.
@@ -49,7 +50,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 from mmcached.wire.signals import StopFlag
-from mmcached.wire.stats import RoleName, SupervisorStats
+from mmcached.wire.stats import EngineStats, RoleName, SupervisorStats
 
 log = structlog.get_logger("mmcached.supervisor")
 
@@ -89,6 +90,7 @@ class Supervisor:
         self.run_dir = named.path
         self._was_ready = False
         self._num_engine_deaths = 0
+        self._num_poisonous_requests = 0
         self._next_look = self._next_touch = 0.0
         self._was_group_restarted = False
         with ExitStack() as stack:
@@ -273,6 +275,7 @@ class Supervisor:
         status = None if role.process is None else role.process.returncode
         if role.pidfd >= 0:
             self._selector.unregister(role.pidfd)
+        self._forgive_blamed_deaths()
         delay = role.reap(now, is_excused=role.num_engine_deaths != self._num_engine_deaths)
         if delay is None:
             log.error("role died once too often: given up", name=str(role.name), status=status)
@@ -284,6 +287,16 @@ class Supervisor:
             # A hung worker holds its byte of the row: until it is dead, what it reads stays pinned.
             for worker in self._workers:
                 worker.kill_at = now + ORPHAN_GRACE_S if worker.is_alive else None
+
+    def _forgive_blamed_deaths(self) -> None:
+        """Count no worker's deaths for which the engine has found the request: different ones may come all day."""
+        snapshot = self._reader.read().get(self._engine.name)
+        if snapshot is None or not isinstance(snapshot.stats, EngineStats):
+            return
+        if snapshot.stats.poisonous_requests > self._num_poisonous_requests:
+            for worker in self._workers:
+                worker.forgive()
+        self._num_poisonous_requests = snapshot.stats.poisonous_requests
 
     def _look_for_trouble(self, now: float) -> None:
         """Kill what lives and does not work; what dies of it is started again like any other.
