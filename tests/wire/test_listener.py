@@ -36,6 +36,7 @@ BOUNDS = Bounds(
     max_message_bytes=256 * MIB,
     max_body_bytes=MIB,
     max_queued_bytes=64 * MIB,
+    max_held_bytes=2048 * MIB,
     stall_s=30.0,
 )
 ALL = TurnShare(10_000, 60.0)
@@ -220,6 +221,31 @@ def test_answers_that_come_late_have_a_budget_too(wiring: Wiring) -> None:
     assert listener.num_disconnected == 1
     with pytest.raises(PeerGone):
         listener.send(peer, Flushed(1))
+
+
+def test_of_all_that_hold_too_much_together_who_holds_most_goes(wiring: Wiring) -> None:
+    listener = wiring.listen(max_held_bytes=2 * MIB)
+    dealer = wiring.dealer()
+    dealer.send(GetStats(1))
+    wiring.hear()
+    greedy = [wiring.raw() for _ in range(4)]
+    for peer, num_bytes in zip(greedy, (MIB // 5, MIB // 3, MIB // 2, MIB * 3 // 4), strict=True):
+        send_all(wiring, peer, frame(bytes(num_bytes), more=True))
+    assert not any(map(RawPeer.is_closed, greedy))
+    send_all(wiring, greedy[0], frame(bytes(MIB // 3), more=True))
+    assert listener.num_disconnected == 1
+    assert greedy[3].is_closed()
+    assert not any(map(RawPeer.is_closed, greedy[:3]))
+    dealer.send(GetStats(2))
+    assert wiring.hear()[1] == GetStats(2)
+
+
+def send_all(wiring: Wiring, peer: RawPeer, data: bytes) -> None:
+    """Send, and let the listener take all of it."""
+    while data:
+        data = data[peer.send_some(data) :]
+        wiring.turn()
+    wiring.pump(lambda: not wiring.listener.has_more)
 
 
 def test_one_answer_larger_than_the_budget_arrives(wiring: Wiring) -> None:

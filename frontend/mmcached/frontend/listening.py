@@ -34,6 +34,7 @@ def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
         max_message_bytes=limits.max_message_mb * MIB,
         max_body_bytes=BODY_BYTES + TOKEN_BYTES * config.max_model_len,
         max_queued_bytes=limits.max_queued_mb_per_client * MIB,
+        max_held_bytes=limits.max_held_mb * MIB,
         stall_s=limits.client_stall_s,
     )
     reason = f"{limits.max_clients} clients are connected (limits.max_clients), or no descriptors are left for more"
@@ -53,6 +54,7 @@ def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
         max_message_bytes=4 * GIB,
         max_body_bytes=256 * MIB,
         max_queued_bytes=4 * GIB,
+        max_held_bytes=16 * GIB,
         stall_s=STALL_OF_ENGINES_S,
     )
     refusal = Refused(error_to_wire(ServiceUnavailable(f"{MAX_ENGINES} engines are connected")))

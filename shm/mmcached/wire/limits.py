@@ -32,6 +32,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_message_mb: int = 256
     max_message_frames: int = 4096
     max_queued_mb_per_client: int = 64
+    max_held_mb: int = 2048
     client_stall_s: float = 30.0
 
     # shares of one client
@@ -88,6 +89,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         # ---- messages
         "limits.max_message_mb": Limit(1, 1 << 16, "MiB", "one message of a client", "`RemoteProtocolError`"),
         "limits.max_message_frames": Limit(64, 1 << 20, "frames", "frames of one message", "`RemoteProtocolError`"),
+        "limits.max_held_mb": Limit(
+            1,
+            1 << 20,
+            "MiB",
+            "answers that wait for clients, and messages that have not ended, all clients together",
+            "who holds most is disconnected",
+        ),
         "limits.max_queued_mb_per_client": Limit(
             1, 1 << 20, "MiB", "answers that wait for one client to read them", "disconnected"
         ),

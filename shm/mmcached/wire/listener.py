@@ -7,6 +7,7 @@ peer nor how to be rid of it. Messages are those of `channels`.
     accepted ──greeting, READY──> open ──one message of each in a round──> handled
        └── too many: refused       ├── more waits for it than `pause_bytes`: it is not read until it has read
                                    ├── more than `max_queued_bytes`, or no progress for `stall_s`: disconnected
+                                   ├── all hold more than `max_held_bytes`: the one that holds most is disconnected
                                    └── its process ends: closed by the kernel
 
 Connections never take the last `reserved_descriptors` numbers of the process. One that is too many is told so, in
@@ -57,6 +58,7 @@ class Bounds:
         max_frames, max_message_bytes: of one message; see `limits`.
         max_body_bytes: of a message without its payload, looked at before it is decoded.
         max_queued_bytes: that wait for one peer.
+        max_held_bytes: that wait for all peers together, or have come of messages that have not ended.
         stall_s: how long a peer may read nothing of what waits for it, or send no more of a message.
     """
 
@@ -66,6 +68,7 @@ class Bounds:
     max_message_bytes: int
     max_body_bytes: int
     max_queued_bytes: int
+    max_held_bytes: int
     stall_s: float
 
 
@@ -75,6 +78,7 @@ class _Connection:
 
     Attributes:
         queue, queued_bytes: what it has not taken yet.
+        held_bytes: that, and what has come of a message that has not ended, when it was last counted.
         is_due: it is in the round: it may have something to read.
         refused_since: it is one too many.
     """
@@ -86,6 +90,7 @@ class _Connection:
     sent_at: float
     queue: deque[memoryview] = field(default_factory=deque)
     queued_bytes: int = 0
+    held_bytes: int = 0
     is_due: bool = False
     is_open: bool = True
     events: int = select.EPOLLIN
@@ -124,6 +129,7 @@ class Listener(Generic[ReceivesT]):
         self._num_left_of_round = 0
         self._last_peer = 0
         self._num_refused_now = 0
+        self._held_bytes = 0
         self._accept_again_at: float | None = None
         self.num_refused = 0
         self.num_disconnected = 0
@@ -250,6 +256,7 @@ class Listener(Generic[ReceivesT]):
         message = connection.reader.next_message()
         if message is None and (connection.reader.has_more or not is_all):
             self._make_due(connection)
+        self._count_held(connection)
         return message
 
     # ---- sending
@@ -279,6 +286,7 @@ class Listener(Generic[ReceivesT]):
         connection.queue.extend(_kept(piece) for piece in pieces)
         connection.queued_bytes += num_bytes
         self._watch(connection)
+        self._count_held(connection)
 
     def _write(self, connection: _Connection) -> None:
         pieces = [connection.queue[index] for index in range(min(MAX_PIECES, len(connection.queue)))]
@@ -293,6 +301,7 @@ class Listener(Generic[ReceivesT]):
                 break
             num_sent -= piece.nbytes
         self._watch(connection)
+        self._count_held(connection)
 
     def _watch(self, connection: _Connection) -> None:
         """Ask the kernel for what concerns a connection now: a client that does not read is not read either."""
@@ -305,6 +314,16 @@ class Listener(Generic[ReceivesT]):
             self._epoll.modify(connection.socket.fileno(), events)
             if was_paused:
                 self._make_due(connection)  # what was read of it before may hold messages
+
+    def _count_held(self, connection: _Connection) -> None:
+        """Count what a connection holds; if all hold too much, disconnect who holds most: others may go on."""
+        held_bytes = connection.queued_bytes + connection.reader.num_held_bytes
+        if held_bytes == connection.held_bytes or not connection.is_open:
+            return
+        self._held_bytes += held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        while self._held_bytes > self._bounds.max_held_bytes:
+            self._disconnect(max(self._connections.values(), key=lambda one: one.held_bytes))
 
     # ---- connections
 
@@ -385,6 +404,7 @@ class Listener(Generic[ReceivesT]):
         if not connection.is_open:
             return
         connection.is_open = False
+        self._held_bytes -= connection.held_bytes
         self._num_refused_now -= connection.refused_since is not None
         self._epoll.unregister(connection.socket.fileno())
         del self._by_fd[connection.socket.fileno()]

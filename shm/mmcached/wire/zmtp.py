@@ -85,6 +85,12 @@ class MessageReader:
             self._frames or self._left or self._is_leaving_out or self._at < len(self._data)
         )
 
+    @property
+    def num_held_bytes(self) -> int:
+        """What has come of a message that has not ended."""
+        of_large = 0 if self._large is None else len(self._large) - self._left
+        return self._num_bytes + of_large + len(self._data) - self._at
+
     def room(self) -> memoryview | None:
         """Return where the next bytes may be written, None if they are to be fed. Tell `filled` how many came."""
         if self._large is None or self._at < len(self._data):
