@@ -320,9 +320,9 @@ BAD: list[tuple[dict[str, Any], str, object, str]] = [
     ({"keys": "hidden_states"}, "rows.keys", "'hidden_states'", "a list"),
     ({"keys": ["k" * 300]}, "rows.keys[0]", repr("k" * 300)[:80], "256"),
     ({"first": 6, "delivery": "delta"}, "rows.first", 6, "below the prompt's length, 6"),
-    ({"first": -1, "delivery": "delta"}, "rows.first", -1, "0 or above"),
-    ({"first": 1 << 70, "delivery": "delta"}, "rows.first", 1 << 70, "position"),
-    ({"first": 1.5, "delivery": "delta"}, "rows.first", "1.5", "position"),
+    ({"first": -1, "delivery": "delta"}, "rows.first", -1, "from 0 to"),
+    ({"first": 1 << 70, "delivery": "delta"}, "rows.first", 1 << 70, "from 0 to"),
+    ({"first": 1.5, "delivery": "delta"}, "rows.first", "1.5", "an integer from 0"),
     ({"first": 2}, "rows.first", 2, "full"),
     ({"delivery": "some"}, "rows.delivery", "'some'", '"delta"'),
 ]

@@ -32,9 +32,11 @@ def checked_int(field: str, value: Any, least: int, most: int) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _invalid(field, value, f"an integer from {least} to {most}")
-    if not least <= int(value) <= most:
-        raise _invalid(field, value, f"from {least} to {most}")
-    return int(value)
+    number = int(value)
+    if not least <= number <= most:
+        limit = f"an integer from {least} to {most}"
+        raise InvalidRequest(field, number, limit) if number.bit_length() < 128 else _invalid(field, number, limit)
+    return number
 
 
 def checked_timeout(field: str, value: Any) -> float:
