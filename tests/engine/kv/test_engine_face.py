@@ -128,6 +128,20 @@ def test_windows_move_on_when_told() -> None:
     manager.check_integrity()
 
 
+def test_windows_wait_for_tokens_that_are_still_being_computed() -> None:
+    manager, request = manager_of(20, (4, 5)), generate(0, 40)
+    manager.allocate_slots(request, 16)
+    request.num_computed_tokens = 16
+    manager.allocate_slots(request, 4, num_in_flight_tokens=8)
+    assert manager.get_block_ids(0) == ([0, 2, 3, 4, 5],), "8 tokens are done, and the next ones need tokens 4 to 7"
+    request.num_computed_tokens = 20
+    manager.allocate_slots(request, 4)
+    assert manager.get_block_ids(0)[0][:4] == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match="num_in_flight_tokens = -1"):
+        manager.allocate_slots(request, 4, num_in_flight_tokens=-1)
+    manager.check_integrity()
+
+
 def test_blocks_by_request_and_by_id() -> None:
     manager = manager_of(20, 8, (4, 9))
     admit_to_groups(manager, generate(0, 20))

@@ -181,6 +181,7 @@ class KVCacheManager:
         delay_cache_blocks: bool = False,
         *,
         num_external_computed_tokens: int = 0,
+        num_in_flight_tokens: int = 0,
     ) -> KVCacheBlocks | None:
         """Give a request the slots for its next tokens, after what it has computed and what was just found for it.
 
@@ -193,6 +194,8 @@ class KVCacheManager:
             delay_cache_blocks: the content comes later; nothing is published until `cache_blocks`.
             num_external_computed_tokens: behind the hit, computed elsewhere and delivered into these slots. Null blocks
                 stand for what windows have passed by then, in the hit too.
+            num_in_flight_tokens: how many of the request's computed tokens workers may still be computing; windows
+                leave behind only what the others do not need. For engines that name no steps: `begin_step` knows.
 
         Returns:
             The newly handed-out blocks, without the hit's, perhaps none; None if there are not enough free blocks, and
@@ -214,7 +217,7 @@ class KVCacheManager:
             and num_new_tokens
             and new_computed_blocks is None
             and not (num_new_computed_tokens or num_external_computed_tokens)
-            and num_lookahead_tokens >= 0
+            and num_lookahead_tokens >= 0 <= num_in_flight_tokens
         ):
             if self._takes_part is not None:
                 self._takes_part.add(held)
@@ -224,8 +227,9 @@ class KVCacheManager:
             num_new_tokens,
             num_new_computed_tokens,
             num_external_computed_tokens,
-            num_draft_tokens,
-            num_lookahead_tokens,
+            num_draft=num_draft_tokens,
+            num_lookahead=num_lookahead_tokens,
+            num_in_flight=num_in_flight_tokens,
         )
         if self._takes_part is not None:
             self._steps.check_can_take_part(request.request_id)
@@ -254,7 +258,7 @@ class KVCacheManager:
                 request, hit, start, num_hit_tokens=num_new_computed_tokens, num_slots=num_slots, next_full=next_full
             )
         else:
-            new = self._tables.go_on(held, num_local, num_slots)
+            new = self._tables.go_on(held, num_local - num_in_flight_tokens, num_slots)
         if new is None:
             return None
         held = self._held[request.request_id]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 
-def check_counts(num_new: int, num_new_computed: int, num_external: int, num_draft: int, num_lookahead: int) -> None:
+def check_counts(
+    num_new: int, num_new_computed: int, num_external: int, *, num_draft: int, num_lookahead: int, num_in_flight: int
+) -> None:
     """Accept them by returning.
 
     Raises:
         ValueError: names the number and its limit.
     """
-    if num_new > 0 and num_new_computed >= 0 and num_external >= 0 and num_lookahead >= 0 and 0 <= num_draft <= num_new:
+    is_prefix = num_new_computed >= 0 and num_external >= 0
+    if num_new > 0 and is_prefix and num_lookahead >= 0 and num_in_flight >= 0 and 0 <= num_draft <= num_new:
         return
     counts = {
         "num_new_tokens": num_new,
@@ -17,6 +20,7 @@ def check_counts(num_new: int, num_new_computed: int, num_external: int, num_dra
         "num_external_computed_tokens": num_external,
         "num_draft_tokens": num_draft,
         "num_lookahead_tokens": num_lookahead,
+        "num_in_flight_tokens": num_in_flight,
     }
     for name, value in counts.items():
         if value < 0:
