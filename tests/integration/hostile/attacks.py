@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -32,6 +33,7 @@ from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
 from tests.integration.hostile import files
 from tests.integration.hostile.zmtp import RawPeer, empty_frames
+from tests.wire.examples import EXAMPLES
 
 OTHER_UID = 65_534
 ROUND_S = 3.0
@@ -101,6 +103,70 @@ def flood_of(kind: int) -> Attack:
 
 def garbage(run_dir: RunDir, rng: random.Random) -> None:
     _flood(run_dir, lambda client_id, number: [rng.randbytes(rng.randrange(1, 40))])
+
+
+EDGES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+    0.0,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "x" * 300,
+    b"",
+    [],
+    {},
+    [[]],
+)
+
+
+def _changed(rng: random.Random, value: Any) -> Any:
+    """Return a message's value with one part of it replaced, left out or doubled."""
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        index = rng.randrange(len(value))
+        match rng.randrange(4):
+            case 0:
+                return value[:index] + value[index + 1 :]
+            case 1:
+                return [*value[:index], value[index], *value[index:]]
+            case _:
+                return [*value[:index], _changed(rng, value[index]), *value[index + 1 :]]
+    return rng.choice(EDGES)
+
+
+def _mutated(rng: random.Random, union: str) -> list[bytes]:
+    """Return the frames of some message of a union, with mistakes in them."""
+    message = rng.choice([example for name, example in EXAMPLES if name == union])
+    version, body = map(bytes, encode_frames(message))
+    if rng.random() < 0.7:
+        tag, *fields = msgpack.unpackb(body, strict_map_key=False)
+        changed = _changed(rng, fields)
+        body = bytes(msgpack.packb([tag, *changed] if isinstance(changed, list) else changed))
+    else:
+        flipped = bytearray(body)
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+        body = bytes(flipped[: rng.randrange(1, len(flipped) + 1)])
+    return [version, body, *(rng.randbytes(rng.randrange(20)) for _ in range(rng.randrange(4)))]
+
+
+def mutated(run_dir: RunDir, rng: random.Random) -> None:
+    _flood(run_dir, lambda client_id, number: _mutated(rng, "FromClient"))
+
+
+def mutated_to_engines(run_dir: RunDir, rng: random.Random) -> None:
+    """The same at the engines' socket."""
+    with _dealer(run_dir.engine_address) as dealer:
+        for _ in range(2000):
+            with contextlib.suppress(zmq.Again):
+                dealer.send_multipart(_mutated(rng, "FromEngine"), zmq.NOBLOCK)
 
 
 # ---- sockets
@@ -305,6 +371,8 @@ ATTACKS: dict[str, Attack] = {
         attack.__name__: attack
         for attack in (
             garbage,
+            mutated,
+            mutated_to_engines,
             crowd,
             endless_message,
             endless_small_frames,
