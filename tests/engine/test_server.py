@@ -384,6 +384,20 @@ def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(b
     assert bench.leases == 0
 
 
+def test_a_probe_that_a_worker_dies_of_or_lacks_is_answered_at_once(bench: Bench) -> None:
+    bench.connect()
+    bench.frontend.send(bench.peer, to_engine.ProbeEngine(4, Inline(0, 0)))
+    bench.from_engine(bench.workers[0], to_worker.ProbeWorker)
+    successor = bench.replace(0)
+    assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(4, [])
+    bench.frontend.send(bench.peer, to_engine.ProbeEngine(5, Inline(0, 0)))
+    assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(5, [])
+    bench.attach(successor)
+    bench.frontend.send(bench.peer, to_engine.ProbeEngine(6, Inline(0, 0)))
+    bench.from_engine(successor, to_worker.ClearCaches)
+    assert bench.from_engine(successor, to_worker.ProbeWorker).token == 6
+
+
 def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: Bench) -> None:
     bench.connect()
     bench.add(1, max_tokens=2)

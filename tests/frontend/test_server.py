@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.frontend.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.request_desk import MAX_RESENDS
 from mmcached.frontend.server import warn_of_small_shm
 from mmcached.shm import ReaderRow
@@ -370,7 +371,9 @@ def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Be
     assert bench.stats().ring.chunks == 0, "nothing of the probe is left"
 
 
-@pytest.mark.parametrize(("answer", "mentions"), [("wrong", "worker 0 of engine 0"), (None, "engine 0")])
+@pytest.mark.parametrize(
+    ("answer", "mentions"), [("wrong", "worker 0 of engine 0"), (None, "engine 0"), ("", "engine 0 lacks a worker")]
+)
 def test_probe_that_fails_says_where(bench: Bench, clock: Clock, answer: str | None, mentions: str) -> None:
     engine = bench.connect_engine()
     bench.client.send(to_frontend.Probe(5, 10.0))
@@ -378,11 +381,43 @@ def test_probe_that_fails_says_where(bench: Bench, clock: Clock, answer: str | N
     if answer is None:
         clock.now += 11
     else:
-        engine.channel.send(to_frontend.EngineProbed(probe.token, [answer]))
+        engine.channel.send(to_frontend.EngineProbed(probe.token, [answer] if answer else []))
     failed = bench.answer(to_client.Failed)
     assert failed.request_id == 5
     assert mentions in failed.error.message
     assert failed.error.retryable
+
+
+def test_who_asks_again_and_again_is_answered_though_one_probe_never_is(bench: Bench, clock: Clock) -> None:
+    engine = bench.connect_engine()
+    bench.client.send(to_frontend.Probe(1, 10.0))
+    lost = bench.from_frontend(engine, to_engine.ProbeEngine)
+    for request_id in (2, 3):  # before the last one's time is over, so that somebody always waits
+        clock.now += 6
+        bench.client.send(to_frontend.Probe(request_id, 10.0))
+        bench.pump(lambda: bench.frontend._probes._askers._waiting != [] or bool(engine.channel.wait(0)))
+    assert bench.answer(to_client.Failed).request_id == 1
+    probe = bench.from_frontend(engine, to_engine.ProbeEngine)
+    assert probe.token > lost.token
+    engine.channel.send(to_frontend.EngineProbed(probe.token, ["wrong"]))
+    failed = bench.answer(to_client.Failed)
+    assert failed.request_id == 2
+    assert "worker 0 of engine 0" in failed.error.message
+
+
+def test_a_flush_that_an_engine_never_answers_does_not_keep_the_next_one_from_beginning(
+    bench: Bench, clock: Clock
+) -> None:
+    engine = bench.connect_engine()
+    bench.client.send(to_frontend.Flush(1))
+    lost = bench.from_frontend(engine, to_engine.FlushEngine)
+    clock.now += FLUSH_TIMEOUT_S + 1
+    assert bench.answer(to_client.Failed).request_id == 1
+    bench.client.send(to_frontend.Flush(2))
+    flush = bench.from_frontend(engine, to_engine.FlushEngine)
+    assert flush.token > lost.token
+    engine.channel.send(to_frontend.EngineFlushed(flush.token))
+    assert bench.answer(to_client.Flushed).request_id == 2
 
 
 def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench) -> None:

@@ -29,10 +29,10 @@ class EngineProbes:
         self._checksums: dict[int, dict[int, str]] = {}
         self._seqs: dict[int, int] = {}
 
-    def start(self, probe: ProbeEngine, payload: Sequence[Frame]) -> None:
-        """Pass a probe on to every worker. One that is gone does not answer, and so the probe fails in time."""
+    def start(self, probe: ProbeEngine, payload: Sequence[Frame]) -> bool:
+        """Pass a probe on to every worker; return False if one is missing: then it has no answer."""
         name = -probe.token
-        is_answerable = self._group.are_all_attached  # else the probe fails in time, and its lease goes back at once
+        is_answerable = self._group.are_all_attached  # else its lease goes back at once
         epochs = self._group.epochs if is_answerable else []
         # What a dead worker never answered: its death has given the lease back.
         self._seqs = {token: seq for token, seq in self._seqs.items() if seq in self._leases}
@@ -42,7 +42,7 @@ class EngineProbes:
             self._leases.end_request(name)
             self._seqs[probe.token] = probe.lease.seq
         if not is_answerable:
-            return
+            return False
         self._checksums[probe.token] = {}
         if len(self._checksums) > MAX_OPEN:
             del self._checksums[next(iter(self._checksums))]
@@ -52,6 +52,10 @@ class EngineProbes:
                 self._group.send(link, message, payload)
             except (PeerGone, ChannelFull):
                 self._read_done(link.worker_epoch, probe.token)
+                is_answerable = False
+        if not is_answerable:
+            del self._checksums[probe.token]
+        return is_answerable
 
     def answered(self, message: WorkerProbed) -> list[str] | None:
         """Take a worker's answer; return all checksums, by rank, once every worker has answered."""
@@ -67,9 +71,11 @@ class EngineProbes:
         self._seqs.pop(message.token, None)
         return [checksums[rank] for rank in sorted(checksums)]
 
-    def forget_all(self) -> None:
-        """Answer none of them any more; their leases go back as the workers answer, or are certified dead."""
+    def take_all(self) -> list[int]:
+        """Return and forget the probes under way; their leases go back as the workers answer, or are certified dead."""
+        tokens = list(self._checksums)
         self._checksums.clear()
+        return tokens
 
     def _read_done(self, worker_epoch: int, token: int) -> None:
         seq = self._seqs.get(token)

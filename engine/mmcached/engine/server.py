@@ -227,8 +227,11 @@ class EngineServer:
             case received.GetEngineStats():
                 self._contact.tell(to_frontend.EngineStatsReply(message.token, self.stats()))
             case received.ProbeEngine():
-                if not isinstance(message.payload, Handle) or self._contact.receive(message.payload, message.lease):
-                    self._probes.start(message, payload)
+                is_ours = not isinstance(message.payload, Handle) or self._contact.receive(
+                    message.payload, message.lease
+                )
+                if is_ours and not self._probes.start(message, payload):
+                    self._contact.tell(to_frontend.EngineProbed(message.token, []))
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
                 self._scheduler.new_epoch()
@@ -243,7 +246,7 @@ class EngineServer:
             self._scheduler.abort(request_id)
             self._forget(request_id)
         self._items.clear()
-        self._probes.forget_all()
+        self._probes.take_all()
         self._group.attach_all(self._contact.row)
 
     def _tell_ready(self) -> None:
@@ -386,7 +389,8 @@ class EngineServer:
         """A rank has lost its caches: the step in flight is void, no book holds, running requests start at token 0."""
         self._scheduler.reset()
         self._steps.void()
-        self._probes.forget_all()
+        for token in self._probes.take_all():
+            self._contact.tell(to_frontend.EngineProbed(token, []))
         self._group.tell_all(to_worker.ClearCaches(self._nonce))
 
     def _on_worker_probed(self, message: received.WorkerProbed) -> None:

@@ -1,7 +1,7 @@
 """Who waits for an answer that is the same for all: of figures, a probe, a flush, one round to the engines at a time.
 
     add ──> waiting ──begin──> asked ──finish──> answered          the round that answers begins after the question
-              └──────────────────┴── take_expired
+              └──────────────────┴── take_expired: a round that nobody waits for any more is over
 
 However many ask, however often, there is one round under way, and the next one is for all who have come meanwhile.
 """
@@ -71,11 +71,13 @@ class Askers:
         return self._gone(asked)
 
     def take_expired(self, now: float) -> list[Asker]:
-        """Return and forget those whose time is over."""
+        """Return and forget those whose time is over; with the last one that was asked for, the round is over."""
         expired = [asker for asker in (*self._asked, *self._waiting) if asker.deadline <= now]
         if expired:
             self._asked = [asker for asker in self._asked if asker.deadline > now]
             self._waiting = [asker for asker in self._waiting if asker.deadline > now]
+            # Whoever came later must not wait for an answer that may never come.
+            self.is_under_way = bool(self._asked)
         return self._gone(expired)
 
     def _gone(self, askers: list[Asker]) -> list[Asker]:

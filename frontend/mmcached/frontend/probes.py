@@ -79,6 +79,8 @@ class Probes:
         if probe is None or message.token != self._token or probe.missing.pop(link.incarnation, None) is None:
             return
         probe.num_workers += len(message.checksums)
+        if not message.checksums:
+            probe.wrong.append(f"engine {link.index} lacks a worker")
         for rank, checksum in enumerate(message.checksums):
             if checksum != probe.checksum:
                 probe.wrong.append(f"worker {rank} of engine {link.index} read other bytes than were written")
@@ -91,8 +93,8 @@ class Probes:
             finished += self._end(outcome)
         expired = self._askers.take_expired(now)
         finished += [(asker, DeadlineExceeded(self._waits_for(), asker.timeout_s)) for asker in expired]
-        if self._round is not None and not len(self._askers):
-            self._end(None)  # nobody waits for it any more
+        if self._round is not None and not self._askers.is_under_way:
+            self._end(None)
         if self._askers.begin():
             try:
                 self._begin()

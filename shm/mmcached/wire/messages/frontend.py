@@ -319,7 +319,7 @@ class RequestMissed(Message, frozen=True):
 
 
 class EngineProbed(Message, frozen=True):
-    """Every worker's checksum of the probe's item, by rank."""
+    """Every worker's checksum of the probe's item, by rank; none if a worker is missing, or was replaced meanwhile."""
 
     token: Count
     checksums: list[Text]
