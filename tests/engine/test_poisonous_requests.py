@@ -40,6 +40,7 @@ class Ranks:
         self.bench = bench
         self.num_deaths = 0
         self.plans: list[list[int]] = []
+        self._came: dict[int, to_worker.StepPlan] = {}
 
     def take_plans(self) -> list[to_worker.StepPlan]:
         """Return the next step's plans, one of each rank."""
@@ -67,19 +68,24 @@ class Ranks:
             self.bench.attach(self.bench.replace(rank))
 
     def _plan(self, rank: int) -> to_worker.StepPlan:
-        worker = self.bench.workers[rank]
-        while True:
-            self.bench.pump(lambda: worker.channel.wait(0))
-            message, _ = worker.channel.receive(0)
+        self.bench.pump(lambda: self._has_plan(rank))
+        return self._came.pop(rank)
+
+    def _has_plan(self, rank: int) -> bool:
+        """Return whether a rank's next plan has come; take what comes before it."""
+        while rank not in self._came and (received := self.bench.workers[rank].channel.try_receive()) is not None:
+            message, _ = received
             if isinstance(message, to_worker.StepPlan):
-                return message
-            assert isinstance(message, to_worker.ClearCaches), message
+                self._came[rank] = message
+            else:
+                assert isinstance(message, to_worker.ClearCaches), message
+        return rank in self._came
 
     def outcomes(self, num: int, **how: Any) -> dict[int, from_engine.RequestGenerated | from_engine.RequestFailed]:
         """Run steps until so many requests have ended."""
         while len(found := endings(self.bench)) < num:
             self.run_or_die(**how)
-            self.bench.pump(lambda: len(endings(self.bench)) >= num or self.bench.workers[0].channel.wait(0))
+            self.bench.pump(lambda: len(endings(self.bench)) >= num or self._has_plan(0))
         return found
 
 
@@ -186,7 +192,7 @@ def test_one_bad_item_fails_its_request_and_not_those_beside_it(bench: Bench) ->
             is_bad = any(chunk.request_id == 2 for chunk in plan.chunks)
             answer: to_engine.FromWorker = worker.failure(plan, error) if is_bad else worker.output(plan)
             worker.channel.send(answer)
-        bench.pump(lambda: len(endings(bench)) == 3 or bench.workers[0].channel.wait(0))
+        bench.pump(lambda: len(endings(bench)) == 3 or ranks._has_plan(0))
     assert [message.error.code for message in failures(bench)] == ["corrupt_image"]
     assert [message.request_id for message in failures(bench)] == [2]
 
