@@ -33,7 +33,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.zmtp import GREETING, pack
 
 ID = secrets.token_hex(16)
-NUM_KEYS = 4096
+NUM_KEYS = said.MAX_KEYS
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 SETTLE_S = 0.5
 MEASURE_S = 2.0
@@ -56,9 +56,9 @@ FLOODS = {
     "flush": words(said.Flush(1)),
     "row": words(said.TakeRow(ID, 1, 2, 3, 4)),
     "get": words(said.GetRecords(ID, 1, KEYS[:1])),
-    "get 4096": words(said.GetRecords(ID, 1, KEYS)),
+    "get 256": words(said.GetRecords(ID, 1, KEYS)),
     "have": words(said.HaveRecords(1, KEYS[:1])),
-    "have 4096": words(said.HaveRecords(1, KEYS)),
+    "have 256": words(said.HaveRecords(1, KEYS)),
     "put 16 MiB": words(said.PutRecord(ID, 1, "key", 0), [bytes(1 << 24)]),
     "claim": words(said.ClaimRecord(ID, 1, "key", 5.0)),
     "drop claim": words(said.DropClaim(ID, 5)),

@@ -99,6 +99,9 @@ def test_many_keys_take_one_round_trip_and_keep_their_order(service: StoreServic
     assert [hit and hit.record["seed"] for hit in hits] == [3, None, 1, 3]
     assert client.get_many([]) == []
     assert service.count(GetRecords) == 1
+    many = [f"k{number % 700}" for number in range(900)]
+    assert [hit is not None for hit in client.get_many(many, tensors="numpy")] == client.contains_many(many)
+    assert service.count(GetRecords) == 1 + 4, "256 of them in each message"
     no_leases(service)
 
 

@@ -17,7 +17,7 @@ from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import UNIONS
 
-SCHEMA = "5:34ca974e9a441a19"
+SCHEMA = "6:e19d17e69530443d"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

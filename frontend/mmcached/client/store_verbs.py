@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from mmcached.wire.channels import Frame
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError, RequestAborted, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored, ToClient, Welcome
-from mmcached.wire.messages.frontend import Cancel, DropClaim, Reconcile
+from mmcached.wire.messages.frontend import MAX_KEYS, Cancel, DropClaim, Reconcile
 from mmcached.wire.messages.parts import Barrier, Inline
 
 RETRY_INTERVAL_S = 1.0
@@ -243,8 +243,11 @@ class StoreVerbs:
         session = yield from self._in_contact(deadline, limit_s)
         if session.ring is None or not keys:
             return [None] * len(keys)
-        message, payload = yield Exchange(self._talk.get_records(keys, nonce=session.nonce), deadline, limit_s)
-        return self._open(session, expect(message, Records), payload, reading, len(keys))
+        hits: list[Hit | None] = []
+        for batch in _batches(keys):
+            message, payload = yield Exchange(self._talk.get_records(batch, nonce=session.nonce), deadline, limit_s)
+            hits += self._open(session, expect(message, Records), payload, reading, len(batch))
+        return hits
 
     def _contains(self, keys: list[str], limit_s: float) -> Verb[list[bool]]:
         deadline = self._clock() + limit_s
@@ -258,11 +261,14 @@ class StoreVerbs:
             return seen if session.is_writer_alive else [False] * len(keys)
         if session.ring is None or not keys:
             return [False] * len(keys)
-        message, _ = yield Exchange(self._talk.have_records(keys), deadline, limit_s)
-        present = expect(message, Present).are_present
-        if len(present) != len(keys):
-            raise RemoteProtocolError(f"{len(present)} answers for {len(keys)} keys", "are_present")
-        return present
+        found: list[bool] = []
+        for batch in _batches(keys):
+            message, _ = yield Exchange(self._talk.have_records(batch), deadline, limit_s)
+            present = expect(message, Present).are_present
+            if len(present) != len(batch):
+                raise RemoteProtocolError(f"{len(present)} answers for {len(batch)} keys", "are_present")
+            found += present
+        return found
 
     def _put(self, key: str, encoded: EncodedRecord, limit_s: float, claim: _Claim | None = None) -> Verb[bool]:
         deadline = self._clock() + limit_s
@@ -331,3 +337,9 @@ class StoreVerbs:
 
     def _learn_epoch(self, store_epoch: int) -> None:
         self._store_epoch = max(self._store_epoch, store_epoch)
+
+
+def _batches(keys: list[str]) -> Iterator[list[str]]:
+    """Yield the keys, as many at a time as one message may have."""
+    for start in range(0, len(keys), MAX_KEYS):
+        yield keys[start : start + MAX_KEYS]

@@ -13,7 +13,9 @@ from mmcached.wire.stats import EngineStats
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-Keys = Annotated[list[Text], msgspec.Meta(max_length=4096)]
+MAX_KEYS = 256
+"""Of one message: more come in several, between which others have their turn."""
+Keys = Annotated[list[Text], msgspec.Meta(max_length=MAX_KEYS)]
 
 ROW_WINDOW_BYTES = 1 << 20
 """So many bytes of rows of a stream may be on the way to its client before it says that it has taken them. Receipts
