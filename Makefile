@@ -20,7 +20,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint soak chaos bench bench-peers clean
+.PHONY: help demo test pytest lint soak chaos bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,10 @@ help: ## this list
 demo: $(INSTALLED) ## start the service on this host and show what it saves
 	$(BIN)/mmcached demo
 
-test: lint ## lint, then the tests
+test: $(INSTALLED) ## lint and the tests, side by side
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(INSTALLED)
 	$(BIN)/python -m pytest $$($(BIN)/python tests/house/isolation.py)
 
 lint: $(INSTALLED) ## style, types and layers
