@@ -97,7 +97,7 @@ TAKE_LONG = ("tests/integration/", "tests/world/", "tests/cli/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first, so that two test processes end at about the same time."""
+    """Put what takes long first, so that the test processes end at about the same time."""
     items.sort(key=lambda item: not item.nodeid.startswith(TAKE_LONG))
 
 

@@ -180,4 +180,4 @@ class BooksUnderLoad(RuleBasedStateMachine):
 
 
 TestBooksUnderLoad = BooksUnderLoad.TestCase
-TestBooksUnderLoad.settings = settings(max_examples=examples(300), stateful_step_count=50)
+TestBooksUnderLoad.settings = settings(max_examples=examples(150), stateful_step_count=50)

@@ -1,7 +1,8 @@
 """Gives a process, and its children, a /dev/shm that nobody else sees.
 
-`make test` runs two test processes side by side where the kernel allows this, else one: tests that list, sweep or
-measure /dev/shm must not meet each other's segments. As a program, it prints the options for pytest.
+`make test` runs three test processes side by side where the kernel allows this, else one: while one waits for a service
+to start, two others work. Tests that list, sweep or measure /dev/shm must not meet each other's segments. As a program,
+it prints the options for pytest.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def _check(result: int, what: str) -> None:
 
 
 def main() -> int:
-    """Print the options for pytest: two processes if each can have its own /dev/shm, else none."""
+    """Print the options for pytest: three processes if each can have its own /dev/shm, else none."""
     try:
         private_shm()
     except OSError:
         return 0
-    sys.stdout.write("--numprocesses=2 --dist=loadfile --no-loadscope-reorder\n")
+    sys.stdout.write("--numprocesses=3 --dist=loadfile --no-loadscope-reorder\n")
     return 0
 
 
