@@ -1,6 +1,5 @@
 """A service under attack: what attackers do, what an honest client sees of it, and what it costs the roles.
 
-zmtp        speaks to a ZeroMQ socket without ZeroMQ, so also wrongly
 files       pictures that are small to send and dear to decode
 attacks     the attacks, each a process of its own: `python -m tests.integration.hostile.attacks NAME RUN_DIR SEED`
 honest      a client with questions whose answers are known; counts and times them

@@ -32,12 +32,14 @@ from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
 from tests.integration.hostile import files
-from tests.integration.hostile.zmtp import RawPeer, empty_frames
 from tests.wire.examples import EXAMPLES
+from tests.wire.raw_peer import RawPeer, frame, head
 
 OTHER_UID = 65_534
 ROUND_S = 3.0
 MIB = 1 << 20
+EMPTY_FRAME = b"\1\0"
+"""After which the message goes on."""
 
 Attack = Callable[[RunDir, random.Random], None]
 
@@ -174,54 +176,52 @@ def mutated_to_engines(run_dir: RunDir, rng: random.Random) -> None:
 
 def crowd(run_dir: RunDir, rng: random.Random) -> None:
     """Open connections by the hundred, some of them with half a handshake, and hold them."""
-    path = run_dir.path / "client.sock"
     peers = []
     for index in range(600):
         with contextlib.suppress(OSError):
-            peers.append(RawPeer(path, is_ready=index % 2 == 0))
+            peers.append(RawPeer(run_dir.client_address, shakes_hands=index % 2 == 0))
     time.sleep(ROUND_S)
     for peer in peers:
         peer.close()
 
 
 def endless_message(run_dir: RunDir, rng: random.Random) -> None:
-    peer = RawPeer(run_dir.path / "client.sock")
+    peer = RawPeer(run_dir.client_address)
     with contextlib.closing(peer):
         for _ in range(2000):
-            peer.send_frame(bytes(MIB), more=True)
+            peer.send(frame(bytes(MIB), more=True))
 
 
 def endless_small_frames(run_dir: RunDir, rng: random.Random) -> None:
-    peer = RawPeer(run_dir.path / "client.sock")
+    peer = RawPeer(run_dir.client_address)
     with contextlib.closing(peer):
         for _ in range(200):
-            peer.socket.sendall(empty_frames(100_000))
+            peer.send(EMPTY_FRAME * 100_000)
 
 
 def many_frames(run_dir: RunDir, rng: random.Random) -> None:
-    peer = RawPeer(run_dir.path / "client.sock")
+    peer = RawPeer(run_dir.client_address)
     with contextlib.closing(peer):
-        peer.socket.sendall(empty_frames(4_000_000) + b"\0\0")
+        peer.send(EMPTY_FRAME * 4_000_000 + b"\0\0")
         time.sleep(ROUND_S)
 
 
 def huge_frame(run_dir: RunDir, rng: random.Random) -> None:
-    peer = RawPeer(run_dir.path / "client.sock")
+    peer = RawPeer(run_dir.client_address)
     with contextlib.closing(peer):
-        peer.announce(8 << 30)
+        peer.send(head(8 << 30))
         for _ in range(1000):
-            peer.socket.sendall(bytes(MIB))
+            peer.send(bytes(MIB))
 
 
 def stolen_name(run_dir: RunDir, rng: random.Random) -> None:
     """Claim routing ids of the kind that the service gives by itself."""
     peers = [
-        RawPeer(run_dir.path / "client.sock", routing_id=b"\0" + rng.randbytes(4) if index % 2 else b"")
-        for index in range(20)
+        RawPeer(run_dir.client_address, identity=b"\0" + rng.randbytes(4) if index % 2 else b"") for index in range(20)
     ]
     for peer in peers:
         with contextlib.closing(peer), contextlib.suppress(OSError):
-            peer.send_frame(b"x")
+            peer.send(frame(b"x"))
 
 
 def deaf(run_dir: RunDir, rng: random.Random) -> None:
