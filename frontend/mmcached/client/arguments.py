@@ -1,4 +1,4 @@
-"""What a caller may pass to a client: each check returns what may travel, or names field, value and limit.
+"""Checks what a caller passes to a client: each check returns what may travel, or names field, value and limit.
 
 No call sends anything before all of its arguments have passed. Integers and real numbers of numpy are taken for what
 they are; a bool is no number. What an image may be: see `image_files`.

@@ -1,4 +1,4 @@
-"""What a `Client` is between two forks, or until its connection breaks: one client id, its verbs and its link.
+"""Holds what a `Client` has until it is forked or its connection breaks: one client id, its verbs and its link.
 
     Client ──now──> incarnation 1 ──forked, or a link in pieces──> incarnation 2 …
 

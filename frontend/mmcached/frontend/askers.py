@@ -1,4 +1,4 @@
-"""Who waits for an answer that is the same for all: of figures, a probe, a flush, one round to the engines at a time.
+"""Gathers those who wait for the same answer: figures, a probe or a flush, one round to the engines at a time.
 
     add ──> waiting ──begin──> asked ──finish──> answered          the round that answers begins after the question
               └──────────────────┴── take_expired: a round that nobody waits for any more is over

@@ -1,4 +1,4 @@
-"""How many pixels are decoded at a time: pictures wait, in the order in which they were opened, until there is room."""
+"""Bounds the pixels that are decoded at a time: pictures wait, in the order in which they were opened, for room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connection speaks for which client: the first that names a client has its seat until it is closed.
+"""Binds each client to a connection: the first that names a client has its seat until it is closed.
 
     free ──hello, or any message──> taken by a connection ──it is closed──> free
                                           │

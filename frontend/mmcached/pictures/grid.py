@@ -1,4 +1,4 @@
-"""How many patches a picture gets: a grid that follows its form.
+"""Chooses the grid of patches of a picture: it follows the picture's form.
 
 640 x 400 px, patch 32, 64 patches at most    20 x 13 patches are too many    -> scaled to 10 x 6
 """

@@ -1,4 +1,4 @@
-"""What a frontend and its decoder tell each other: one message at a time, each in one packet of a socket.
+"""Defines the messages between a frontend and its decoder: one message at a time, each in one packet of a socket.
 
     frontend                decoder
                   <------   Ready

@@ -1,4 +1,4 @@
-"""What every decoder of a service is told once: the limits of a picture, and the size that it is scaled to."""
+"""Holds the settings of a service's decoders: the limits of a picture, and the size that it is scaled to."""
 
 from __future__ import annotations
 

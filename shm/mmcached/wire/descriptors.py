@@ -1,4 +1,4 @@
-"""How many files and sockets a role may have open: as many as its user may allow it."""
+"""Raises the number of files and sockets that a role may have open to what its user may allow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a role's loop fair and alive: a share of a turn for each source, and a guard around each handler.
+"""Keeps a role's loop fair and alive: a share of a turn for each source, and a guard around each handler.
 
     for _ in share:                                     so many messages, or so much time, whichever is used up first
         raw = channel.receive_raw()

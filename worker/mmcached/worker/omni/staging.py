@@ -1,4 +1,4 @@
-"""What a step may stage of the deferred keys: which rows are accepted, and for which slots.
+"""Judges what a step stages of the deferred keys: it accepts rows, and finds their slots.
 
 Knows nothing of prefixes or of delivery. The positions of a step's rows begin at the number of tokens computed BEFORE
 the step. An engine that hands in the number after it, or another request's, is told so:

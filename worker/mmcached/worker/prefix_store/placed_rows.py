@@ -1,4 +1,4 @@
-"""Where the packed rows of one step go, and which of them are to be written.
+"""Lists where the packed rows of one step go, and which of them are to be written.
 
 Knows nothing of keys. What is the same for all keys is looked up once.
 """
