@@ -24,7 +24,7 @@ import numpy.typing as npt
 from benchmark import Row, print_rows, row
 from eviction_peers import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
 from eviction_traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, zipf
-from mmcached.shm.allocator import RingAllocator
+from mmcached.shm.ring.allocator import RingAllocator
 
 SEEDS = range(8)
 NUM_SLOTS = 1 << 15

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import zmq
 
-from mmcached.shm.lock_file import LockFile
-from mmcached.wire.channels import DealerChannel, encode_frames
+from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.paths import RunDir
-from mmcached.wire.zmtp import GREETING, pack
+from mmcached.wire.sockets.channels import DealerChannel, encode_frames
+from mmcached.wire.sockets.zmtp import GREETING, pack
 
 ID = secrets.token_hex(16)
 NUM_KEYS = said.MAX_KEYS

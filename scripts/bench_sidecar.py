@@ -33,8 +33,8 @@ import numpy as np
 from benchmark import Row, report, row
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.death import environment_for_children
 from mmcached.wire.paths import RunDir
+from mmcached.wire.process.death import environment_for_children
 
 NUM_BYTES = 4_928_307  # 4.7 MiB
 CLIENTS = (1, 4, 16)

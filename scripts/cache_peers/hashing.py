@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from benchmark import Row
 from cache_peers.timing import calls_row
-from mmcached.frontend.hasher import MultiModalHasher
+from mmcached.frontend.processing.hasher import MultiModalHasher
 from ring_peers import vllm_imports
 
 LARGE_BYTES = int(4.7 * (1 << 20))

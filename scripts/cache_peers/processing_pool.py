@@ -20,11 +20,11 @@ import numpy as np
 from PIL import Image
 
 from benchmark import Row, row
-from mmcached.frontend.decoder_process import Pixels
-from mmcached.frontend.open_requests import OpenRequest
-from mmcached.frontend.pool import Mailbox, WorkPool
-from mmcached.frontend.preparing import Preparing
-from mmcached.frontend.processing import Processed, Processing
+from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.item_processor import Processed, Processing
+from mmcached.frontend.processing.pool import Mailbox, WorkPool
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.preparing import Preparing
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings

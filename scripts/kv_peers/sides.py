@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from mmcached.engine.kv.block_hash import extend_block_hashes
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from mmcached.engine.kv.manager import KVCacheManager
-from mmcached.engine.request import Request
+from mmcached.engine.steps.request import Request
 from ring_peers import vllm_imports
 
 BLOCK_SIZE = 16

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from benchmark import Row, row
 from kv_peers.timing import Sampler, compare
-from mmcached.engine.request import Request
+from mmcached.engine.steps.request import Request
 from scheduler_peers import encoder
 from scheduler_peers.sides import Ours
 

@@ -22,16 +22,16 @@ from msgspec.structs import replace
 
 from benchmark import Row, row
 from kv_peers.timing import Sampler, compare, cpu_ns
-from mmcached.engine.item_frames import ItemFrames
-from mmcached.engine.leases import LeaseBook
-from mmcached.engine.step_runner import StepRunner
-from mmcached.engine.token_streams import TokenStreams
-from mmcached.engine.worker_group import WorkerGroup
-from mmcached.wire.channels import Frame, decode_frames, encode_frames, make_decoder
+from mmcached.engine.results.token_streams import TokenStreams
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.step_runner import StepRunner
+from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.messages.frontend import TokensCommitted
 from mmcached.wire.messages.worker import FromEngineToWorker, StepPlan
+from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
 from mmcached.wire.stats import WorkerStats
 from scheduler_peers.sides import BLOCK_SIZE, NUM_KV_BLOCKS, SAMPLED_TOKEN_ID, OurSteps, our_config
 from scheduler_peers.steps import NUM_RUNNING, NUM_STEPS, PROMPT_TOKENS, UNIT, fill, start_decoding

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from mmcached.engine.request import Request
-from mmcached.engine.scheduler import ScheduledStep, Scheduler
-from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import Feature, Inline
 from ring_peers import vllm_imports

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmark import Row, row
 from kv_peers.timing import Sampler, compare
-from mmcached.engine.scheduler import ScheduledStep
-from mmcached.engine.token_streams import TokenStreams
+from mmcached.engine.results.token_streams import TokenStreams
+from mmcached.engine.scheduling.scheduler import ScheduledStep
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import Sampled
 from scheduler_peers.sides import BLOCK_SIZE, NUM_KV_BLOCKS, Ours, OurSteps, Side, Steps, our_config

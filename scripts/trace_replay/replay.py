@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.manager import KVCacheManager
-from mmcached.engine.request import Request
+from mmcached.engine.steps.request import Request
 from trace_replay.prompts import Prompt
 
 

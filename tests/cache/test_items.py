@@ -17,7 +17,7 @@ from mmcached.cache import (
     ResolvedPromptUpdate,
 )
 from mmcached.cache.nested import nested_equal
-from mmcached.shm import codec
+from mmcached.shm.store import codec
 from mmcached.wire.errors import RemoteProtocolError
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
 
-from mmcached.cli.service_status import RoleView
-from mmcached.shm.stats_page import StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.cli.watch.service_status import RoleView
+from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import RoleName

@@ -12,9 +12,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from mmcached.cli.admin import AdminServer
-from mmcached.cli.seat import Seat
-from mmcached.cli.service_status import RoleView
+from mmcached.cli.serve.seat import Seat
+from mmcached.cli.watch.http_pages import AdminServer
+from mmcached.cli.watch.service_status import RoleView
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.client import Flushed, Probed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient, Probe

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmcached.cli.config_fields import SETTINGS
-from mmcached.cli.config_texts import INTERNAL, describe
+from mmcached.cli.config.fields import SETTINGS
+from mmcached.cli.config.texts import INTERNAL, describe
 from mmcached.wire.config import ServiceConfig
 
 TIMEOUT_S = 60.0
@@ -195,7 +195,7 @@ def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
 
 
 SUPERVISOR = """
-import mmcached.cli.supervisor
+import mmcached.cli.serve.supervisor
 class Supervisor:
     def __init__(self, run_dir, config, stop, tell):
         import msgspec
@@ -206,7 +206,7 @@ class Supervisor:
         return self
     def __exit__(self, *error):
         pass
-mmcached.cli.supervisor.Supervisor = Supervisor
+mmcached.cli.serve.supervisor.Supervisor = Supervisor
 """
 DEMO = """
 import mmcached.cli.demo.run
@@ -238,13 +238,18 @@ def test_workers_is_the_world_size(workers: list[str]) -> None:
     assert msgspec.json.decode(ended.stdout, type=ServiceConfig).world_size == 1
 
 
+MODULES = {
+    "frontend": "mmcached.frontend.server",
+    "engine": "mmcached.engine.server.server",
+    "worker": "mmcached.worker.server",
+}
 ROLE = """
-import mmcached.{role}.server
+import {module} as server
 def run(*arguments):
     print(*arguments)
     print(*sys.modules)
     return 3
-mmcached.{role}.server.main = run
+server.main = run
 """
 
 
@@ -258,7 +263,13 @@ def test_a_role_reads_the_run_directory_alone_and_imports_little(
     """A misspelt variable was the supervisor's to refuse; a role would only die of it at its restart."""
     ServiceConfig(log_level="error").save(run_dir / "config.json")
     ended = mmcached_with(
-        ROLE.format(role=role), role, "--run-dir", str(run_dir), *arguments, MMC_WROLD_SIZE="1", MMC_WORLD_SIZE="99"
+        ROLE.format(module=MODULES[role]),
+        role,
+        "--run-dir",
+        str(run_dir),
+        *arguments,
+        MMC_WROLD_SIZE="1",
+        MMC_WORLD_SIZE="99",
     )
     assert ended.returncode == 3, ended.stderr
     got, modules = ended.stdout.splitlines()

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mmcached.cli.service_status import (
+from mmcached.cli.watch.service_status import (
     PageView,
     Readiness,
     RoleStatus,
@@ -26,7 +26,7 @@ from mmcached.cli.service_status import (
     role_statuses,
     service_stats,
 )
-from mmcached.cli.status_table import show_status
+from mmcached.cli.watch.status_table import show_status
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import (
     EncoderCacheStats,

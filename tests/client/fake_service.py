@@ -10,11 +10,11 @@ from pathlib import Path
 
 import zmq
 
-from mmcached.wire.channels import RouterChannel
 from mmcached.wire.errors import PeerGone
 from mmcached.wire.messages.client import ToClient, Welcome
 from mmcached.wire.messages.frontend import ClientHello, FromClient
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import RouterChannel
 
 Reply = Callable[[FromClient], list[ToClient]]
 WELCOME = Welcome("fake", 258, 257, 64, 8192)

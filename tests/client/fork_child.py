@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.client import AsyncClient, Client
-from mmcached.client.forks import _peer_of
-from mmcached.wire.death import arm_from_environment
+from mmcached.client.links.forks import _peer_of
+from mmcached.wire.process.death import arm_from_environment
 
 
 def connections(run_dir: Path) -> int:

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import zmq
 
-from mmcached.frontend.store_desk import StoreDesk
-from mmcached.wire.channels import RouterChannel
+from mmcached.frontend.store.store_desk import StoreDesk
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.client import Flushed, Welcome
 from mmcached.wire.messages.frontend import Cancel, ClientBye, ClientHello, Flush, FromClient
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import RouterChannel
 
 POLL_S = 0.002
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mmcached.client import AsyncClient
-from mmcached.wire.channels import Frame
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.messages.frontend import Cancel, ClaimRecord, DropClaim, GetRecords, TakeRow
+from mmcached.wire.sockets.channels import Frame
 from tests.client.records import is_equal, numbers
 from tests.client.store_service import StoreService
 from tests.integration.processes import eventually

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mmcached.client import AsyncClient, Client
-from mmcached.client.sync_link import SyncLink
-from mmcached.shm.lock_file import is_held
+from mmcached.client.links.sync_link import SyncLink
+from mmcached.shm.files.lock_file import is_held
 from mmcached.wire.errors import (
     CorruptImage,
     DeadlineExceeded,

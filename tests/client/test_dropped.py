@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.wire.death import environment_for_children
+from mmcached.wire.process.death import environment_for_children
 from tests.client.fake_service import fake_service
 from tests.client.test_threads import WholeService, silent
 from tests.integration.processes import DEADLINE_S
@@ -39,7 +39,7 @@ ENDS = {
 @pytest.mark.parametrize("ends", ENDS.values(), ids=list(ENDS))
 @pytest.mark.parametrize("body", [SYNC, ASYNC], ids=["Client", "AsyncClient"])
 def test_a_dropped_client_keeps_nobody_waiting(run_dir: Path, body: str, ends: str) -> None:
-    arm = "import gc, sys\nfrom mmcached.wire.death import arm_from_environment\narm_from_environment()\n"
+    arm = "import gc, sys\nfrom mmcached.wire.process.death import arm_from_environment\narm_from_environment()\n"
     end = f"kept = None\ntry:\n    use()\nexcept Exception as error:\n    kept = error\nassert kept\n{ends}\n"
     with fake_service(run_dir, silent):
         done = subprocess.run(

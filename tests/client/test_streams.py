@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmcached.client import AsyncClient, Client, Generation
-from mmcached.client.conversation import STREAM_WINDOW
+from mmcached.client.links.conversation import STREAM_WINDOW
 from mmcached.client.results import Piece
 from mmcached.wire.errors import (
     CorruptImage,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from mmcached.engine import EncoderCacheManager, Request, SharedEncoderCacheManager
-from mmcached.engine.shared_encoder_entry import SharedEntry
+from mmcached.engine.encoder.shared_encoder_entry import SharedEntry
 
 
 class ListsWhatIsNotEncoded(SharedEncoderCacheManager):

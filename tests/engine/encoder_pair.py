@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from mmcached.engine import EncoderCacheBook, Request, SharedEncoderCacheManager
-from mmcached.engine.encoder_cache_book import EncoderCacheScope, ReservedInput
+from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope, ReservedInput
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
 from tests.engine.builders import encode
 from tests.engine.naive_encoder_book import Key, NaiveEncoderBook, OtherSizeError

@@ -11,9 +11,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import zmq
 
-from mmcached.engine.server import EngineServer
+from mmcached.engine.server.server import EngineServer
 from mmcached.shm import ObjectStoreWriter, RingWriter
-from mmcached.wire.channels import DealerChannel, Frame, RouterChannel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
@@ -21,6 +20,7 @@ from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import DealerChannel, Frame, RouterChannel
 from mmcached.wire.stats import WorkerStats
 
 MessageT = TypeVar("MessageT")

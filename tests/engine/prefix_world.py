@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mmcached.engine import Request, RequestStatus
-from mmcached.engine.kv.block_hash import extend_block_hashes
-from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from mmcached.wire.messages.parts import RowsWanted
 
 NUMBERS = 1 << 30

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcached.engine import EncoderCacheBook, EncoderCacheManager, SharedEncoderCacheManager, make_encoder_cache_manager
-from mmcached.engine.encoder_cache_book import EncoderCacheScope
+from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 from tests.engine.encoder_mutants import REQUEST_MUTANTS, SHARED_MUTANTS
 from tests.engine.encoder_pair import ACTIONS, CACHE_SIZE, NUMBERS, Pair

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from mmcached.engine import EncoderCacheBook, Request, SharedEncoderCacheManager, make_encoder_cache_manager
-from mmcached.engine.encoder_cache_book import EncoderCacheScope
+from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope
 from tests.engine.builders import encode
 from tests.engine.encoder_mutants import KeepsWhatWasGivenUp, ListsWhatIsNotEncoded, LosesWhatOthersWaitFor
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from mmcached.engine import Request, Scheduler
-from mmcached.engine.block_admission import BlockAdmission
+from mmcached.engine.scheduling.block_admission import BlockAdmission
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from tests.engine.builders import encode, generate, image
 from tests.engine.honest_worker import HonestWorker, expected_output

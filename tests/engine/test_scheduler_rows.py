@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
-from mmcached.engine.listed_rows import Report
+from mmcached.engine.hidden_states.listed_rows import Report
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
 from mmcached.wire.messages.engine import RowsMissing
 from mmcached.wire.messages.parts import RowsWanted
 from tests.engine.builders import generate
-from tests.engine.scheduling import schedule, scheduler_with
+from tests.engine.schedulers import schedule, scheduler_with
 
 KEY, INNER = "hidden_states", "hidden_states.layer_0"
 PROMPT = list(range(1000, 1040))  # two blocks and a half

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from mmcached.frontend.decoder_pool import DecoderPool
-from mmcached.frontend.pixel_budget import PixelBudget
-from mmcached.frontend.pool import Mailbox, NotWantedError
+from mmcached.frontend.processing.decoder_pool import DecoderPool
+from mmcached.frontend.processing.pixel_budget import PixelBudget
+from mmcached.frontend.processing.pool import Mailbox, NotWantedError
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
 

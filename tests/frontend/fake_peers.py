@@ -17,9 +17,8 @@ from PIL import Image
 
 from mmcached.frontend.server import Frontend
 from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader, decode_frames, encode
-from mmcached.shm.codec import Record
-from mmcached.shm.lock_file import LockFile
-from mmcached.wire.channels import DealerChannel, Frame
+from mmcached.shm.files.lock_file import LockFile
+from mmcached.shm.store.codec import Record
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import client as to_client
@@ -27,6 +26,7 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import DealerChannel, Frame
 from mmcached.wire.stats import EngineStats, ServiceStats
 
 DEADLINE_S = 30.0

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from mmcached.frontend import decoder_pool
-from mmcached.frontend.decoder_process import Decoder, Pixels
-from mmcached.frontend.pool import NotWantedError
+from mmcached.frontend.processing import decoder_pool
+from mmcached.frontend.processing.decoder_process import Decoder, Pixels
+from mmcached.frontend.processing.pool import NotWantedError
 from tests.frontend.in_process import pixels_of
 
 DEADLINE_S = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from mmcached.frontend.decoder_process import Pixels
-from mmcached.frontend.processing import Processed, Processing
+from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.item_processor import Processed, Processing
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings

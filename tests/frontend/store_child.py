@@ -13,11 +13,11 @@ from pathlib import Path
 import zmq
 
 from mmcached.shm import ReaderRow
-from mmcached.shm.lock_file import LockFile
-from mmcached.wire.channels import DealerChannel
+from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.messages.client import Claimed, Records, RowTaken, ToClient, Welcome
 from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, TakeRow
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import DealerChannel
 
 DEADLINE_S = 60.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.frontend.decoder_pool import DecoderPool
+from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine

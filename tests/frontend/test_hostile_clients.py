@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from mmcached.shm import encode
-from mmcached.wire.channels import DealerChannel, encode_frames
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.sockets.channels import DealerChannel, encode_frames
+from mmcached.wire.sockets.zmtp import pack
 from mmcached.wire.stats import EngineStats
-from mmcached.wire.zmtp import pack
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeEngine
 from tests.wire.raw_peer import RawPeer

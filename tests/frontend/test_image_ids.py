@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mmcached.frontend.preparing import HASH_HERE_BYTES
-from mmcached.frontend.processing import Processing
-from mmcached.frontend.request_desk import MAX_RESENDS
+from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.requests.preparing import HASH_HERE_BYTES
+from mmcached.frontend.requests.request_desk import MAX_RESENDS
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_from_wire
 from mmcached.wire.messages import client as to_client

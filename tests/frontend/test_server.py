@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mmcached.frontend.flushes import FLUSH_TIMEOUT_S
-from mmcached.frontend.request_desk import MAX_RESENDS
+from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
+from mmcached.frontend.requests.request_desk import MAX_RESENDS
 from mmcached.frontend.server import warn_of_small_shm
 from mmcached.shm import ReaderRow
-from mmcached.shm.segment import Host
+from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
 from mmcached.wire.handle import Handle
@@ -50,7 +50,7 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
     run_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, has_engine: bool
 ) -> None:
     room = [0]
-    monkeypatch.setattr("mmcached.shm.ring.Host", lambda: Host(shm_free_bytes=lambda: room[0]))
+    monkeypatch.setattr("mmcached.shm.ring.ring.Host", lambda: Host(shm_free_bytes=lambda: room[0]))
     config = msgspec.structs.replace(CONFIG, store_gb=1 / 1024)
     with Bench(run_dir, config, clock) as bench:
         client = bench.connect_client(has_row=False)

@@ -13,10 +13,10 @@ import pytest
 LIGHT = [
     "mmcached.cache",
     "mmcached.cli",
-    "mmcached.cli.supervisor",
+    "mmcached.cli.serve.supervisor",
     "mmcached.client",
     "mmcached.engine",
-    "mmcached.engine.server",
+    "mmcached.engine.server.server",
     "mmcached.shm",
     "mmcached.wire",
 ]

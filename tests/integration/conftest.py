@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.wire.config import ServiceConfig
 from tests.integration.processes import small_config
 

@@ -10,9 +10,9 @@ import os
 import signal
 
 from mmcached.cli import main
-from mmcached.wire.death import arm_from_environment
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.worker.runner import ModelRunner
+from mmcached.wire.process.death import arm_from_environment
+from mmcached.worker.steps.runner import ModelRunner
 
 POISON = "KILL"
 _POISON_IDS = list(POISON.encode())

@@ -9,9 +9,9 @@ from typing import Any
 from unittest import mock
 
 from mmcached.cli import main
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.death import arm_from_environment
+from mmcached.wire.process.death import arm_from_environment
 
 MODULE = "tests.integration.faulty_service"
 LYING_WORKER = "tests.integration.lying_worker"

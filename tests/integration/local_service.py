@@ -17,15 +17,15 @@ from typing import Self
 import torch
 import zmq
 
-from mmcached.cli.probe import probe
-from mmcached.engine.server import EngineServer
+from mmcached.cli.watch.probe import probe
+from mmcached.engine.server.server import EngineServer
 from mmcached.frontend.server import Frontend
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.engine import WorkerHello
 from mmcached.wire.paths import RunDir
-from mmcached.worker.runner import ModelRunner
 from mmcached.worker.server import WorkerServer
+from mmcached.worker.steps.runner import ModelRunner
 from tests.integration.processes import DEADLINE_S
 
 POLL_S = 0.01

@@ -12,8 +12,8 @@ from typing import Self
 
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.death import environment_for_children
 from mmcached.wire.paths import RunDir
+from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.stats import ServiceStats
 from tests.integration.processes import DEADLINE_S, eventually
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from mmcached.cli import main
-from mmcached.wire.death import arm_from_environment
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.worker.decoder import CausalDecoder
-from mmcached.worker.runner import ModelRunner
+from mmcached.wire.process.death import arm_from_environment
+from mmcached.worker.model.decoder import CausalDecoder
+from mmcached.worker.steps.runner import ModelRunner
 
 LIES_AT = 50
 LIAR = 0

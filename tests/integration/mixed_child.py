@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 
 from mmcached.client import AsyncClient, Generation
-from mmcached.client.conversation import expect
 from mmcached.client.image_files import read_images
-from mmcached.wire.death import arm_from_environment
+from mmcached.client.links.conversation import expect
 from mmcached.wire.errors import CacheMiss, DeadlineExceeded
 from mmcached.wire.messages.client import Encoded
+from mmcached.wire.process.death import arm_from_environment
 from tests.integration.sidecar_child import record_of, say
 
 NUM_KEYS = 40

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmcached.client import Client
-from mmcached.wire.death import arm_from_environment
+from mmcached.wire.process.death import arm_from_environment
 
 NUM_KEYS = 40
 MAX_NUMBERS = 100_000

@@ -14,9 +14,8 @@ import pytest
 import zmq
 from PIL import Image
 
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
-from mmcached.wire.channels import DealerChannel, decode_frames, encode_frames, make_decoder
 from mmcached.wire.errors import (
     CorruptImage,
     EmptyImage,
@@ -28,6 +27,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.messages.client import Failed, ToClient
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import DealerChannel, decode_frames, encode_frames, make_decoder
 from mmcached.wire.version import PROTOCOL_VERSION
 from tests.integration.processes import DEADLINE_S
 

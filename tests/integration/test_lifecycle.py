@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from tests.integration.processes import (
@@ -32,7 +32,7 @@ NUM_REQUESTS = 16
 
 VANISHING_CLIENT = """
 import asyncio, sys
-from mmcached.cli.probe import tiny_png
+from mmcached.cli.watch.probe import tiny_png
 from mmcached.client import AsyncClient
 
 async def ask():

@@ -24,11 +24,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmcached.cli.child_service import ChildService
 from mmcached.cli.demo.run import all_caches_off
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.death import environment_for_children
+from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.stats import ServiceStats
 from tests.integration.local_service import LocalService
 from tests.integration.mixed_child import Question, digest_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from tests.integration.processes import stats_of
 from tests.integration.test_bit_identical import MODES, base, uncached
 from tests.integration.workloads import assert_same, play, random_rounds

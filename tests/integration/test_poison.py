@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.wire.errors import PoisonousRequest
 from tests.integration.deadly_worker import POISON

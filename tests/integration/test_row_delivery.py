@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmcached.cli.child_service import ChildService
 from mmcached.cli.demo.run import all_caches_off
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.client.results import Piece
 from mmcached.wire.config import ModelConfig, ServiceConfig

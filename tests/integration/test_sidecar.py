@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from mmcached.client import Client
-from mmcached.wire.death import environment_for_children
 from mmcached.wire.errors import MmcachedError
+from mmcached.wire.process.death import environment_for_children
 from tests.integration import sidecar_child
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import DEADLINE_S, eventually, small_config

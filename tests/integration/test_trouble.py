@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mmcached.cli.child_service import ChildService
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.limits import LimitsConfig

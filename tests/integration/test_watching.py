@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mmcached.cli.child_service import ChildService
-from mmcached.cli.probe import tiny_png
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.cli.watch.probe import tiny_png
 from mmcached.client import Client, Generation
 from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 

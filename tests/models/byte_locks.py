@@ -1,4 +1,4 @@
-"""Byte locks without a kernel: who holds which byte of which control object, and what `mmcached.shm.locks` says of it.
+"""Byte locks without a kernel: who holds which byte of which control object, and what `shm.files.locks` says of it.
 
 `ByteLocks` answers like that module, with a `Description` where the product has a file descriptor; `modelled_locks`
 puts it in its place in those modules of the product that the model runs. A process that dies loses all of its locks in
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import cast
 from unittest import mock
 
-from mmcached.shm import locks, reader, writer_rows
+from mmcached.shm.files import locks
+from mmcached.shm.ring import reader, writer_rows
 
 Byte = tuple[int, int]
 """Epoch of the control object, byte in it."""
@@ -63,7 +64,7 @@ class Description:
 
 
 class ByteLocks:
-    """In place of the module `mmcached.shm.locks`."""
+    """In place of the module `mmcached.shm.files.locks`."""
 
     MAX_RANKS = locks.MAX_RANKS
     row_byte = staticmethod(locks.row_byte)

@@ -9,8 +9,8 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.shm.layout import ALIGNMENT, CHUNK_HEADER_BYTES, Layout
-from mmcached.shm.mapped import Control
+from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER_BYTES, Layout
+from mmcached.shm.segment.mapped import Control
 from tests.models.byte_locks import Description
 
 Words = npt.NDArray[np.uint64]

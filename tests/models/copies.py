@@ -11,15 +11,15 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mmcached.engine.leases import LeaseBook, _Held
-from mmcached.engine.worker_group import WorkerGroup, WorkerLink
-from mmcached.shm.allocator import RingAllocator, _Chunk
-from mmcached.shm.chunks import ChunkTable
-from mmcached.shm.leases import LeaseTable, _Row
-from mmcached.shm.mapped import Control
-from mmcached.shm.received import ReceivedLeases
-from mmcached.shm.row import ReaderRow
-from mmcached.shm.writer_rows import WriterRows
+from mmcached.engine.server.leases import LeaseBook, _Held
+from mmcached.engine.server.worker_group import WorkerGroup, WorkerLink
+from mmcached.shm.ring.allocator import RingAllocator, _Chunk
+from mmcached.shm.ring.chunks import ChunkTable
+from mmcached.shm.ring.leases import LeaseTable, _Row
+from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.shm.ring.row import ReaderRow
+from mmcached.shm.ring.writer_rows import WriterRows
+from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import Handle
 
 FIELDS: dict[type, set[str]] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mmcached.shm.allocator import Extent
-from mmcached.shm.layout import CHUNK_HEADER_BYTES
+from mmcached.shm.ring.allocator import Extent
+from mmcached.shm.segment.layout import CHUNK_HEADER_BYTES
 from mmcached.wire.handle import Handle
 from tests.models.control import UNIT
 

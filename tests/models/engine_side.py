@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 
-from mmcached.engine.leases import LeaseBook
-from mmcached.engine.worker_group import WorkerGroup
-from mmcached.shm.received import ReceivedLeases
-from mmcached.shm.row import ReaderRow
+from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.shm.ring.row import ReaderRow
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
 from tests.models.byte_locks import ByteLocks

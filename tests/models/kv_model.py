@@ -29,7 +29,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from mmcached.engine.request import Request
+from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import LocalProtocolError
 
 NULL = 0

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmcached.engine.leases import LeaseBook
-from mmcached.shm.leases import LeaseTable
-from mmcached.shm.received import ReceivedLeases
-from mmcached.shm.writer_rows import WriterRows
+from mmcached.engine.server.leases import LeaseBook
+from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.shm.ring.writer_rows import WriterRows
 from tests.models.byte_locks import ByteLocks
 from tests.models.engine_side import Engine
 from tests.models.explorer import Event

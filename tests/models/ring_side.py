@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec
 
 import numpy as np
 
-from mmcached.shm.chunks import ChunkTable
-from mmcached.shm.layout import CHUNK_HEADER_BYTES, Layout
-from mmcached.shm.leases import LeaseTable
-from mmcached.shm.writer_rows import WriterRows
+from mmcached.shm.ring.chunks import ChunkTable
+from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.writer_rows import WriterRows
+from mmcached.shm.segment.layout import CHUNK_HEADER_BYTES, Layout
 from mmcached.wire.errors import LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from tests.models.byte_locks import Description, LockTable

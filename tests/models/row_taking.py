@@ -2,8 +2,8 @@
 
     lock the byte exclusively --> write the nonce --> share the byte, lock the engine's own --> Hello
 
-The words and the byte locks that it touches are the product's; see `mmcached.shm.row` for why the order is this one. A
-test holds the two together.
+The words and the byte locks that it touches are the product's; see `mmcached.shm.ring.row` for why the order is this
+one. A test holds the two together.
 """
 
 from __future__ import annotations

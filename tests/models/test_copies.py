@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from mmcached.shm.allocator import _Chunk
+from mmcached.shm.ring.allocator import _Chunk
 from tests.models.byte_locks import modelled_locks
 from tests.models.copies import FIELDS, SLOTS
 from tests.models.lease_world import World

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mmcached.engine.kv.block_keys import LoraKey
-from mmcached.engine.request import Request
+from mmcached.engine.kv.hashing.block_keys import LoraKey
+from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import generate, image
 from tests.models import kv_model

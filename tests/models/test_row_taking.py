@@ -6,8 +6,8 @@ from unittest import mock
 
 import numpy as np
 
-from mmcached.shm import row as product
-from mmcached.shm.row import ReaderRow
+from mmcached.shm.ring import row as product
+from mmcached.shm.ring.row import ReaderRow
 from mmcached.wire.handle import RingAnnouncement
 from tests.models.byte_locks import ByteLocks, Description, LockTable
 from tests.models.control import UNIT, ModelControl, SmallLayout

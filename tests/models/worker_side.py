@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from mmcached.shm.reader import _lock_share
+from mmcached.shm.ring.reader import _lock_share
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import Attach

@@ -30,9 +30,9 @@ from mmcached.cache import (
     SenderInput,
     ShmItem,
 )
-from mmcached.engine.receiver_cache import Frames, MultiModalReceiverCache, ReceivedItem
-from mmcached.frontend.lru_sender_cache import MirroredItem, MultiModalProcessorSenderCache
-from mmcached.frontend.processor_only_cache import MultiModalProcessorOnlyCache
+from mmcached.engine.server.receiver_cache import Frames, MultiModalReceiverCache, ReceivedItem
+from mmcached.frontend.caches.lru_sender_cache import MirroredItem, MultiModalProcessorSenderCache
+from mmcached.frontend.caches.processor_only_cache import MultiModalProcessorOnlyCache
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
 from tests.house.drawing import examples

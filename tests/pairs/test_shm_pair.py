@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from mmcached.shm.leases import Barrier
+from mmcached.shm.ring.leases import Barrier
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.handle import Handle, LeaseId
 from tests.contracts import content

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from mmcached.client.results import Generation, RowRange
 from mmcached.client.token_stream import TokenStream
 from mmcached.engine import Request
-from mmcached.engine.answers import Answers
-from mmcached.engine.token_streams import TokenStreams as EngineStreams
-from mmcached.frontend.open_requests import OpenRequest
-from mmcached.frontend.token_streams import TokenStreams as FrontendStreams
-from mmcached.wire.channels import Frame, decode_frames, encode_frames, make_decoder
+from mmcached.engine.results.answers import Answers
+from mmcached.engine.results.token_streams import TokenStreams as EngineStreams
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.requests.token_streams import TokenStreams as FrontendStreams
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.messages.client import Generated, ToClient, Tokens
 from mmcached.wire.messages.frontend import FromEngine, Generate, TokensCommitted
 from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
 
 WINDOW = 4
 ROW_WINDOW = 16

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mmcached.shm import segment, sweep
+from mmcached.shm import sweep
+from mmcached.shm.segment import segment
 from tests.shm.chaos_board import Board, Count, Phase
 from tests.shm.chaos_mutants import Mutant
 

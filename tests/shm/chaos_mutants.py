@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from unittest import mock
 
 from mmcached.shm import RingReader, RingWriter
-from mmcached.shm.writer_rows import WriterRows
+from mmcached.shm.ring.writer_rows import WriterRows
 from mmcached.wire.handle import Handle
 from tests.shm.chaos_reader import ChaosReader, run_reader
 from tests.shm.chaos_roles import Role

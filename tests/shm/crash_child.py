@@ -19,8 +19,8 @@ import numpy as np
 
 from mmcached.shm import Host, ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.layout import Layout
-from mmcached.shm.segment import WriterSegment
+from mmcached.shm.segment.layout import Layout
+from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
 LAYOUT = Layout(data_bytes=1 << 14, num_slots=16, max_rows=3)

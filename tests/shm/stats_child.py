@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mmcached.shm.stats_page import StatsPageWriter
+from mmcached.shm.stats.page import StatsPageWriter
 from mmcached.wire.stats import EncoderCacheStats, EngineStats, KVCacheStats, RoleName
 
 

@@ -11,9 +11,10 @@ import sys
 import msgspec
 import pytest
 
-from mmcached.shm import Host, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, RowVoided, segment, sweep
+from mmcached.shm import Host, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, RowVoided, sweep
 from mmcached.shm.crash_points import LABELS, READER_LABELS, VARIABLE, WRITER_LABELS, Label, crash_point, parse
-from mmcached.shm.segment import WriterSegment
+from mmcached.shm.segment import segment
+from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.errors import ConfigError, LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 from tests.shm.crash_child import EPOCH, LAYOUT, record_of

@@ -24,12 +24,11 @@ from mmcached.shm import (
     RingWriter,
     RowStopped,
     RowVoided,
-    mapped,
-    segment,
     sweep,
 )
-from mmcached.shm.codec import EncodedRecord
-from mmcached.shm.layout import chunk_bytes
+from mmcached.shm.segment import mapped, segment
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.store.codec import EncodedRecord
 from mmcached.wire.errors import InvalidRequest, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.crash_child import record_of

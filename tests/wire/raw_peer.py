@@ -6,7 +6,7 @@ import socket
 from types import TracebackType
 from typing import Self
 
-from mmcached.wire.zmtp import COMMAND, GREETING, LONG, MORE
+from mmcached.wire.sockets.zmtp import COMMAND, GREETING, LONG, MORE
 
 DEADLINE_S = 20.0
 

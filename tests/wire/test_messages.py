@@ -7,8 +7,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from mmcached.wire.channels import decode_frames, encode_frames, make_decoder
 from mmcached.wire.handle import Handle, RingAnnouncement
+from mmcached.wire.sockets.channels import decode_frames, encode_frames, make_decoder
 from tests.wire.examples import ANNOUNCEMENT, EXAMPLES, RING_ID, UNIONS
 
 

@@ -11,7 +11,7 @@ import pytest
 from mmcached.wire import paths
 from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir, default_run_dir
-from mmcached.wire.unix_sockets import Listener, NamedListener
+from mmcached.wire.sockets.unix_sockets import Listener, NamedListener
 
 
 def test_default_is_a_place_of_this_user_s_own(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from mmcached.wire.channels import Frame
 from mmcached.wire.errors import MissingRows, RemoteProtocolError
 from mmcached.wire.messages.parts import Rows, Tensor
 from mmcached.wire.row_pieces import RowPieces
+from mmcached.wire.sockets.channels import Frame
 
 
 def put(pieces: RowPieces, first: int, *values: int) -> None:

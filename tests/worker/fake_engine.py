@@ -8,9 +8,9 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from mmcached.wire.channels import Frame, RouterChannel
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import Attach
+from mmcached.wire.sockets.channels import Frame, RouterChannel
 
 DEADLINE_S = 60.0
 MessageT = TypeVar("MessageT")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mmcached.wire.config import ModelConfig
 from mmcached.wire.vocabulary import END_TOKEN_ID, VOCABULARY_SIZE
-from mmcached.worker.arithmetic import draw
+from mmcached.worker.model.arithmetic import draw
 
 P = 4093
 IntArray = npt.NDArray[np.int64]

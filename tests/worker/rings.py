@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
-from mmcached.shm.codec import encode
-from mmcached.wire.channels import Frame
+from mmcached.shm.store.codec import encode
 from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.sockets.channels import Frame
 from mmcached.worker.payloads import PayloadReader
 from tests.worker.oracle import Image
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 import zmq
 
-from mmcached.wire.channels import DealerChannel
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, EncodeItem, Shutdown
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.worker.payloads import PayloadReader
-from mmcached.worker.runner import ModelRunner
 from mmcached.worker.server import ENGINE_GONE, WorkerServer, choose_device, main
+from mmcached.worker.steps.runner import ModelRunner
 from tests.shm.processes import wait_until
 from tests.worker.fake_engine import DEADLINE_S, FakeEngine
 from tests.worker.oracle import Oracle, random_image

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmcached.engine import Request, Scheduler
-from mmcached.engine.step import ScheduledStep
-from mmcached.engine.worker_check import check_encoder_caches
+from mmcached.engine.encoder.worker_check import check_encoder_caches
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.config import ServiceConfig
 from tests.world.rank import Rank
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmcached.engine import Request
-from mmcached.wire.channels import Frame
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.parts import Feature, Inline, Rows, RowsWanted, Tensor
 from mmcached.wire.row_pieces import RowPieces
+from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 from tests.worker.oracle import Image, IntArray, random_image
 from tests.worker.rings import inline_frames

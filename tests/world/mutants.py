@@ -12,25 +12,25 @@ import pytest
 import torch
 
 from mmcached.engine import Request, Scheduler
-from mmcached.engine.answers import Answers
-from mmcached.engine.encoder_cache_manager import EncoderCacheManager
-from mmcached.engine.freed_keys import FreedKeys
-from mmcached.engine.kept_rows import KeptRows
-from mmcached.engine.kv import block_hash
+from mmcached.engine.encoder.encoder_cache_manager import EncoderCacheManager
+from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.hidden_states.kept_rows import KeptRows
+from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
+from mmcached.engine.hidden_states.prefix_residents import Residents
+from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.kv.hashing import block_hash
 from mmcached.engine.kv.manager import KVCacheManager
-from mmcached.engine.listed_rows import ListedRows, Report
-from mmcached.engine.prefix_residents import Residents
-from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
-from mmcached.engine.step import ScheduledStep
-from mmcached.engine.suspects import Suspects
-from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.results.answers import Answers
+from mmcached.engine.scheduling.step import ScheduledStep
+from mmcached.engine.scheduling.suspects import Suspects
+from mmcached.engine.steps.freed_keys import FreedKeys
 from mmcached.wire.errors import LocalProtocolError, MissingRows, PoisonousRequest
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.worker import prefix_rows
-from mmcached.worker.prefix_rows import PrefixRows
 from mmcached.worker.prefix_store import Refusal, RowChunk, RowsRead, TensorPrefixStore
 from mmcached.worker.prefix_store.transfer import HostTransfer
-from mmcached.worker.step_result import StepResult
+from mmcached.worker.steps import prefix_rows
+from mmcached.worker.steps.prefix_rows import PrefixRows
+from mmcached.worker.steps.step_result import StepResult
 from tests.worker.prefix_store.delayed_transfer import DelayedTransfer
 
 Patch = pytest.MonkeyPatch

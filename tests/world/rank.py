@@ -17,18 +17,18 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import torch
 
-from mmcached.wire.channels import Frame, make_decoder
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput
 from mmcached.wire.messages.worker import FromEngineToWorker, RunChunk, StepPlan
-from mmcached.worker.model import ReferenceModel
+from mmcached.wire.sockets.channels import Frame, make_decoder
+from mmcached.worker.model.model import ReferenceModel
 from mmcached.worker.payloads import PayloadReader
-from mmcached.worker.prefix_rows import PrefixRows
 from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
 from mmcached.worker.prefix_store.transfer import transfer_for
-from mmcached.worker.runner import ModelRunner
-from mmcached.worker.step_result import StepResult
+from mmcached.worker.steps.prefix_rows import PrefixRows
+from mmcached.worker.steps.runner import ModelRunner
+from mmcached.worker.steps.step_result import StepResult
 from tests.worker.prefix_store.delayed_transfer import delayed
 from tests.world.knobs import Knobs
 from tests.world.plainly import model_in

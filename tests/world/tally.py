@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 
 from mmcached.engine import Request
-from mmcached.engine.kept_rows import KeptRows
-from mmcached.engine.step import ScheduledStep
+from mmcached.engine.hidden_states.kept_rows import KeptRows
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.messages.engine import StepOutput
 from tests.world.rank import Rank
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmcached.engine import Scheduler
-from mmcached.engine.answers import Answers
-from mmcached.engine.item_frames import ItemFrames
-from mmcached.engine.plan import build_plan
-from mmcached.engine.step import ScheduledStep
-from mmcached.engine.step_results import StepResults
-from mmcached.wire.channels import Frame
+from mmcached.engine.results.answers import Answers
+from mmcached.engine.scheduling.step import ScheduledStep
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.plan import build_plan
+from mmcached.engine.server.step_results import StepResults
 from mmcached.wire.errors import InvalidRequest, PoisonousRequest, error_from_wire
 from mmcached.wire.messages.engine import StepOutput
 from mmcached.wire.messages.worker import StepPlan
+from mmcached.wire.sockets.channels import Frame
 from mmcached.worker.prefix_store import RowSpan, TensorPrefixStore
 from tests.world.audit import Audit
 from tests.world.clients import Arrivals, Client, last_client

@@ -1,28 +1,36 @@
-"""P1, the process that books: which requests run, with which blocks and encoder outputs, and what is not computed anew.
+"""The engine process (P1) plans each step, keeps the account of all cached content, and runs nothing itself.
 
-The books (scheduler, KV cache manager, encoder cache managers) are sans I/O; the server puts sockets around them.
+    server/          the process: its frontend, its workers, the step in flight
+    scheduling/      which requests take part in the next step
+    encoder/         encoder budgets, and which encoder outputs the workers hold
+    hidden_states/   which rows of prefixes rank 0 holds
+    kv/              KV blocks, their hashes, the longest cached prefix
+    results/         answers and token streams, as steps commit
+    steps/           a request, and the order in which steps begin and commit
+
+Scheduler, KV cache manager and encoder cache managers are sans I/O; `server` puts sockets around them.
 """
 
-from mmcached.engine.encoder_budget import (
+from mmcached.engine.encoder.encoder_budget import (
     EncoderBudget,
     ServiceModalities,
     compute_encoder_budget,
     make_encoder_cache_manager,
     service_encoder_budget,
 )
-from mmcached.engine.encoder_bytes import EmbeddingRow, EncoderBytes
-from mmcached.engine.encoder_cache_book import EncoderCacheBook
-from mmcached.engine.encoder_cache_manager import EncoderCacheManager
-from mmcached.engine.kv.block_keys import LoraKey
+from mmcached.engine.encoder.encoder_bytes import EmbeddingRow, EncoderBytes
+from mmcached.engine.encoder.encoder_cache_book import EncoderCacheBook
+from mmcached.engine.encoder.encoder_cache_manager import EncoderCacheManager
+from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from mmcached.engine.kv.hashing.block_keys import LoraKey
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.kv.stats import PrefixCacheStats
-from mmcached.engine.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
-from mmcached.engine.request import Request, RequestStatus
-from mmcached.engine.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
-from mmcached.engine.shared_encoder_cache_manager import SharedEncoderCacheManager
-from mmcached.engine.tensor_prefix_index import TensorPrefixIndex
+from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
+from mmcached.engine.server.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
+from mmcached.engine.steps.request import Request, RequestStatus
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.messages.parts import Feature
 

@@ -1,4 +1,15 @@
-"""The `mmcached` command: `serve`, its roles, and the demo. Only the worker role and the demo's proof import torch."""
+"""The `mmcached` command line.
+
+    app.py     parses arguments, then hands over
+    serve/     the supervisor and the roles that it starts
+    watch/     status, readiness, metrics, and the pages that show them over HTTP
+    admin/     verbs that look at a running service and end it
+    config/    settings from flags, environment, file and defaults
+    logs/      one form for every log line
+    demo/      `mmcached demo`
+
+Only the worker role and the demo's proof import torch.
+"""
 
 
 def main() -> None:

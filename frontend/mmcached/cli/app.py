@@ -15,13 +15,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mmcached.cli import config_show, verbs
-from mmcached.cli.config_show import TAKES_SETTINGS, ConfigOption, load
+from mmcached.cli.admin import verbs
+from mmcached.cli.config import show as config_show
+from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.descriptors import raise_descriptor_limit
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import RunDir, default_run_dir
-from mmcached.wire.signals import StopFlag
+from mmcached.wire.process.descriptors import raise_descriptor_limit
+from mmcached.wire.process.signals import StopFlag
 
 app = typer.Typer(
     name="mmcached",
@@ -62,9 +63,9 @@ def serve(
 ) -> None:
     """Start the service: frontend, engine and workers. Prints one line when ready; SIGTERM drains."""
     stop = StopFlag()  # before what takes long
-    from mmcached.cli.logs import set_up_logging
-    from mmcached.cli.shm_room import fitted
-    from mmcached.cli.supervisor import Supervisor
+    from mmcached.cli.logs.lines import set_up_logging
+    from mmcached.cli.serve.shm_room import fitted
+    from mmcached.cli.serve.supervisor import Supervisor
 
     loaded = load(context, config, _as_arguments(workers, device))
     chosen, note = fitted(loaded.config, loaded.origins)
@@ -162,7 +163,7 @@ def _run_role(role: str, arguments: Sequence[str]) -> int:
         _set_up_role_logging("frontend", given.run_dir)
         return frontend.main(given.run_dir)
     if role == "engine":
-        from mmcached.engine import server as engine
+        from mmcached.engine.server import server as engine
 
         _set_up_role_logging(f"engine {given.index}", given.run_dir)
         return engine.main(given.run_dir, given.index)
@@ -173,7 +174,7 @@ def _run_role(role: str, arguments: Sequence[str]) -> int:
 
 
 def _set_up_role_logging(role: str, run_dir: Path) -> None:
-    from mmcached.cli.logs import set_up_logging
+    from mmcached.cli.logs.lines import set_up_logging
 
     set_up_logging(role, ServiceConfig.load(RunDir(run_dir).config))
 

@@ -1,15 +1,22 @@
 """What a host program imports to use the service: `Client` for threads, `AsyncClient` for asyncio.
 
+    synchronous, asynchronous   the two clients
+    arguments, image_files      checks of what a caller passes
+    results, token_stream       what a caller gets
+    store/                      the verbs of the store, without sockets
+    links/                      the sockets of both clients, and what a fork lets go of
+    kv_events/                  changes of an engine's prefix cache, for routers
+
 Importing it does not import torch; a call that returns tensors does. `importlib.metadata.version("mmcached")` is the
 version: `mmcached` itself is a namespace that several folders share.
 """
 
 from mmcached.client.asynchronous import AsyncClient
-from mmcached.client.fail_open import StoreCounters
-from mmcached.client.hits import Hit
 from mmcached.client.image_files import ImageLike
-from mmcached.client.kv_events import KVEventSubscriber
+from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.client.results import Generation, RowRange
+from mmcached.client.store.fail_open import StoreCounters
+from mmcached.client.store.hits import Hit
 from mmcached.client.synchronous import Client
 from mmcached.wire.errors import (
     CacheMiss,

@@ -10,23 +10,23 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from mmcached.client import forks
 from mmcached.client.arguments import check_function, checked_image_ids, checked_key, checked_keys, run_dir_of
-from mmcached.client.async_link import AsyncLink
-from mmcached.client.conversation import STREAM_WINDOW, Ask, Conversation, Options, expect
-from mmcached.client.fail_open import FailOpen, StoreCounters
-from mmcached.client.hits import Hit, Reading
 from mmcached.client.image_files import ImageLike, read_images
+from mmcached.client.links import forks
+from mmcached.client.links.async_link import AsyncLink
+from mmcached.client.links.conversation import STREAM_WINDOW, Ask, Conversation, Options, expect
+from mmcached.client.links.shared_socket import Received
 from mmcached.client.results import Generation, Piece, embeddings_from, generation_from
-from mmcached.client.shared_socket import Received
-from mmcached.client.store_verbs import StoreVerbs
-from mmcached.client.verb_steps import Compute, Exchange, Greet, Step, Verb, drive_async
-from mmcached.shm.codec import Library, Record
-from mmcached.wire.channels import Frame
+from mmcached.client.store.fail_open import FailOpen, StoreCounters
+from mmcached.client.store.hits import Hit, Reading
+from mmcached.client.store.steps import Compute, Exchange, Greet, Step, Verb, drive_async
+from mmcached.client.store.verbs import StoreVerbs
+from mmcached.shm.store.codec import Library, Record
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.messages.parts import RowsWanted
+from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import ServiceStats
 
 if TYPE_CHECKING:

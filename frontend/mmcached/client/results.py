@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mmcached.wire.channels import Frame
 from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Generated
 from mmcached.wire.messages.parts import Rows, Tensor
+from mmcached.wire.sockets.channels import Frame
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mmcached.client import forks
 from mmcached.client.arguments import (
     check_function,
     checked_image_ids,
@@ -18,14 +17,15 @@ from mmcached.client.arguments import (
     checked_keys,
     run_dir_of,
 )
-from mmcached.client.conversation import STREAM_WINDOW, Options, expect
-from mmcached.client.fail_open import FailOpen, StoreCounters
-from mmcached.client.hits import Hit, Reading
 from mmcached.client.image_files import ImageLike, read_images
-from mmcached.client.incarnation import Incarnation
+from mmcached.client.links import forks
+from mmcached.client.links.conversation import STREAM_WINDOW, Options, expect
+from mmcached.client.links.incarnation import Incarnation
+from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.results import Generation, Piece, embeddings_from, generation_from
-from mmcached.client.uninterrupted import uninterrupted
-from mmcached.shm.codec import Library, Record
+from mmcached.client.store.fail_open import FailOpen, StoreCounters
+from mmcached.client.store.hits import Hit, Reading
+from mmcached.shm.store.codec import Library, Record
 from mmcached.wire.errors import MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.messages.parts import RowsWanted

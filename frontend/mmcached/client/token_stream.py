@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from mmcached.client.conversation import expect
+from mmcached.client.links.conversation import expect
 from mmcached.client.results import Piece, RowRange, generation_from, row_range_from
-from mmcached.wire.channels import Frame
 from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Generated, StreamedRows, StreamedTokens, ToClient
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
 from mmcached.wire.messages.parts import Rows
 from mmcached.wire.row_pieces import RowPieces
+from mmcached.wire.sockets.channels import Frame
 
 News = tuple[ToClient | StreamedRows | StreamedTokens, Sequence[Frame]]
 """Something that is for one call or stream, and the frames that came with it."""

@@ -1,25 +1,22 @@
-"""P0: what happens to a request before an engine sees it, and the one process per host in which it happens.
+"""The frontend process (P0) answers clients, prepares their requests for the engines, and owns the rings.
 
-    hasher                content keys, from the encoded bytes
-    decoder_pool          files to scaled pixels, in processes; or a typed error
-    processor             pixels to patches
-    prompt                text to tokens, markers to placeholders
-    sender_cache          processed items in the ring                       mode shm
-    lru_sender_cache      the mirror of what the engine holds               mode lru
-    processor_only_cache  processed items, here                             mode processor_only
-    factories, routes     which cache a configuration asks for, and how an item then travels
-    engine_gate           the engines: attaching, leases, deaths
-    server                the process: clients on one side, engines on the other
+    server.py      the loop of the process
+    connections/   sockets, and which client sits on which connection
+    requests/      a generation or an embedding, from question to answer
+    engines/       the engines: attaching, leases, probes, flushes
+    caches/        processor caches, one for each mode, and how items travel
+    processing/    hashing, decoding in processes, patches, prompts
+    store/         records that clients put and get
 
 Imports no torch.
 """
 
-from mmcached.frontend.factories import processor_cache_from_config, processor_only_cache_from_config
-from mmcached.frontend.hasher import MultiModalHasher
-from mmcached.frontend.lru_sender_cache import MultiModalProcessorSenderCache
-from mmcached.frontend.processor import ImageProcessor
-from mmcached.frontend.processor_only_cache import MultiModalProcessorOnlyCache
-from mmcached.frontend.sender_cache import ShmObjectStoreSenderCache
+from mmcached.frontend.caches.factories import processor_cache_from_config, processor_only_cache_from_config
+from mmcached.frontend.caches.lru_sender_cache import MultiModalProcessorSenderCache
+from mmcached.frontend.caches.processor_only_cache import MultiModalProcessorOnlyCache
+from mmcached.frontend.caches.sender_cache import ShmObjectStoreSenderCache
+from mmcached.frontend.processing.hasher import MultiModalHasher
+from mmcached.frontend.processing.processor import ImageProcessor
 
 __all__ = [
     "ImageProcessor",

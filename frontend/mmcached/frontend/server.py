@@ -29,26 +29,25 @@ from typing import Self, assert_never
 
 import structlog
 
-from mmcached.frontend.askers import Asker
-from mmcached.frontend.engine_gate import EngineGate
-from mmcached.frontend.engine_links import EngineLink
-from mmcached.frontend.factories import processor_cache_from_config
-from mmcached.frontend.flushes import Flushes
-from mmcached.frontend.listening import listen_for_clients, listen_for_engines
-from mmcached.frontend.preparing import Preparing
-from mmcached.frontend.probes import Probes
-from mmcached.frontend.processing import Processing
-from mmcached.frontend.request_desk import RequestDesk
-from mmcached.frontend.retried_ring import RetriedRing
-from mmcached.frontend.routes import route_for
-from mmcached.frontend.seats import Seats
-from mmcached.frontend.statistics import StatsCollector
-from mmcached.frontend.store_desk import StoreDesk
+from mmcached.frontend.caches.factories import processor_cache_from_config
+from mmcached.frontend.caches.routes import route_for
+from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines
+from mmcached.frontend.connections.seats import Seats
+from mmcached.frontend.engines.askers import Asker
+from mmcached.frontend.engines.engine_gate import EngineGate
+from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.engines.flushes import Flushes
+from mmcached.frontend.engines.probes import Probes
+from mmcached.frontend.engines.statistics import StatsCollector
+from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.requests.preparing import Preparing
+from mmcached.frontend.requests.request_desk import RequestDesk
+from mmcached.frontend.store.retried_ring import RetriedRing
+from mmcached.frontend.store.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
-from mmcached.shm.lock_file import is_held, remove_if_free
-from mmcached.shm.mapped import SHM_DIR
-from mmcached.shm.stats_publisher import StatsPublisher
-from mmcached.wire.channels import Frame
+from mmcached.shm.files.lock_file import is_held, remove_if_free
+from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ChannelFull,
@@ -64,9 +63,10 @@ from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
-from mmcached.wire.signals import StopFlag
+from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import FrontendStats, RingStats, RoleName, ServiceStats, extend
-from mmcached.wire.turns import Guard, TurnShare
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 log = structlog.get_logger("mmcached.frontend")

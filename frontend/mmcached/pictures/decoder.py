@@ -6,7 +6,7 @@ It lives as long as its frontend: it ends when the socket is closed, and is kill
 threads, opens no path that a file names, and keeps nothing of a file when it is done.
 """
 
-from mmcached.wire.death import arm_from_environment
+from mmcached.wire.process.death import arm_from_environment
 
 if __name__ == "__main__":
     # Before any heavy import: a parent killed while its child still imports must not leave an orphan.

@@ -8,6 +8,7 @@
     kinds     which kind of cache a configuration asks for
     request_lru    the move that P0 and P1 make alike
     query_counter  what a cache of P0 was asked
+    store_keys     the name of a tenant's record in the store
     base      the contract of all caches, both sides
 
 Knows nothing of sockets, or of how a ring works; imports neither numpy nor torch.

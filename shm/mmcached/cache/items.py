@@ -4,7 +4,7 @@
     MultiModalKwargsItem    field name -> MultiModalFieldElem(data, field)           one image
     record                  field name -> data                                       the same, as it travels
 
-A record is what `mmcached.shm.codec` encodes. It says nothing of fields, because there is one kind: all are batched.
+A record is what `mmcached.shm.store.codec` encodes. It has no word for a field: there is one kind, all are batched.
 
 Knows nothing of caches, prompts as text, or models.
 """

@@ -1,21 +1,26 @@
 """Bytes that two processes share: one writer, many readers, tensors read in place, no lock in any path.
 
-    writer (P0)      RingWriter: claim, fill, commit, grant        ObjectStoreWriter: records under keys
-    engine           ReaderRow: one incarnation, gives back        — the only writer of its row
-    worker           RingReader: read-only mapping, views          ObjectStoreReader: records out of handles
+writer (P0)      RingWriter: claim, fill, commit, grant        ObjectStoreWriter: records under keys
+engine           ReaderRow: one incarnation, gives back        — the only writer of its row
+worker           RingReader: read-only mapping, views          ObjectStoreReader: records out of handles
 
-`layout` draws the two shared-memory objects and says what is valid; `sweep` removes what killed services have left.
+ring/       chunks, leases and their two ends
+segment/    the two shared-memory objects of a ring: layout, creation, mapping, removal
+store/      records as bytes, under keys
+stats/      the stats page, on which every role writes its figures
+files/      locks that die with their holder, files that nobody can swap
+crash_points.py   instants at which a test lets this process die
 """
 
-from mmcached.shm.codec import EncodedRecord, decode, decode_frames, encode
-from mmcached.shm.object_store import ObjectStoreReader, ObjectStoreWriter
-from mmcached.shm.reader import RingReader
-from mmcached.shm.ring import Claim, RingWriter
-from mmcached.shm.row import ReaderRow
-from mmcached.shm.segment import Host
-from mmcached.shm.sweep import sweep
-from mmcached.shm.words import WORD_STORE_NAME
-from mmcached.shm.writer_rows import RowStopped, RowVoided
+from mmcached.shm.ring.reader import RingReader
+from mmcached.shm.ring.ring import Claim, RingWriter
+from mmcached.shm.ring.row import ReaderRow
+from mmcached.shm.ring.writer_rows import RowStopped, RowVoided
+from mmcached.shm.segment.segment import Host
+from mmcached.shm.segment.sweep import sweep
+from mmcached.shm.segment.words import WORD_STORE_NAME
+from mmcached.shm.store.codec import EncodedRecord, decode, decode_frames, encode
+from mmcached.shm.store.object_store import ObjectStoreReader, ObjectStoreWriter
 
 __all__ = [
     "WORD_STORE_NAME",

@@ -1,6 +1,15 @@
-"""Words that two processes share: messages, channels, errors, configuration, names of bytes in a ring.
+"""Words that two processes share. Knows nothing of tensors, caches or shared memory; imports neither torch nor numpy.
 
-Knows nothing of tensors, caches or shared memory; imports neither torch nor numpy.
+messages/    everything that one process can say to another
+sockets/     typed messages over ZeroMQ, and the listener that many clients share
+process/     what every role does at its start, at its end and in its loop
+config       the one configuration of a service                 limits: what peers may ask of it
+errors       every error that travels
+handle       names of bytes in a ring
+paths        the run directory
+stats        what each part counts
+row_pieces   rows of a generation that come in pieces
+version, vocabulary   numbers on which both sides must agree
 """
 
 from mmcached.wire.config import ModelConfig, ServiceConfig

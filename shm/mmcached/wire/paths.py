@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmcached.wire.errors import ConfigError, ServiceUnavailable
-from mmcached.wire.unix_sockets import listener_at
+from mmcached.wire.sockets.unix_sockets import listener_at
 
 MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_NAME = "workers-999.sock"

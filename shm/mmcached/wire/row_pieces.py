@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.wire.channels import Frame
 from mmcached.wire.errors import MissingRows, RemoteProtocolError
 from mmcached.wire.messages.parts import Rows, Tensor
+from mmcached.wire.sockets.channels import Frame
 
 
 class RowPieces:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmcached.engine import KVCacheBlocks, Request, RequestStatus
-from mmcached.engine.kv.block_keys import LoraKey
+from mmcached.engine.kv.hashing.block_keys import LoraKey
 from mmcached.wire.errors import LocalProtocolError
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.engine.builders import generate, image

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
-from mmcached.engine.kv.published import Watch
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
+from mmcached.engine.kv.pool.published import Watch
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 from tests.engine.kv.naive_pool import NaivePool
 from tests.house.drawing import examples

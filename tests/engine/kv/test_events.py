@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmcached.engine import KVCacheManager, Request
-from mmcached.engine.kv.block_hash import DIGEST_BYTES, SHA256
-from mmcached.engine.kv.block_keys import LoraKey
 from mmcached.engine.kv.events import PublishedLog
+from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, SHA256
+from mmcached.engine.kv.hashing.block_keys import LoraKey
 from mmcached.wire.messages.kv_events import (
     AllBlocksCleared,
     BlockRemoved,

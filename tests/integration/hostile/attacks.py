@@ -27,10 +27,10 @@ import numpy as np
 import zmq
 
 from mmcached.client import Client
-from mmcached.wire.channels import encode_frames
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import encode_frames
 from tests.integration.hostile import files
 from tests.wire.examples import EXAMPLES
 from tests.wire.raw_peer import RawPeer, frame, head
@@ -274,7 +274,7 @@ def long_prompts(run_dir: RunDir, rng: random.Random) -> None:
 
 def long_heads(run_dir: RunDir, rng: random.Random) -> None:
     """Put records whose heads are lists of millions."""
-    from mmcached.shm.record_head import PREAMBLE
+    from mmcached.shm.store.record_head import PREAMBLE
 
     header = bytes(msgpack.packb([{"a": [None] * 4_000_000}, []]))
     head = PREAMBLE.pack(b"MMREC\0\0\1", len(header), 0) + header

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from mmcached.cli.child_service import ChildService
 from mmcached.cli.demo.run import all_caches_off
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.death import environment_for_children
+from mmcached.wire.process.death import environment_for_children
 from tests.integration.hostile.attacks import ATTACKS
 from tests.integration.hostile.burden import MIB, Burden, sample
 from tests.integration.hostile.honest import MAX_TOKENS, PROMPTS, HonestClient, Record

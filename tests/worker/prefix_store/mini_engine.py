@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 
 from mmcached.engine import KVCacheConfig, KVCacheManager, Request, RequestStatus
+from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.engine.kv.blocks import KVCacheBlocks
-from mmcached.engine.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.wire.messages.parts import RowsWanted
 from mmcached.worker.prefix_store import RowChunk, RowSpan, TensorPrefixStore
 from tests.worker.prefix_store.journeys import DIRECT, Journey

@@ -1,17 +1,15 @@
-"""P1 on a device: encodes items once, keeps what it made, and runs the reference model as its engine plans.
+"""The worker process (P1, one per device) encodes items once, keeps the outputs, and executes the engine's plans.
 
-    server            the process: attaches, executes plans, answers
-    attachment        its share of the engine's row
-    runner            one plan: read items, encode, run chunks, build the output        step_result
-    payloads          an item of a plan -> its record, in place in the ring or from message frames
-    read_ledger       which leases are still read
-    prefix_rows       what a plan says of rows, done with the store
-    encoder_cache     content key -> encoder output
-    prefix_store      per-token outputs by content
-    omni              the same by KV slot, for engines that know nothing else
-    kv_pool           keys and values by KV slot
-    model             the reference model                   encoder, decoder, batch, arithmetic, bounds
-    receiver          the receiver cache for programs without the service
+    server.py          the process: attaches, executes plans, answers
+    attachment.py      its share of the engine's row of the ring
+    payloads.py        the record of an item that a plan names, in place in the ring or from message frames
+    encoder_cache.py   content key -> encoder output
+    steps/             one plan: read, encode, run, answer
+    model/             the reference model, in exact integers
+    prefix_store/      hidden states by content
+    omni/              hidden states by KV slot
+    receiver.py        the receiver cache for programs without the service       taken_leases.py
+    integers.py        checks of numbers that callers hand in
 
 Imports torch. Knows nothing of scheduling: a plan is complete, and a worker remembers no requests.
 """

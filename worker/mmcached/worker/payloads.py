@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from mmcached.shm import ObjectStoreReader
-from mmcached.shm.codec import decode_frames
-from mmcached.wire.channels import Frame
+from mmcached.shm.store.codec import decode_frames
 from mmcached.wire.errors import CacheMiss, InvalidRequest, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
+from mmcached.wire.sockets.channels import Frame
 
 Record = Mapping[str, Any]
 

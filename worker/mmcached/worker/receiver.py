@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from mmcached.cache import BaseMultiModalReceiverCache, MultiModalKwargsItem, ReceiverInput
 from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
-from mmcached.shm.leases import Barrier
+from mmcached.shm.ring.leases import Barrier
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement

@@ -33,8 +33,7 @@ from pathlib import Path
 import torch
 import zmq
 
-from mmcached.shm.stats_publisher import StatsPublisher
-from mmcached.wire.channels import DealerChannel, Frame
+from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError, DeadlineExceeded, MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello, WorkerProbed
@@ -48,10 +47,11 @@ from mmcached.wire.messages.worker import (
     WorkerRefused,
 )
 from mmcached.wire.paths import RunDir
-from mmcached.wire.signals import StopFlag
+from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.sockets.channels import DealerChannel, Frame
 from mmcached.wire.stats import RoleName
 from mmcached.worker.attachment import Attachment
-from mmcached.worker.runner import ModelRunner
+from mmcached.worker.steps.runner import ModelRunner
 
 POLL_S = 0.1
 HELLO_S = 0.5

@@ -1,7 +1,7 @@
 """The leases that a receiver of the library has taken: each is read once, whatever order they come in.
 
 In the library items of several requests may overtake each other, unlike in the service, where one queue orders them
-(see `mmcached.shm.received`).
+(see `mmcached.shm.ring.received`).
 
     taken     1 2 3 . 5 6 . . 9       up to 3: `_all_up_to`; 5, 6, 9: `_beyond`
 

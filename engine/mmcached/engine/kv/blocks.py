@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.groups.group import DIGEST_TAG_BYTES
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.wire.errors import LocalProtocolError
 
 Origin = tuple[int, int, int]

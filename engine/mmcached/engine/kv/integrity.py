@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.groups import Group
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.request_blocks import RequestBlocks
 from mmcached.engine.kv.steps import Steps
 from mmcached.wire.errors import InvariantError

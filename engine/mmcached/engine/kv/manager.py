@@ -31,22 +31,22 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mmcached.engine.kv.block_hash import block_hasher
-from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.kv.coordinator import make_coordinator
 from mmcached.engine.kv.events import PublishedLog
-from mmcached.engine.kv.eviction_policies import make_eviction_order
+from mmcached.engine.kv.hashing.block_hash import block_hasher
 from mmcached.engine.kv.integrity import check_integrity
-from mmcached.engine.kv.lookups import PrefixLookups
+from mmcached.engine.kv.lookup.coordinator import make_coordinator
+from mmcached.engine.kv.lookup.lookups import PrefixLookups
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
+from mmcached.engine.kv.pool.eviction_policies import make_eviction_order
 from mmcached.engine.kv.publisher import Publisher
 from mmcached.engine.kv.request_blocks import UNLIMITED
 from mmcached.engine.kv.slots import check_counts
 from mmcached.engine.kv.stats import AdmissionCounts, PrefixCacheStats
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.kv.tables import BlockTables
-from mmcached.engine.request import Request, RequestStatus
+from mmcached.engine.steps.request import Request, RequestStatus
 from mmcached.wire.errors import ConfigError, LocalProtocolError
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.stats import KVCacheStats

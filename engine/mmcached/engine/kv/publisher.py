@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mmcached.engine.kv.block_hash import BlockHasher
-from mmcached.engine.kv.block_pool import BlockPool
 from mmcached.engine.kv.events import PublishedLog
 from mmcached.engine.kv.groups import Group
+from mmcached.engine.kv.hashing.block_hash import BlockHasher
+from mmcached.engine.kv.pool.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import UNLIMITED, RequestBlocks
 from mmcached.engine.kv.steps import Reservation, Run, Steps
-from mmcached.engine.request import Request
+from mmcached.engine.steps.request import Request
 
 
 class Publisher:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmcached.engine.request import Request
+from mmcached.engine.steps.request import Request
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mmcached.engine.kv.block_pool import BlockPool
+from mmcached.engine.kv.pool.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import RequestBlocks
-from mmcached.engine.request import Request
-from mmcached.engine.step_queue import QueuedStep, StepQueue
+from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.step_queue import QueuedStep, StepQueue
 from mmcached.wire.errors import LocalProtocolError
 
 Run = tuple[int, int, int]

@@ -11,10 +11,10 @@ have moved on to where the request is.
 
 from __future__ import annotations
 
-from mmcached.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.groups import Group
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.request_blocks import UNLIMITED, RequestBlocks, num_missing
 from mmcached.engine.kv.steps import Steps
 from mmcached.wire.errors import LocalProtocolError

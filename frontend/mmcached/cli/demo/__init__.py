@@ -1,1 +1,7 @@
-"""The demonstration behind `mmcached demo`: real photographs, several users, all caches on and then off, one proof."""
+"""`mmcached demo`: real photographs, several users, all caches on and then off, one proof.
+
+run        starts both services and drives them
+workload   who asks what, and when
+photos     the photographs
+report     the tables
+"""

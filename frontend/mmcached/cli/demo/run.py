@@ -12,10 +12,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mmcached.cli.child_service import ChildService
 from mmcached.cli.demo.photos import load_photos
 from mmcached.cli.demo.report import Measured, differences, make_table, proof_line
 from mmcached.cli.demo.workload import Turn, conversations, num_requests, play
+from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
 

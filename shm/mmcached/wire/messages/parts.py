@@ -51,7 +51,7 @@ class Tensor(Part, frozen=True):
 
 
 class Inline(Part, frozen=True, tag="inline"):
-    """An encoded record (see `mmcached.shm.codec`) in frames `first_frame … first_frame + num_frames - 1`."""
+    """An encoded record (see `mmcached.shm.store.codec`) in frames `first_frame … first_frame + num_frames - 1`."""
 
     first_frame: Count
     num_frames: Count

@@ -5,7 +5,7 @@
       schema     what the value of a key must look like
       chains     request -> its blocks and their names
         slots    which block is open, sealed, evictable or free, and which is given up first
-      staging    rows on their way: copied at once or deferred, never waited for but by readers
+      staging    rows on their way (placed_rows): copied at once or deferred, never waited for but by readers
         shipments  copies under way                   transfer: device -> host memory
         parcels  which rows an arena lacks yet, and where these are
       layout     positions of a step -> rows of an arena

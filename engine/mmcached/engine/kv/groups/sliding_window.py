@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 
-from mmcached.engine.kv.block_pool import NULL_BLOCK_ID
 from mmcached.engine.kv.groups.group import CachedPrefix, Run
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID
 
 
 class SlidingWindow:

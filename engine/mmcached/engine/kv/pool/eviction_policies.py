@@ -1,0 +1,25 @@
+"""Which eviction orders there are, by the name that a configuration gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmcached.engine.kv.pool.eviction import EvictionOrder, LruOrder
+from mmcached.engine.kv.pool.segmented_lru import SegmentedLruOrder
+from mmcached.wire.errors import ConfigError
+
+_ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
+    "lru": lambda num_blocks: LruOrder(),
+    "segmented_lru": SegmentedLruOrder,
+}
+
+
+def make_eviction_order(policy: str, num_blocks: int) -> EvictionOrder:
+    """Return an empty order for a pool of this size.
+
+    Raises:
+        ConfigError: no such policy.
+    """
+    if policy not in _ORDERS:
+        raise ConfigError("kv_eviction_policy", policy, f"must be one of {', '.join(_ORDERS)}")
+    return _ORDERS[policy](num_blocks)

@@ -1,0 +1,44 @@
+"""Whether there is room for one more request beside those that run; asked when a step is being filled.
+
+    free blocks  ≥  all its tokens, behind its hit  +  what running requests lack for theirs  +  watermark
+
+So a prompt that is computed chunk by chunk never takes what another one was admitted for, and those that generate have
+the watermark to grow into. Whoever is alone gets what there is: `check_request` has seen to it that this is enough.
+
+Knows nothing of encoders or token budgets.
+"""
+
+from __future__ import annotations
+
+from mmcached.engine.kv.blocks import KVCacheBlocks
+from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.scheduling.request_queue import RequestQueue
+from mmcached.engine.steps.request import Request
+from mmcached.wire.config import ServiceConfig
+
+
+class BlockAdmission:
+    """The admissions of one step, after running requests were served.
+
+    Args:
+        running: those that were admitted before; read again as they change.
+    """
+
+    def __init__(self, config: ServiceConfig, kv: KVCacheManager, running: RequestQueue) -> None:
+        self._kv = kv
+        self._running = running
+        self._most_new_tokens = config.max_num_batched_tokens
+        self._num_spare = int(config.kv_watermark * config.num_kv_blocks)
+        for request in running:
+            self.admitted(request)
+
+    def is_room_for(self, request: Request, hit: KVCacheBlocks) -> bool:
+        """Whether a request that holds nothing may be admitted behind its prefix hit."""
+        return not self._running or self._kv.can_admit(
+            request, hit, most_new_tokens=self._most_new_tokens, num_spare_blocks=self._num_spare
+        )
+
+    def admitted(self, request: Request) -> None:
+        """Count what a running request lacks for the tokens that it has."""
+        if request.kind == "generate":
+            self._num_spare += self._kv.num_lacking_blocks(request, request.num_tokens, self._most_new_tokens)

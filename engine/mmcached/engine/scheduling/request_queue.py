@@ -1,0 +1,42 @@
+"""Requests in the order in which they are served: by urgency, then by arrival.
+
+A request that was set back is as old as before, so it comes before whatever arrived after it. Knows nothing of what
+requests need. Invariant: sorted by `Request.place`, which no two of them share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from mmcached.engine.steps.request import Request
+
+_PLACE = attrgetter("place")
+
+
+class RequestQueue:
+    """A sorted list; whoever comes first in it is served first."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
+    def __contains__(self, request: Request) -> bool:
+        index = bisect_left(self._requests, request.place, key=_PLACE)
+        return index < len(self._requests) and self._requests[index] is request
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=_PLACE)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that is in the queue."""
+        del self._requests[bisect_left(self._requests, request.place, key=_PLACE)]

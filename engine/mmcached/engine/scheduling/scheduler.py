@@ -1,0 +1,465 @@
+"""The scheduler: which requests take part in the next step, and what becomes of them when it is done.
+
+    waiting --admit--> running --finish--> (gone)
+       ^                  |
+       +--- preempt (no KV blocks), withdraw (the step failed), reset (the workers forgot) --- all from token 0
+                                            |                     |
+                                            +------- blame -------+---> suspects, computed alone (`suspects`)
+
+One step is in flight at a time; it ends by `commit` or `withdraw`. All books follow: what a step would compute is
+reserved until then. Running requests are served first, then waiting ones, each in the order of `request_queue`:
+arrival, or urgency and then arrival. Sans I/O: knows nothing of sockets, leases or tensors.
+
+A waiting request is admitted if all of its tokens fit beside what the running ones still need for theirs, and the
+watermark is left for the tokens that come; whoever is alone needs to fit, no more. So preemption is rare. Its victim
+is the last in the order of service, never one that has been served in the step.
+
+Nobody starves, unless more urgent requests keep coming, and there is always something to run. The first running
+request gets a full token budget, a full encoder budget and, by preempting from the end, all blocks. It can only wait
+for encoder space, which closes the encoder for those behind it (`encoder_inputs`): they go on with what they hold, an
+item at most, which they free at its end or when preempted. A waiting request that waits for the encoder is passed only
+by requests without items: these never take what it waits for. A waiting suspect is passed by nobody behind it, one that
+runs only by requests without items; every second step is a suspect's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from mmcached.engine.encoder.encoder_budget import make_encoder_cache_manager, service_encoder_budget
+from mmcached.engine.hidden_states.kept_rows import KeptRows
+from mmcached.engine.hidden_states.listed_rows import Report
+from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
+from mmcached.engine.kv.config import KVCacheConfig
+from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.scheduling.admission import check_request
+from mmcached.engine.scheduling.block_admission import BlockAdmission
+from mmcached.engine.scheduling.request_queue import RequestQueue
+from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledItem, ScheduledStep
+from mmcached.engine.scheduling.step_builder import Outcome, StepBuilder
+from mmcached.engine.scheduling.suspects import MAX_PROGRESS, Suspects
+from mmcached.engine.steps.request import Request, RequestStatus
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    InvalidRequest,
+    InvariantError,
+    LocalProtocolError,
+    MmcachedError,
+    PoisonousRequest,
+    RemoteProtocolError,
+)
+from mmcached.wire.messages.engine import RowsMissing
+
+__all__ = ["ScheduledChunk", "ScheduledItem", "ScheduledStep", "Scheduler"]
+
+
+# Asked for every request of every step; looking it up in the enum takes 60 ns each time.
+_RUNNING = RequestStatus.RUNNING
+
+
+class Scheduler:
+    """All unfinished requests of one engine, and its books.
+
+    Attributes:
+        encoder_budget: of a step, and of all that is kept.
+        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: the books; only the scheduler changes them.
+        num_preemptions: how often a request was set back for lack of KV blocks.
+
+    Raises:
+        ConfigError: budgets under which an item could never be computed.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self.encoder_budget = service_encoder_budget(config)
+        self.kv_cache_manager = KVCacheManager(
+            KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
+            config.max_model_len,
+            config.enable_prefix_caching,
+            config.prefix_caching_hash_algo,
+            enable_kv_cache_events=config.kv_events.enable_kv_cache_events,
+            eviction_policy=config.kv_eviction_policy,
+            hash_seed=config.prefix_caching_hash_seed,
+        )
+        self.encoder_cache_manager = make_encoder_cache_manager(
+            config.encoder_cache_scope, self.encoder_budget.cache_size
+        )
+        num_row_blocks = config.tensor_prefix_blocks
+        self.tensor_prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
+        self._rows = KeptRows(self.tensor_prefix_index, config.model.row_keys if num_row_blocks else ())
+        self.num_preemptions = 0
+        self._failed: list[tuple[Request, MmcachedError]] = []
+        self._suspects = Suspects()
+        self._requests: dict[int, Request] = {}
+        self._waiting = RequestQueue()
+        self._running = RequestQueue()
+        self._num_arrivals = 0
+        self._in_flight: ScheduledStep | None = None
+        self._next_step_id = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def has_work(self) -> bool:
+        """Whether a request is unfinished; then, unless a step is in flight, `schedule` returns one."""
+        return bool(self._requests)
+
+    # ---- requests
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it could never be served.
+            LocalProtocolError: its id is in use.
+        """
+        if request.request_id in self._requests:
+            raise LocalProtocolError(f"request {request.request_id} is here already")
+        max_embeds_per_item = min(self.encoder_budget.compute_budget, self.encoder_cache_manager.cache_size)
+        if self._config.disable_chunked_mm_input and request.kind == "generate":
+            max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
+        check_request(request, self._config, max_embeds_per_item)
+        urgency = request.priority if self._config.scheduling_policy == "priority" else 0
+        request.place = urgency, self._num_arrivals
+        self._num_arrivals += 1
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def abort(self, request_id: int) -> None:
+        """End a request without an answer. An unknown or ended one changes nothing.
+
+        If the step in flight computes it, the workers still write its blocks: these are freed when that step ends.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        request.status = RequestStatus.ABORTED
+        if self._in_flight is None or request_id not in self._in_flight.request_ids():
+            self._remove(request)
+
+    # ---- steps
+
+    def schedule(self) -> ScheduledStep | None:
+        """Decide the next step, which is then in flight. None: there is nothing to do.
+
+        Raises:
+            LocalProtocolError: a step is in flight.
+        """
+        if self._in_flight is not None:
+            raise LocalProtocolError(f"step {self._in_flight.step_id} is in flight: commit or withdraw it first")
+        # A try in which nobody could take part has set back at least one running request; so there is room next time.
+        for _ in range(len(self._running) + 1):
+            if not self._requests:
+                return None
+            for alone in self._suspects.turns():
+                self._in_flight = self._try_step(alone)
+                if self._in_flight is not None:
+                    self._suspects.took_turn(alone)
+                    return self._in_flight
+        if not self._requests:
+            return None
+        raise InvariantError(f"{len(self._requests)} unfinished request(s), and none of them can run")
+
+    def commit(
+        self,
+        step: ScheduledStep,
+        sampled: Mapping[int, int],
+        prefix_report: Report | None = None,
+        missing: Collection[RowsMissing] = (),
+    ) -> list[Request]:
+        """The workers have computed the step in flight: publish it, move its requests along.
+
+        Args:
+            sampled: the next token by request id, for each chunk that asks for one.
+            prefix_report: what rank 0 says of its prefix store.
+            missing: rows behind hits that rank 0 has not found; these requests wait again, from token 0, and what the
+                step has sampled for them is sampled again.
+
+        Returns:
+            The requests that are complete now; the books know them no more.
+
+        Raises:
+            LocalProtocolError: this step is not in flight.
+            RemoteProtocolError: not exactly the tokens that were asked for, or a report that cannot be. Nothing has
+                changed.
+        """
+        self._check_in_flight(step)
+        expected = {chunk.request.request_id for chunk in step.chunks if chunk.sample}
+        if sampled.keys() != expected:
+            wrong = sorted(sampled.keys() ^ expected)
+            raise RemoteProtocolError(f"requests {wrong}: sampled without being asked, or not sampled", "sampled")
+        self.tensor_prefix_index.commit(step.step_id, prefix_report or {})
+        self._in_flight = None
+        self.kv_cache_manager.commit(step.step_id)
+        self.encoder_cache_manager.commit(step.step_id)
+        set_back = self._note_missing(missing) if missing else ()
+        ended = [
+            chunk.request
+            for chunk in step.chunks
+            if chunk.request.request_id not in set_back and self._move_along(chunk, sampled)
+        ]
+        for request, input_id, _ in step.emit:
+            request.num_emitted = input_id + 1
+            self.encoder_cache_manager.free_encoder_input(request, input_id)
+            if request.num_emitted == len(request.features) and not request.is_finished:
+                request.status = RequestStatus.FINISHED
+        ended += {item.request.request_id: item.request for item in step.emit if item.request.is_finished}.values()
+        for request in ended:
+            self._remove(request)
+        self._suspects.clear_the_innocent()
+        return [request for request in ended if request.status is RequestStatus.FINISHED]
+
+    def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
+        """The step in flight has failed: publish nothing of it; its requests wait again, in their places, from token 0.
+
+        What an "encode" request emitted in earlier steps stays emitted.
+
+        Args:
+            prefix_report: what rank 0 says of its prefix store all the same.
+
+        Raises:
+            LocalProtocolError: this step is not in flight.
+            RemoteProtocolError: a report that cannot be. Nothing has changed.
+        """
+        self._check_in_flight(step)
+        self.tensor_prefix_index.withdraw(step.step_id, prefix_report)  # whoever counted on it takes part in it
+        self._in_flight = None
+        self.kv_cache_manager.withdraw(step.step_id)
+        self.encoder_cache_manager.withdraw(step.step_id)
+        taken_part = set(step.request_ids())
+        self._requeue([request for request in self._running if request.request_id in taken_part])
+
+    def reset(self) -> None:
+        """The workers have forgotten everything: clear the books; running requests wait again, from token 0.
+
+        A step in flight is over; it can be neither committed nor withdrawn any more.
+        """
+        if self._in_flight is not None:
+            self.kv_cache_manager.withdraw(self._in_flight.step_id)
+            self._in_flight = None
+        self.encoder_cache_manager.reset()
+        self._requeue(list(self._running))
+        self.tensor_prefix_index.reset()
+        if not self.kv_cache_manager.reset_prefix_cache():
+            raise InvariantError("blocks are held although nothing is running")
+
+    def new_epoch(self) -> None:
+        """The weights have changed: nothing that is cached, or is being computed, is found any more. Requests go on.
+
+        A step in flight is committed as ever, and publishes nothing. The next step tells the workers to forget their
+        prefix rows; encoder outputs of different epochs have different keys, and old KV is found by nobody.
+        """
+        self.kv_cache_manager.new_epoch()
+        self.encoder_cache_manager.new_epoch()
+        self.tensor_prefix_index.new_epoch()
+
+    def blame_failure(self, step: ScheduledStep, error: MmcachedError) -> None:
+        """A step has failed and was withdrawn: whoever was alone in it fails with this error, several are suspects."""
+        self._blame(step, lambda request: error)
+
+    def blame_death(self, step: ScheduledStep) -> None:
+        """A worker has died while it computed a step, and the books were reset: its requests are suspects.
+
+        Who was alone in it, and has seen as many deaths as the limit says, fails.
+        """
+        limit = self._config.limits.max_deaths_per_request
+        self._blame(
+            step,
+            lambda request: PoisonousRequest(request.num_faults, limit) if request.num_faults >= limit else None,
+        )
+
+    def take_failed(self) -> list[tuple[Request, MmcachedError]]:
+        """Return and clear the requests that cannot be served, and why not; the books know them no more.
+
+        They were blamed for a step, or have an item whose content key stands for an output of another size.
+        """
+        failed, self._failed = self._failed, []
+        return failed
+
+    # ---- looking in
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if the books contradict each other."""
+        self.kv_cache_manager.check_integrity()
+        self.encoder_cache_manager.check_integrity()
+        self.tensor_prefix_index.check_integrity()
+        queued = [*self._running, *self._waiting]
+        if len(queued) != len(self._requests) or {request.request_id for request in queued} != self._requests.keys():
+            raise InvariantError("a request is queued twice, or not at all")
+        for request in self._waiting:
+            if request.num_computed_tokens or request.status is not RequestStatus.WAITING:
+                raise InvariantError(f"{request} waits, but has been computed or has ended")
+        for request in self._running:
+            table = self.kv_cache_manager.block_table(request.request_id)
+            if len(table) * self._config.block_size < request.num_computed_tokens:
+                raise InvariantError(f"{request} has {len(table)} block(s) only")
+        running_ids = {request.request_id for request in self._running}
+        self._suspects.check_integrity(queued)
+        holders = self.kv_cache_manager.holders() | self.encoder_cache_manager.holders()
+        if not holders | self.tensor_prefix_index.holders() <= running_ids:
+            raise InvariantError("somebody who does not run holds blocks, encoder outputs or rows")
+
+    # ---- the making of a step
+
+    def _try_step(self, alone: Request | None) -> ScheduledStep | None:
+        """Open a step, fill it, and return it; or None with no step open, if nobody could take part.
+
+        Args:
+            alone: the suspect whose turn it is; None: everybody else's.
+        """
+        step_id = self._next_step_id
+        self.kv_cache_manager.begin_step(step_id)
+        self.encoder_cache_manager.begin_step(step_id)
+        self.tensor_prefix_index.begin_step(step_id)
+        builder = StepBuilder(
+            self._config,
+            self.kv_cache_manager,
+            self.encoder_cache_manager,
+            self._rows,
+            encoder_compute_budget=self.encoder_budget.compute_budget,
+            is_shared=len(self._requests) > 1,
+        )
+        num_preemptions = self.num_preemptions
+        self._serve_running(builder, alone)
+        if self._waiting and self.num_preemptions == num_preemptions:
+            self._admit_waiting(builder, alone)
+        if builder.is_empty:
+            self.kv_cache_manager.withdraw(step_id)
+            self.encoder_cache_manager.withdraw(step_id)
+            self.tensor_prefix_index.withdraw(step_id)
+            return None
+        self._next_step_id += 1
+        step = builder.build(step_id, self._requests)
+        self.kv_cache_manager.launch_step(step_id)
+        self.tensor_prefix_index.launch_step(step_id)
+        return step
+
+    def _serve_running(self, builder: StepBuilder, alone: Request | None) -> None:
+        requests = iter(self._suspects.taking_part(self._running, alone))
+        while (request := builder.add_decodes(requests)) is not None:
+            try:
+                while request.status is _RUNNING and builder.add_running(request) is Outcome.KV_REFUSED:
+                    self._preempt_last()  # perhaps this very request; never one before it, which takes part already
+            except InvalidRequest as error:
+                self._fail(request, error)
+
+    def _admit_waiting(self, builder: StepBuilder, alone: Request | None) -> None:
+        admission = BlockAdmission(self._config, self.kv_cache_manager, self._running)
+        is_stalled = alone is None and len(self._suspects) > 0  # a suspect may wait for the encoder
+        for request in list(self._waiting) if alone is None else self._suspects.taking_part(self._waiting, alone):
+            if len(self._running) >= self._config.max_num_seqs or (alone is None and request.alone_until):
+                return
+            if is_stalled and request.features:
+                continue
+            try:
+                outcome = builder.add_waiting(request, admission)
+            except InvalidRequest as error:
+                self._fail(request, error)
+                continue
+            match outcome:
+                case Outcome.SCHEDULED:
+                    self._waiting.remove(request)
+                    request.status = RequestStatus.RUNNING
+                    request.was_admitted = True
+                    self._running.add(request)
+                case Outcome.ENCODER_REFUSED:
+                    is_stalled = True
+                case Outcome.NO_TOKENS | Outcome.KV_REFUSED:
+                    return
+
+    def _preempt_last(self) -> None:
+        """Set back the last running request that holds blocks. Those that only encode hold none."""
+        victim = next(request for request in reversed(self._running) if request.kind == "generate")
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._requeue([victim])
+
+    # ---- the end of a step
+
+    def _check_in_flight(self, step: ScheduledStep) -> None:
+        if step is not self._in_flight:
+            raise LocalProtocolError(f"step {step.step_id} is not in flight")
+
+    def _note_missing(self, missing: Collection[RowsMissing]) -> set[int]:
+        """Set back the requests that lack rows; return their ids."""
+        requests: dict[int, Request] = {}
+        for rows in missing:
+            request = self._requests.get(rows.request_id)
+            if request is not None:
+                requests[rows.request_id] = request
+                self.tensor_prefix_index.note_missing(request, rows.key, rows.first)
+        self._requeue([request for request in self._running if request.request_id in requests])
+        return set(requests)
+
+    def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
+        """Book a computed chunk: its tokens, the items that lie behind it now, the token it has given.
+
+        Returns:
+            Whether the request has ended, now or in the meantime.
+        """
+        request, start = chunk.request, chunk.start
+        end = request.num_computed_tokens = start + chunk.num_tokens
+        if request.rows is not None and end > request.num_rows_delivered:
+            request.num_rows_delivered = end
+        if start < request.features_end:
+            for input_id, feature in request.features_in(start, end):
+                if feature.offset + feature.length <= end:
+                    self.encoder_cache_manager.free_encoder_input(request, input_id)
+        is_running = request.status is _RUNNING
+        if chunk.sample:
+            request.append_output_token(sampled[request.request_id])
+            request.finish_reason = request.reason_to_finish()
+            if request.finish_reason is not None and is_running:
+                request.status = RequestStatus.FINISHED
+                is_running = False
+        return not is_running
+
+    def _free(self, request: Request) -> None:
+        self.kv_cache_manager.free(request)
+        self.encoder_cache_manager.free(request)
+        self.tensor_prefix_index.release(request)
+
+    def _remove(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        self._free(request)
+        self._suspects.discard(request)
+        self.kv_cache_manager.free_block_hashes(request)
+        del self._requests[request.request_id]
+        (self._running if request in self._running else self._waiting).remove(request)
+
+    def _blame(self, step: ScheduledStep, sentence: Callable[[Request], MmcachedError | None]) -> None:
+        """Fail who was alone in a step that is over, if the sentence says so; compute the others alone."""
+        goals = step.goals()
+        for request, goal in goals:
+            if self._requests.get(request.request_id) is not request:
+                continue
+            request.num_faults += 1
+            error = sentence(request) if len(goals) == 1 else None
+            if error is not None:
+                self._fail(request, error)
+            else:
+                is_for_ever = request.num_faults > self._config.limits.max_deaths_per_request
+                self._suspects.add(request, MAX_PROGRESS if is_for_ever else goal)
+
+    def _fail(self, request: Request, error: MmcachedError) -> None:
+        """End one request that cannot be served; the others never notice."""
+        request.status = RequestStatus.ABORTED
+        self._failed.append((request, error))
+        self._remove(request)
+
+    def _requeue(self, requests: list[Request]) -> None:
+        """Send running requests back to their places in the queue; those that were aborted end here."""
+        for request in reversed(requests):
+            if request.is_finished:
+                self._remove(request)
+                continue
+            self._free(request)
+            request.num_computed_tokens = 0
+            request.status = RequestStatus.WAITING
+            self._running.remove(request)
+            self._waiting.add(request)

@@ -1,0 +1,161 @@
+"""The engine's side of its frontend: hello until it answers, the row of its ring, and noticing that another one has
+come.
+
+unknown  -- EngineHello, repeated -->  frontend
+         <-- Ring --                   take a row, RowHello
+         <-- RowAttached --            leases may come
+known    -- connection lost -->        unknown again; requests go on until it is clear who answers
+         <-- Ring, other incarnation   the former frontend is dead, and with it its ring, leases and requests
+         <-- Detached                  as if it were dead: hello as another incarnation, another row
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+import zmq
+
+from mmcached.shm import ReaderRow
+from mmcached.shm.crash_points import crash_point
+from mmcached.wire.errors import ChannelFull
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages import engine as received
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.sockets.channels import DealerChannel, Frame
+
+log = structlog.get_logger("mmcached.engine")
+
+HELLO_INTERVAL_S = 0.5
+
+
+class FrontendContact:
+    """The connection to the frontend, whichever process it is.
+
+    Attributes:
+        row: this engine's row of the frontend's ring; None without a ring.
+        is_accepted: the frontend knows the row, or has no ring.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: to_frontend.EngineHello, now: float
+    ) -> None:
+        self.channel: DealerChannel[received.FromFrontend] = DealerChannel(context, address, received.FromFrontend)
+        self.row: ReaderRow | None = None
+        self.is_accepted = False
+        self._former_rows: list[ReaderRow] = []
+        self._hello = hello
+        self._next_hello = now
+        self._is_known = False
+        self._is_detached = False
+        self._frontend_incarnation: int | None = None
+
+    @property
+    def is_ring_known(self) -> bool:
+        """Whether some frontend has said whether it has a ring; then `row` is what workers attach under."""
+        return self._frontend_incarnation is not None
+
+    def keep(self, now: float) -> None:
+        """Notice a lost connection; say hello while nobody has answered. Call it in every turn.
+
+        What the former frontend has said before it died may still come after that.
+        """
+        if self.channel.take_disconnects():
+            log.info("connection to the frontend lost")
+            self._is_known = False
+        if now >= self._next_hello and not (self._is_known and self.is_accepted):
+            self._next_hello = now + HELLO_INTERVAL_S
+            if self._is_known:
+                self._offer_row()  # the first offer may not have been queued
+            else:
+                self.tell(self._hello)
+
+    def on_ring(self, message: received.Ring) -> bool:
+        """Take in who the frontend is; return whether it is another one than before (or the first, or has detached us).
+
+        Then the row is a new one, or None, and is yet to be accepted. It is also new if the same frontend has found
+        room for its ring only now.
+
+        Raises:
+            SegmentError: its ring cannot be attached; nothing has changed, and hello is said again.
+        """
+        is_new = self._is_detached or message.frontend_incarnation != self._frontend_incarnation
+        has_ring_now = self.row is None and message.announcement is not None
+        if is_new or has_ring_now:
+            row = None if message.announcement is None else ReaderRow.attach(message.announcement)
+            if self.row is not None:
+                self._former_rows.append(self.row)
+            self.row = row
+            self.is_accepted = row is None
+            self._frontend_incarnation = message.frontend_incarnation
+            self._is_detached = False
+        self._is_known = True
+        self._offer_row()
+        return is_new
+
+    def on_detached(self, message: received.Detached) -> None:
+        """The frontend has dropped this engine: say hello as another one, and let what it says then be new."""
+        log.warning("dropped by the frontend: attaching anew", reason=message.reason)
+        self._hello = msgspec.structs.replace(self._hello, incarnation=secrets.randbits(63))
+        self._is_known = self.is_accepted = False
+        self._is_detached = True
+
+    def _offer_row(self) -> None:
+        if self.row is not None:
+            self.tell(to_frontend.RowHello(self.row.announcement.epoch, self.row.row, self.row.nonce))
+
+    def close_former_rows(self) -> None:
+        """Let go of rows of rings that are no more. Not before all workers have left them: to a worker, the free byte
+        of its engine's row says that the engine is dead.
+        """
+        while self._former_rows:
+            self._former_rows.pop().close()
+
+    def on_row_attached(self, message: received.RowAttached) -> None:
+        row = self.row
+        if row is not None and (message.row, message.nonce) == (row.row, row.nonce):
+            self.is_accepted = True
+
+    def receive(self, handle: Handle, lease: LeaseId | None) -> bool:
+        """Count a descriptor that has come, once; report a gap before it.
+
+        Returns:
+            whether it was meant for this incarnation and is new; any other must not be given back.
+        """
+        if self.row is None or lease is None:
+            return False
+        if self.row.has_gap_before(handle, lease):
+            log.warning("descriptors were lost on the way", seq=lease.seq)
+            self.tell(to_frontend.LeaseGap(self.row.nonce))
+        return self.row.receive(handle, lease)
+
+    def on_barrier(self, message: Barrier) -> None:
+        """Answer which leases have arrived; a question to another incarnation is not ours to answer."""
+        counts = None
+        if self.row is not None:
+            counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
+        if counts is not None:
+            crash_point("reconcile.before_answer")
+            self.tell(to_frontend.Reconcile(message.nonce, message.barrier_id, counts))
+
+    def give_back(self, handle: Handle) -> None:
+        if self.row is not None:
+            self.row.give_back(handle)
+
+    def tell(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
+        """Queue a message; one that cannot be queued is lost, as if the frontend had died, and logged."""
+        try:
+            self.channel.send(message, payload)
+        except ChannelFull as error:
+            log.error("frontend not told", message=type(message).__name__, reason=str(error))
+
+    def close(self) -> None:
+        if not self._is_known:
+            self.channel.socket.setsockopt(zmq.LINGER, 0)  # nobody is there to take what is queued
+        self.channel.close()
+        self.close_former_rows()
+        if self.row is not None:
+            self.row.close()

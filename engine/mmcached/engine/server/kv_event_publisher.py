@@ -1,0 +1,245 @@
+"""Where an engine publishes what has changed in its prefix cache, and answers readers that have missed some of it.
+
+    publish ──> [batch n] ──┬──> PUB ──> every reader; drops what one is too late for
+                            └──> ring of the last batches ──> ROUTER ──> who asks: all from number k on, then the end
+
+The form of all frames: `mmcached.wire.messages.kv_events`. Numbers begin at the clock's nanoseconds and rise by one: an
+engine that was started again continues far above its predecessor, so for a reader a restart is a gap that nobody can
+fill. The first batch of a life says that nothing is stored.
+
+No thread, and nothing here waits: the engine's loop calls `publish` and `serve_replay`. A long answer goes out in
+parts, one in a turn of the loop, so that readers which have missed ten thousand batches do not hold up a step. One that
+does not take its answer costs its queue, and no more; one that asks again before the end is answered anew.
+
+What a reader may send is a few bytes, and what waits for it is bounded in bytes. But a message of endless small frames,
+and more connections than there are descriptors, only whoever guards a tcp endpoint can keep away.
+
+Knows nothing of blocks or of what makes the events. Invariant: the ring holds the last batches without a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import structlog
+import zmq
+
+from mmcached.wire.config import MIB, KVEventsConfig, ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.messages.kv_events import (
+    END_OF_REPLAY,
+    NUMBER_BYTES,
+    AllBlocksCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    KVEventBatch,
+)
+from mmcached.wire.sockets.channels import bind_named
+
+log = structlog.get_logger("mmcached.engine")
+
+BATCHES_AT_ONCE = 64
+"""How much of an answer goes out per call; some hundred kilobytes."""
+QUESTIONS_AT_ONCE = 64
+REPLAY_HIGH_WATER_MARK = 1000
+MAX_ANSWERS = 64
+"""Readers that are answered at a time; the questions of others are dropped, and they ask again."""
+MAX_QUESTION_BYTES = 4096
+"""Of one frame that a reader sends: the number from which on it wants batches, or a topic."""
+TOKEN_BYTES, BLOCK_BYTES, BATCH_BYTES = 5, 192, 256
+"""What a token, a block (digests, keys, its removal) and a batch itself take at most, as a rule."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class KVEventPublisher:
+    """Two bound sockets and the ring between them.
+
+    Args:
+        publish_address, replay_address: where to bind.
+        most_bytes: of one batch, as a rule.
+        data_parallel_rank: index of the engine.
+        clock: nanoseconds since the epoch.
+
+    Attributes:
+        next_number: of the batch that will be published next.
+
+    Raises:
+        ConfigError: cannot bind.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: KVEventsConfig,
+        *,
+        publish_address: str,
+        replay_address: str,
+        most_bytes: int = BATCH_BYTES,
+        data_parallel_rank: int = 0,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._topic = config.topic.encode()
+        self._rank = data_parallel_rank
+        self._clock = clock
+        self._has_int_hashes = config.use_int_block_hashes
+        self._ring: deque[bytes] = deque()
+        self._ring_bytes = 0
+        self._most_kept = config.buffer_steps
+        self._most_kept_bytes = config.buffer_mb * MIB
+        self._answers: dict[bytes, int] = {}  # under way: the number that its reader wants next
+        self.next_number = clock()
+        high_water_mark = max(1, min(config.hwm, self._most_kept_bytes // most_bytes))
+        with ExitStack() as undo:
+            self._pub = _bound(context, undo, zmq.PUB, "endpoint", publish_address, high_water_mark=high_water_mark)
+            replay_mark = min(high_water_mark, REPLAY_HIGH_WATER_MARK)
+            self.replay_socket = _bound(
+                context, undo, zmq.ROUTER, "replay_endpoint", replay_address, high_water_mark=replay_mark
+            )
+            self._closing = undo.pop_all()
+        self.replay_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.publish([AllBlocksCleared()])
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        """Send a batch to all readers, without waiting for any, and keep it. Nothing to say is no batch."""
+        if not events:
+            return
+        told = [_with_int_hashes(event) for event in events] if self._has_int_hashes else [*events]
+        payload = _encoder.encode(KVEventBatch(self._clock() / 1e9, told, self._rank))
+        self._pub.send_multipart([self._topic, _packed(self.next_number), payload], zmq.NOBLOCK)
+        self._ring.append(payload)
+        self._ring_bytes += len(payload)
+        self.next_number += 1
+        while len(self._ring) > self._most_kept or (self._ring_bytes > self._most_kept_bytes and len(self._ring) > 1):
+            self._ring_bytes -= len(self._ring.popleft())
+
+    def serve_replay(self) -> bool:
+        """Take new questions, and send the next part of one answer, as far as its reader takes it; each in turn.
+
+        Returns:
+            Whether more can be sent at once: call again soon.
+        """
+        self._take_questions()
+        for reader in list(self._answers):
+            wanted = self._answers.pop(reader)
+            try:
+                if not self._send_part(reader, wanted):
+                    return True
+            except zmq.Again:
+                continue  # its queue is full
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                del self._answers[reader]  # it has gone
+            return bool(self._answers)
+        return False
+
+    def close(self) -> None:
+        """Close both sockets. What a reader has not got by now it misses: nothing is stored here any more."""
+        self._closing.close()
+
+    def _take_questions(self) -> None:
+        for _ in range(QUESTIONS_AT_ONCE):
+            try:
+                reader, *frames = self.replay_socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) == 2 and not frames[0] and len(frames[1]) == NUMBER_BYTES:
+                if reader in self._answers or len(self._answers) < MAX_ANSWERS:
+                    self._answers[reader] = int.from_bytes(frames[1], "big")
+            else:
+                log.warning("not a question for KV events", peer=reader.hex(), frames=len(frames))
+
+    def _send_part(self, reader: bytes, wanted: int) -> bool:
+        """Send some of what a reader still wants; return whether that was all. What is left it gets in its next turn.
+
+        Args:
+            wanted: the number from which on it wants batches.
+        """
+        oldest = self.next_number - len(self._ring)
+        first = min(max(wanted, oldest), self.next_number)
+        self._answers[reader] = first
+        for number, payload in enumerate(islice(self._ring, first - oldest, first - oldest + BATCHES_AT_ONCE), first):
+            self._send(reader, self._topic, _packed(number), payload)
+            self._answers[reader] = number + 1
+        if self._answers[reader] < self.next_number:
+            return False
+        self._send(reader, b"", END_OF_REPLAY, b"")
+        del self._answers[reader]
+        return True
+
+    def _send(self, reader: bytes, *frames: bytes) -> None:
+        self.replay_socket.send_multipart([reader, b"", *frames], zmq.NOBLOCK)
+
+
+def kv_event_publisher_from_config(
+    context: zmq.Context[zmq.Socket[bytes]], config: ServiceConfig, run_dir: Path, engine_index: int
+) -> KVEventPublisher | None:
+    """Return what an engine publishes with; None if it shall not."""
+    if not config.kv_events.enable_kv_cache_events:
+        return None
+    publish_address, replay_address = config.kv_events.addresses(run_dir, engine_index)
+    most_tokens = config.max_num_batched_tokens
+    most_blocks = most_tokens // config.block_size + config.max_num_seqs
+    return KVEventPublisher(
+        context,
+        config.kv_events,
+        most_bytes=most_tokens * TOKEN_BYTES + most_blocks * BLOCK_BYTES + BATCH_BYTES,
+        publish_address=publish_address,
+        replay_address=replay_address,
+        data_parallel_rank=engine_index,
+    )
+
+
+def _bound(
+    context: zmq.Context[zmq.Socket[bytes]],
+    stack: ExitStack,
+    kind: int,
+    field: str,
+    address: str,
+    *,
+    high_water_mark: int,
+) -> zmq.Socket[bytes]:
+    """Make and bind a socket; `stack` closes it."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, high_water_mark)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_QUESTION_BYTES)
+    try:
+        remove_name = bind_named(socket, address)
+    except (OSError, zmq.ZMQError) as error:
+        socket.close()
+        raise ConfigError(f"kv_events.{field}", address, f"cannot bind: {error.strerror}") from error
+    stack.callback(remove_name)
+    stack.callback(socket.close)
+    return socket
+
+
+def _packed(number: int) -> bytes:
+    return number.to_bytes(NUMBER_BYTES, "big")
+
+
+def _with_int_hashes(event: KVEvent) -> KVEvent:
+    match event:
+        case BlockStored(block_hashes=hashes, parent_block_hash=parent):
+            return msgspec.structs.replace(
+                event,
+                block_hashes=[_as_int(block_hash) for block_hash in hashes],
+                parent_block_hash=None if parent is None else _as_int(parent),
+            )
+        case BlockRemoved(block_hashes=hashes):
+            return msgspec.structs.replace(event, block_hashes=[_as_int(block_hash) for block_hash in hashes])
+        case _:
+            return event
+
+
+def _as_int(block_hash: BlockHash) -> BlockHash:
+    return int.from_bytes(block_hash[-8:], "big") if isinstance(block_hash, bytes) else block_hash

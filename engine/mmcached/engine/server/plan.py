@@ -1,0 +1,70 @@
+"""From a scheduled step to the plan that a worker receives: the books' words become messages, inline items become
+frames.
+
+An inline item is forwarded as the frames that came with its request; the engine never decodes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.steps.request import Request
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
+from mmcached.wire.sockets.channels import Frame
+
+
+def leases_read(step: ScheduledStep) -> Iterable[int]:
+    """Return the seq of each lease under which workers will read in this step."""
+    for request, index, _ in step.encode:
+        lease = request.features[index].lease
+        if lease is not None:
+            yield lease.seq
+
+
+def build_plan(
+    step: ScheduledStep, items: ItemFrames, *, engine_nonce: int, worker_epoch: int
+) -> tuple[StepPlan, list[Frame]]:
+    """Return one worker's plan and its payload frames."""
+    payload: list[Frame] = []
+    plan = StepPlan(
+        engine_nonce=engine_nonce,
+        worker_epoch=worker_epoch,
+        step=step.step_id,
+        freed_keys=list(step.freed_keys),
+        encode=[_encode_item(request, index, key, items, payload) for request, index, key in step.encode],
+        emit=[EmitEmbedding(request.request_id, index, key) for request, index, key in step.emit],
+        chunks=[_run_chunk(chunk) for chunk in step.chunks],
+        released=list(step.released),
+        row_epoch=step.row_epoch,
+    )
+    return plan, payload
+
+
+def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payload: list[Frame]) -> EncodeItem:
+    feature = request.features[index]
+    if isinstance(feature.payload, Handle):
+        return EncodeItem(key, feature.mm_hash, feature.num_embeds, feature.payload, feature.lease)
+    frames = items.frames_of(request.request_id, index)
+    where = Inline(len(payload), len(frames))
+    payload.extend(frames)
+    return EncodeItem(key, feature.mm_hash, feature.num_embeds, where)
+
+
+def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
+    request = chunk.request
+    return RunChunk(
+        request_id=request.request_id,
+        token_ids=request.token_ids[chunk.start : chunk.start + chunk.num_tokens],
+        num_computed_tokens=chunk.start,
+        block_ids=chunk.block_ids,
+        spans=chunk.spans,
+        sample=chunk.sample,
+        row_keys=request.row_keys,
+        first_row=request.num_rows_delivered,
+        first_block=chunk.names.first_block,
+        block_hashes=chunk.names.digests,
+    )

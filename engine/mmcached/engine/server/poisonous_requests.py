@@ -1,0 +1,58 @@
+"""Requests that have killed workers, so that the same ones are refused when they come again.
+
+Each time costs deaths, and a role that dies too often within the supervisor's window is given up; so they are
+remembered for as long as that window. Which requests are the same: kind, tenant, tokens and items, whatever else is
+asked for. Invariant: at most `MAX_KEPT`, the latest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from mmcached.engine.steps.request import Request
+from mmcached.wire.errors import PoisonousRequest
+
+MAX_KEPT = 256
+
+
+class PoisonousRequests:
+    """Those of one engine.
+
+    Args:
+        window_s: for how long each is remembered.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, window_s: float, *, clock: Callable[[], float]) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._kept: OrderedDict[Hashable, tuple[float, PoisonousRequest]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, request: Request, error: PoisonousRequest) -> None:
+        key = _key(request)
+        self._kept[key] = self._clock() + self._window_s, error
+        self._kept.move_to_end(key)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def check(self, request: Request) -> None:
+        """Raise `PoisonousRequest` if the same request has killed workers lately."""
+        if not self._kept:
+            return
+        key = _key(request)
+        until, error = self._kept.get(key, (0.0, None))
+        if error is None:
+            return
+        if self._clock() < until:
+            raise error
+        del self._kept[key]
+
+
+def _key(request: Request) -> Hashable:
+    items = tuple((feature.offset, feature.mm_hash) for feature in request.features)
+    tokens = tuple(request.token_ids[: request.num_prompt_tokens])
+    return request.kind, request.tenant, tokens, items

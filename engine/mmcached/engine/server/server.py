@@ -1,0 +1,491 @@
+"""P1: the process that books. It schedules, leases, tells the workers what to compute, and commits what they have done.
+
+    frontend <==DEALER (frontend_contact)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
+
+One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
+gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
+that came), so it imports no torch. Results go to the frontend in pieces or with the answer (delivery); what the prefix
+cache holds, to whoever asks for it (kv_event_publisher). What a peer sends wrong is logged or answered; what
+contradicts the books ends the process, before anything of that step is answered.
+
+Who dies, and what follows here:
+    frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew; the
+               same when it lives and says that it has dropped this engine
+    worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is back,
+               those of that step one by one; whoever kills workers alone fails
+    step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import structlog
+import zmq
+
+from mmcached.engine.encoder.encoder_bytes import EncoderBytes
+from mmcached.engine.encoder.worker_check import check_encoder_caches
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.server.delivery import Delivery
+from mmcached.engine.server.frontend_contact import FrontendContact
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.kv_event_publisher import KVEventPublisher, kv_event_publisher_from_config
+from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.poisonous_requests import PoisonousRequests
+from mmcached.engine.server.probes import EngineProbes
+from mmcached.engine.server.step_runner import FinishedStep, StepRunner
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.engine.steps.request import Request
+from mmcached.shm.stats.publisher import StatsPublisher
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    CacheMiss,
+    ErrorInfo,
+    InvariantError,
+    MmcachedError,
+    PoisonousRequest,
+    RemoteProtocolError,
+    ServiceUnavailable,
+    error_from_wire,
+    error_to_wire,
+)
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages import engine as received
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.paths import RunDir
+from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.process.turns import Guard, TurnShare, places
+from mmcached.wire.sockets.channels import Frame, RouterChannel
+from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
+
+log = structlog.get_logger("mmcached.engine")
+
+POLL_INTERVAL_S = 0.25
+
+
+class EngineServer:
+    """The engine's sockets, row, books and loop. Call `poll` until told to stop, then `close`.
+
+    Args:
+        engine_index: which `workers-<i>.sock` is its.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        config: ServiceConfig,
+        engine_index: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._nonce = secrets.randbits(63)
+        self._scheduler = Scheduler(config)
+        self._requests: dict[int, Request] = {}
+        self._items = ItemFrames(config)
+        self._leases = LeaseBook(self._give_back)
+        self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
+        self._share = TurnShare.of(config.limits)
+        self._guard = Guard(ends=(InvariantError,))
+        self._num_finished = 0
+        self._num_steps_failed = 0
+        self._num_deaths_in_steps = 0
+        self._num_poisonous = 0
+        self._is_ready_told = False
+        with ExitStack() as stack:
+            context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
+            hello = to_frontend.EngineHello(engine_index, self._nonce, config.digest())
+            self._contact = FrontendContact(context, run_dir.engine_address, hello, clock())
+            stack.callback(self._contact.close)
+            self._worker_channel: RouterChannel[received.FromWorker] = stack.enter_context(
+                RouterChannel(context, run_dir.worker_address(engine_index), received.FromWorker)
+            )
+            self._kv_events = kv_event_publisher_from_config(context, config, run_dir.path, engine_index)
+            if self._kv_events is not None:
+                stack.callback(self._kv_events.close)
+            self._closing = stack.pop_all()
+        self._delivery = Delivery(self._contact)
+        self._group = WorkerGroup(
+            self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
+        )
+        self._steps = StepRunner(
+            self._scheduler,
+            self._group,
+            self._leases,
+            self._items,
+            nonce=self._nonce,
+            timeout_s=config.step_timeout_s,
+            clock=clock,
+        )
+        self._probes = EngineProbes(self._nonce, self._group, self._leases)
+        self._poller = zmq.Poller()
+        self._poller.register(self._contact.channel.socket, zmq.POLLIN)
+        self._poller.register(self._worker_channel.socket, zmq.POLLIN)
+        self._is_replaying = False
+        if self._kv_events is not None:
+            self._poller.register(self._kv_events.replay_socket, zmq.POLLIN)
+
+    # ---- the loop
+
+    def poll(self, timeout_s: float) -> None:
+        """Serve what has come, waiting up to `timeout_s` unless a step can start; then start one if possible.
+
+        Raises:
+            InvariantError: the books, the ranks or their caches contradict each other; the process must end.
+            PeerGone: a step is past its deadline; the process must end.
+            ConfigError: the frontend was started otherwise; the process must end.
+        """
+        wait_s = 0.0 if self._steps.can_start or self._is_replaying else timeout_s
+        ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
+        if self._worker_channel.socket in ready:
+            self._serve_workers()
+        if self._contact.channel.socket in ready:
+            self._serve_frontend()
+        self._contact.keep(self._clock())
+        self._tell_ready()
+        self._steps.check_deadline()
+        if self._steps.can_start:
+            failed = self._steps.start()
+            if failed is not None:
+                self._book(failed)
+        for request, error in self._scheduler.take_failed():
+            self._fail(request, error)
+        if self._kv_events is not None:  # last: the workers compute meanwhile
+            self._guard.call("KV events", self._publish, self._kv_events)
+
+    def _publish(self, publisher: KVEventPublisher) -> None:
+        self._is_replaying = False
+        publisher.publish(self._scheduler.kv_cache_manager.take_events())
+        self._is_replaying = publisher.serve_replay()
+
+    def close(self) -> None:
+        """Tell the workers to end, give up the row, close the sockets. A second call does nothing."""
+        if self._worker_channel.socket.closed:
+            return
+        self._group.tell_all(to_worker.Shutdown(self._nonce))
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the frontend
+
+    def _serve_frontend(self) -> None:
+        """Take in the frontend's share of a turn."""
+        for _ in self._share:
+            try:
+                received_now = self._contact.channel.try_receive()
+            except RemoteProtocolError as error:
+                log.warning("bad message from the frontend", reason=str(error))
+                continue
+            if received_now is None:
+                return
+            message, payload = received_now
+            if isinstance(message, received.Refused):
+                raise error_from_wire(message.error)
+            fault = self._guard.call("message of the frontend", self._handle_frontend, message, payload)
+            if fault is not None and isinstance(message, received.AddRequest):
+                self._scheduler.abort(message.request_id)
+                self._end_with(message.request_id, fault)
+
+    def _handle_frontend(self, message: received.FromFrontend, payload: list[Frame]) -> None:
+        match message:
+            case received.Ring():
+                former = self._contact.row
+                if self._contact.on_ring(message):
+                    self._start_over_with_frontend()
+                elif self._contact.row is not former:
+                    self._group.attach_all(self._contact.row)
+                self._is_ready_told = False
+            case received.RowAttached():
+                self._contact.on_row_attached(message)
+            case Barrier():
+                self._contact.on_barrier(message)
+            case received.Detached():
+                self._contact.on_detached(message)
+            case received.AddRequest():
+                self._add(message, payload)
+            case received.AbortRequest():
+                self._scheduler.abort(message.request_id)
+                self._forget(message.request_id)
+            case received.GetEngineStats():
+                self._contact.tell(to_frontend.EngineStatsReply(message.token, self.stats()))
+            case received.ProbeEngine():
+                is_ours = not isinstance(message.payload, Handle) or self._contact.receive(
+                    message.payload, message.lease
+                )
+                if is_ours and not self._probes.start(message, payload):
+                    self._contact.tell(to_frontend.EngineProbed(message.token, []))
+            case received.FlushEngine():
+                self._items.clear_cache()  # at once: what comes next counts on an empty one
+                self._scheduler.new_epoch()
+                self._contact.tell(to_frontend.EngineFlushed(message.token))
+
+    def _start_over_with_frontend(self) -> None:
+        """Another frontend has come: end the former one's requests, and bring the workers to the new ring."""
+        if self._requests:
+            log.warning("another frontend: its predecessor's requests end", requests=len(self._requests))
+        self._leases.forget_all()  # first: what ends now must not be given back to the new ring
+        for request_id in list(self._requests):
+            self._scheduler.abort(request_id)
+            self._forget(request_id)
+        self._items.clear()
+        self._probes.take_all()
+        self._group.attach_all(self._contact.row)
+
+    def _tell_ready(self) -> None:
+        if self._contact.is_accepted and self._group.are_all_attached and not self._is_ready_told:
+            self._is_ready_told = True
+            self._contact.tell(to_frontend.EngineReady(self._config.world_size))
+
+    # ---- requests
+
+    def _add(self, message: received.AddRequest, payload: list[Frame]) -> None:
+        """Take a request with its leases and items; what cannot be used is missed, and the request waits nowhere."""
+        request_id = message.request_id
+        if request_id in self._requests:
+            log.error("request came twice; the second is dropped", request_id=request_id)
+            return
+        try:
+            missed = self._hold_leases(message)
+            self._items.add(message, payload)
+            if missed:
+                raise CacheMiss(missed)
+            self._check_room()
+            request = self._make_request(message)
+            self._poisonous.check(request)
+            self._scheduler.add_request(request)
+        except CacheMiss as miss:
+            self._forget(request_id)
+            self._contact.tell(to_frontend.RequestMissed(request_id, miss.mm_hashes))
+        except MmcachedError as error:
+            self._end_with(request_id, error)
+        else:
+            self._requests[request_id] = request
+            self._delivery.open(request, is_streamed=message.is_streamed)
+
+    def _check_room(self) -> None:
+        """Raise `ServiceUnavailable` if there are as many requests as this engine takes."""
+        limit = self._config.max_num_requests
+        if len(self._requests) >= limit:
+            reason = f"the engine has {len(self._requests)} requests (max_num_requests = {limit}); try again later"
+            raise ServiceUnavailable(reason, field="max_num_requests", value=len(self._requests), limit=limit)
+
+    def _hold_leases(self, message: received.AddRequest) -> list[str]:
+        """Take note of the leases that came; return the items whose descriptor is not for this incarnation."""
+        missed = []
+        for feature in message.features:
+            if not isinstance(feature.payload, Handle):
+                continue
+            if feature.lease is None or not self._contact.receive(feature.payload, feature.lease):
+                missed.append(feature.mm_hash)
+            else:
+                self._leases.hold(message.request_id, feature.payload, feature.lease)
+        return missed
+
+    def _make_request(self, message: received.AddRequest) -> Request:
+        return Request(
+            request_id=message.request_id,
+            kind=message.kind,
+            prompt_token_ids=message.prompt_token_ids,
+            features=message.features,
+            max_tokens=message.max_tokens,
+            rows=message.rows,
+            tenant=message.tenant,
+            priority=message.priority,
+        )
+
+    def _forget(self, request_id: int) -> None:
+        """Let go of all that a request held outside the scheduler's books; its leases as soon as nobody reads."""
+        self._requests.pop(request_id, None)
+        self._items.forget(request_id)
+        self._delivery.forget(request_id)
+        self._leases.end_request(request_id)
+
+    def _fail(self, request: Request, error: MmcachedError) -> None:
+        """Answer a request, which the scheduler has ended, with an error."""
+        log.warning("request failed", request_id=request.request_id, code=error.code)
+        if isinstance(error, PoisonousRequest):
+            self._num_poisonous += 1
+            self._poisonous.add(request, error)
+        self._end_with(request.request_id, error)
+
+    def _end_with(self, request_id: int, error: MmcachedError) -> None:
+        self._forget(request_id)
+        self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
+
+    # ---- workers
+
+    def _serve_workers(self) -> None:
+        """Take in the workers' share of a turn; ZeroMQ takes from each of them in rotation."""
+        for _ in self._share:
+            raw = self._worker_channel.receive_raw()
+            if raw is None:
+                return
+            peer, frames = raw
+            try:
+                message, payload = self._worker_channel.decode(frames)
+            except RemoteProtocolError as error:
+                log.warning("bad message from a worker", peer=peer.hex(), reason=str(error))
+                continue
+            match message:
+                case received.WorkerHello():
+                    self._guard.call("hello of a worker", self._on_worker_hello, peer, message)
+                case received.WorkerAttached():
+                    self._guard.call("word of a worker", self._on_worker_attached, message)
+                case received.StepOutput() | received.StepFailed():
+                    # Not guarded: a step that is booked by half contradicts the books.
+                    finished = self._steps.take(message, payload)
+                    if finished is not None:
+                        self._book(finished)
+                case received.WorkerProbed():
+                    self._guard.call("word of a worker", self._on_worker_probed, message)
+
+    def _on_worker_hello(self, peer: bytes, message: received.WorkerHello) -> None:
+        accepted = self._group.hello(peer, message)
+        if accepted is None:
+            return
+        link, has_replaced = accepted
+        if self._contact.is_ring_known and not link.is_attached:
+            self._group.attach(link, self._contact.row)
+        if has_replaced:
+            fatal = self._steps.computed_by(link.rank)
+            requests = [] if fatal is None else fatal.request_ids()
+            log.warning("rank replaced: all caches start over", rank=link.rank, was_computing=requests)
+            self._start_over_with_workers()
+            if fatal is not None:
+                self._num_deaths_in_steps += 1
+                self._scheduler.blame_death(fatal)
+
+    def _on_worker_attached(self, message: received.WorkerAttached) -> None:
+        link = self._group.attached(message, self._contact.row)
+        if link is None:
+            return
+        log.info("worker attached", rank=link.rank, device=link.device)
+        if link.former_epoch is not None:
+            # It holds the byte of its rank: the former process is certified dead and reads nothing any more.
+            self._leases.worker_died(link.former_epoch)
+            link.former_epoch = None
+        if self._group.are_all_attached:
+            self._contact.close_former_rows()
+
+    def _start_over_with_workers(self) -> None:
+        """A rank has lost its caches: the step in flight is void, no book holds, running requests start at token 0."""
+        self._scheduler.reset()
+        self._steps.void()
+        for token in self._probes.take_all():
+            self._contact.tell(to_frontend.EngineProbed(token, []))
+        self._group.tell_all(to_worker.ClearCaches(self._nonce))
+
+    def _on_worker_probed(self, message: received.WorkerProbed) -> None:
+        if message.engine_nonce != self._nonce:
+            return
+        checksums = self._probes.answered(message)
+        if checksums is not None:
+            self._contact.tell(to_frontend.EngineProbed(message.token, checksums))
+
+    # ---- steps
+
+    def _book(self, finished: FinishedStep) -> None:
+        if finished.output is not None:
+            self._commit(finished, finished.output)
+        elif finished.error is not None:
+            self._withdraw(finished, finished.error)
+
+    def _commit(self, done: FinishedStep, output: received.StepOutput) -> None:
+        step = done.step
+        self._delivery.gather(output, done.payload, self._requests)
+        sampled = {entry.request_id: entry.token_id for entry in output.sampled}
+        finished = self._scheduler.commit(step, sampled, done.prefix_report, output.missing)
+        if self._config.debug_check_workers:
+            book = self._scheduler.encoder_cache_manager
+            check_encoder_caches(book.ready_keys(), book.lingering_keys(), done.encoder_keys, step=step.step_id)
+        for request in finished:
+            if request.request_id in self._requests:
+                self._num_finished += 1
+                self._delivery.answer(request)
+                self._forget(request.request_id)
+        self._delivery.tell_streams(step, output)  # those that were just answered are streamed no more
+
+    def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
+        """A worker could not run the step: none of it counts, and its requests are tried one by one."""
+        step = done.step
+        log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
+        self._num_steps_failed += 1
+        self._scheduler.withdraw(step, done.prefix_report)
+        self._scheduler.blame_failure(step, error_from_wire(error))
+
+    # ---- looking in
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            steps=self._steps.num_steps,
+            steps_failed=self._num_steps_failed,
+            deaths_in_steps=self._num_deaths_in_steps,
+            poisonous_requests=self._num_poisonous,
+            faults=self._guard.num_faults,
+            requests_running=self._scheduler.num_running,
+            requests_waiting=self._scheduler.num_waiting,
+            requests_finished=self._num_finished,
+            preemptions=self._scheduler.num_preemptions,
+            leases_held=len(self._leases),
+            kv=self._scheduler.kv_cache_manager.stats(),
+            encoder=self._encoder_stats(),
+            workers=self._steps.worker_stats,
+        )
+
+    def _encoder_stats(self) -> EncoderCacheStats:
+        book, row = self._scheduler.encoder_cache_manager, self._group.embedding_row
+        if row is None:
+            return book.stats()
+        in_bytes = EncoderBytes.of(self._scheduler.encoder_budget, book, row)
+        return msgspec.structs.replace(
+            book.stats(),
+            bytes_used=in_bytes.used_bytes,
+            bytes_total=in_bytes.cache_bytes,
+            step_bytes=in_bytes.compute_bytes,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if the books contradict each other."""
+        self._scheduler.check_integrity()
+        self._leases.check_integrity()
+
+    def _give_back(self, handle: Handle) -> None:
+        self._contact.give_back(handle)
+
+
+def main(run_dir: Path, engine_index: int) -> int:
+    """Run one engine of a run directory until SIGTERM; return the exit status (1: it had to end, the log says why)."""
+    directory = RunDir(run_dir)
+    config = ServiceConfig.load(directory.config)
+    stop = StopFlag()
+    page = StatsPublisher(directory.stats_page, RoleName("engine", engine_index))
+    with page, EngineServer(directory, config, engine_index) as engine:
+        try:
+            while not stop.is_set:
+                engine.poll(POLL_INTERVAL_S)
+                page.publish_if_due(engine.stats)
+        except MmcachedError as error:
+            log.error("the engine ends", code=error.code, reason=str(error))
+            return 1
+        except Exception as error:
+            log.error("the engine ends", code=type(error).__name__, where=places(error))
+            return 1
+    return 0

@@ -1,0 +1,71 @@
+"""The outputs of the step in flight, as they come in from the ranks."""
+
+from __future__ import annotations
+
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.engine import PrefixReport, StepFailed, StepOutput
+from mmcached.wire.sockets.channels import Frame
+
+Result = StepOutput | StepFailed
+
+
+class StepResults:
+    """Complete when each rank has answered; the ranks must have computed the same.
+
+    Args:
+        deadline: on the engine's clock; later the step counts as hung.
+    """
+
+    def __init__(self, step: int, world_size: int, deadline: float) -> None:
+        self.step = step
+        self.deadline = deadline
+        self._world_size = world_size
+        self._results: dict[int, tuple[Result, list[Frame]]] = {}
+
+    def add(self, rank: int, result: Result, payload: list[Frame]) -> None:
+        self._results[rank] = (result, payload)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._results) == self._world_size
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if rank not in self._results]
+
+    def failure(self) -> StepFailed | None:
+        """Return the first failure in rank order, or None if every rank has run the step.
+
+        Raises:
+            InvariantError: a rank was told to use what it does not have; all that follows from the books is in doubt.
+        """
+        ordered = ((rank, self._results[rank][0]) for rank in sorted(self._results))
+        failures = [(rank, result) for rank, result in ordered if isinstance(result, StepFailed)]
+        for rank, failed in failures:
+            if failed.error.code == InvariantError.code:
+                raise InvariantError(f"step {self.step}: rank {rank} contradicts the books: {failed.error.message}")
+        return failures[0][1] if failures else None
+
+    def encoder_keys(self) -> dict[int, list[str] | None]:
+        """Return what the encoder cache of each rank that has run the step holds behind it, as far as it says so."""
+        return {rank: output.encoder_keys for rank, output in self._outputs().items()}
+
+    def prefix_report(self) -> PrefixReport:
+        """Return what rank 0 says of its prefix store, whether it has run the step or not."""
+        return self._results[0][0].prefix_report
+
+    def answer(self) -> tuple[StepOutput, list[Frame]]:
+        """Return rank 0's output with its payload.
+
+        Raises:
+            InvariantError: the ranks computed different things.
+        """
+        outputs = self._outputs()
+        first = outputs[0]
+        differing = [rank for rank, output in outputs.items() if output.digest != first.digest]
+        if differing:
+            raise InvariantError(f"step {self.step}: ranks {differing} computed something else than rank 0")
+        return first, self._results[0][1]
+
+    def _outputs(self) -> dict[int, StepOutput]:
+        return {rank: result for rank, (result, _) in self._results.items() if isinstance(result, StepOutput)}

@@ -1,0 +1,202 @@
+"""One step at a time: from the books to the workers, and what they have made of it back.
+
+    idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to book
+                          |
+                          +-- void: a rank has lost its caches --> idle when every living rank has answered or died
+
+Answers to a void step count for nothing but their reads; but nothing new is started beside it, so that a worker dies of
+the step that it was given last.
+
+Books the reads that a step makes under leases, before its plan is sent. Publishes nothing: that is `Scheduler.commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.plan import build_plan, leases_read
+from mmcached.engine.server.step_results import Result, StepResults
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone, error_to_wire
+from mmcached.wire.messages.engine import PrefixReport, StepOutput
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.stats import WorkerStats
+
+log = structlog.get_logger("mmcached.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that every rank has answered: rank 0's output with its payload, or the error of the first that failed.
+
+    Attributes:
+        prefix_report: what rank 0 says of its prefix store.
+        encoder_keys: what the encoder cache of each rank holds now; None from ranks that do not say.
+    """
+
+    step: ScheduledStep
+    output: StepOutput | None
+    payload: list[Frame]
+    error: ErrorInfo | None
+    prefix_report: PrefixReport
+    encoder_keys: dict[int, list[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that workers compute.
+
+    Attributes:
+        given_to: the workers that were sent its plan: their epochs by rank.
+    """
+
+    step: ScheduledStep
+    results: StepResults
+    given_to: dict[int, int]
+
+    def computing(self) -> dict[int, int]:
+        """Return those of them that have not answered."""
+        missing = self.results.missing_ranks
+        return {rank: epoch for rank, epoch in self.given_to.items() if rank in missing}
+
+
+class StepRunner:
+    """The step in flight of one engine.
+
+    Args:
+        timeout_s: how long a step may take before it counts as hung.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        group: WorkerGroup,
+        leases: LeaseBook,
+        items: ItemFrames,
+        *,
+        nonce: int,
+        timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._group = group
+        self._leases = leases
+        self._items = items
+        self._nonce = nonce
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._in_flight: _InFlight | None = None
+        self._void: _InFlight | None = None
+        self._worker_stats: dict[int, WorkerStats] = {}
+        self.num_steps = 0
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self._in_flight is not None
+
+    @property
+    def can_start(self) -> bool:
+        is_idle = self._in_flight is None and (self._void is None or not self._is_void_computed())
+        return is_idle and self._group.are_all_attached and self._scheduler.has_work()
+
+    @property
+    def worker_stats(self) -> list[WorkerStats]:
+        """What each worker has last told of itself, by rank."""
+        return [self._worker_stats[rank] for rank in sorted(self._worker_stats)]
+
+    def start(self) -> FinishedStep | None:
+        """Schedule a step and send its plan to every worker. Nothing happens if there is nothing to do.
+
+        Returns:
+            the step, failed, if no plan can be made of it; no worker has heard of it then.
+        """
+        step = self._scheduler.schedule()
+        if step is None:
+            return None
+        try:
+            plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=0)
+            # Booked before the first plan is sent: a fast worker's read_done may not come first.
+            self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
+        except Exception as error:
+            log.exception("no plan can be made of a step", step=step.step_id)
+            reason = f"no plan can be made of its step: {type(error).__name__}; see the engine's log, and report it"
+            return FinishedStep(step, None, [], error_to_wire(InvariantError(reason)), {}, {})
+        links = self._group.in_rank_order()
+        results = StepResults(step.step_id, len(links), self._clock() + self._timeout_s)
+        self._in_flight = in_flight = _InFlight(step, results, {})
+        for link in links:
+            try:
+                self._group.send(link, msgspec.structs.replace(plan, worker_epoch=link.worker_epoch), payload)
+            except PeerGone:
+                # Its successor's hello voids the step; if none comes, the step's deadline ends it.
+                log.warning("worker gone", rank=link.rank)
+            else:
+                in_flight.given_to[link.rank] = link.worker_epoch
+        self.num_steps += 1
+        return None
+
+    def take(self, result: Result, payload: list[Frame]) -> FinishedStep | None:
+        """Take a rank's answer; return the step if it was the last one awaited.
+
+        Reads that are done count whatever step they belong to; all else counts only for the step in flight.
+
+        Raises:
+            InvariantError: the ranks computed different things, or one contradicts the books.
+        """
+        link = self._group.by_epoch(result.worker_epoch)
+        if link is None or result.engine_nonce != self._nonce:
+            return None
+        for done in result.read_done:
+            self._leases.read_done(result.worker_epoch, done.step, done.seq)
+        if isinstance(result, StepOutput):
+            self._worker_stats[link.rank] = result.stats
+        if self._void is not None and result.step == self._void.step.step_id:
+            self._void.results.add(link.rank, result, payload)
+        if self._in_flight is None or result.step != self._in_flight.step.step_id:
+            return None
+        step, results = self._in_flight.step, self._in_flight.results
+        results.add(link.rank, result, payload)
+        if not results.is_complete:
+            return None
+        self._in_flight = None
+        failure = results.failure()
+        if failure is not None:
+            return FinishedStep(step, None, [], failure.error, results.prefix_report(), {})
+        output, frames = results.answer()
+        return FinishedStep(step, output, frames, None, results.prefix_report(), results.encoder_keys())
+
+    def computed_by(self, rank: int) -> ScheduledStep | None:
+        """Return the step in flight if this rank was given it and has not answered: the one that it has died of."""
+        if self._in_flight is None or rank not in self._in_flight.computing():
+            return None
+        return self._in_flight.step
+
+    def void(self) -> None:
+        """Forget the step in flight: its caller has reset the books."""
+        if self._in_flight is not None:
+            self._void, self._in_flight = self._in_flight, None
+
+    def check_deadline(self) -> None:
+        """Raises:
+        PeerGone: the step in flight is hung; the text names the ranks that have not answered.
+        """
+        hung = self._in_flight
+        if hung is None:
+            hung = self._void if self._is_void_computed() else None
+        if hung is not None and self._clock() > hung.results.deadline:
+            missing = hung.results.missing_ranks
+            raise PeerGone(f"step {hung.step.step_id}: no output of rank(s) {missing} in {self._timeout_s} s")
+
+    def _is_void_computed(self) -> bool:
+        """Whether a worker that lives may still compute the step that was voided last; forget it if none does."""
+        if self._void is not None and set(self._void.computing().values()).isdisjoint(self._group.epochs):
+            self._void = None
+        return self._void is not None

@@ -1,0 +1,145 @@
+"""The workers of one engine: who is connected, who is attached, and what goes to all of them.
+
+    hello --> attaching --> attached          again for each new ring
+A rank whose process is another one than before has lost its caches: the whole group must start over, see `hello`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from mmcached.engine.encoder.encoder_bytes import EmbeddingRow
+from mmcached.shm import ReaderRow
+from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGone, error_to_wire
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
+from mmcached.wire.sockets.channels import Frame, RouterChannel
+
+log = structlog.get_logger("mmcached.engine")
+
+
+@dataclass(slots=True)
+class WorkerLink:
+    """One worker, by rank.
+
+    Attributes:
+        is_attached: it holds its byte and its share of the row: plans may go there.
+        embedding_row: what its encoder cache keeps of one embedding; None until it has said so.
+        former_epoch: the process that had the rank before, until it is certified dead.
+    """
+
+    peer: bytes
+    rank: int
+    worker_epoch: int
+    device: str
+    is_attached: bool = False
+    embedding_row: EmbeddingRow | None = None
+    former_epoch: int | None = None
+
+
+class WorkerGroup:
+    """The ranks of one engine."""
+
+    def __init__(self, channel: RouterChannel[FromWorker], world_size: int, *, nonce: int, config_digest: str) -> None:
+        self._channel = channel
+        self._world_size = world_size
+        self._nonce = nonce
+        self._config_digest = config_digest
+        self._links: dict[int, WorkerLink] = {}
+
+    def hello(self, peer: bytes, message: WorkerHello) -> tuple[WorkerLink, bool] | None:
+        """Take note of a worker.
+
+        Returns:
+            its link, and whether it has replaced another process of its rank; None if it was refused.
+        """
+        if message.config_digest != self._config_digest:
+            limit = f"the engine has {self._config_digest}: restart both"
+            error = ConfigError("config digest", message.config_digest, limit)
+            log.error("worker refused", rank=message.rank, reason=str(error))
+            self._send_or_log(peer, message.rank, to_worker.WorkerRefused(error_to_wire(error)))
+            return None
+        former = self._links.get(message.rank)
+        if former is not None and former.worker_epoch == message.worker_epoch:
+            former.peer = peer
+            return former, False
+        link = WorkerLink(peer, message.rank, message.worker_epoch, message.device)
+        if former is not None:
+            link.former_epoch = former.worker_epoch if former.former_epoch is None else former.former_epoch
+        self._links[message.rank] = link
+        return link, former is not None
+
+    def attach(self, link: WorkerLink, row: ReaderRow | None) -> None:
+        """Ask a worker to attach under the engine's row; the answer is `WorkerAttached`."""
+        link.is_attached = False
+        announcement = None if row is None else row.announcement
+        row_index, nonce = (0, 0) if row is None else (row.row, row.nonce)
+        self._send_or_log(link.peer, link.rank, to_worker.Attach(self._nonce, announcement, row_index, nonce))
+
+    def attach_all(self, row: ReaderRow | None) -> None:
+        for link in self.in_rank_order():
+            self.attach(link, row)
+
+    def attached(self, message: WorkerAttached, row: ReaderRow | None) -> WorkerLink | None:
+        """Take note of an answer; return the link unless it is stale, of another process, ring or engine."""
+        link = self.by_epoch(message.worker_epoch)
+        ring_epoch = 0 if row is None else row.announcement.epoch
+        if link is None or message.engine_nonce != self._nonce or message.ring_epoch != ring_epoch:
+            return None
+        link.is_attached = True
+        if message.embedding_width:
+            link.embedding_row = EmbeddingRow(message.embedding_width, message.embedding_itemsize)
+        return link
+
+    def by_epoch(self, worker_epoch: int) -> WorkerLink | None:
+        return next((link for link in self._links.values() if link.worker_epoch == worker_epoch), None)
+
+    @property
+    def are_all_attached(self) -> bool:
+        return len(self._links) == self._world_size and all(link.is_attached for link in self._links.values())
+
+    @property
+    def embedding_row(self) -> EmbeddingRow | None:
+        """What the workers keep of one embedding: the largest, if they differ; None if none has said so."""
+        rows = [link.embedding_row for link in self._links.values() if link.embedding_row is not None]
+        return max(rows, key=lambda row: row.nbytes, default=None)
+
+    @property
+    def epochs(self) -> list[int]:
+        return [link.worker_epoch for link in self.in_rank_order()]
+
+    def in_rank_order(self) -> list[WorkerLink]:
+        return [self._links[rank] for rank in sorted(self._links)]
+
+    def send(self, link: WorkerLink, message: to_worker.FromEngineToWorker, payload: Sequence[Frame] = ()) -> None:
+        """Queue a message that must arrive, or raise.
+
+        Raises:
+            PeerGone, ChannelFull: it was not queued; a worker that is gone is attached no more.
+        """
+        try:
+            self._channel.send(link.peer, message, payload)
+        except PeerGone:
+            link.is_attached = False
+            raise
+
+    def tell_all(self, message: to_worker.FromEngineToWorker) -> None:
+        """Queue a message for every worker; one that is gone starts over anyway, and is attached no more."""
+        for link in self.in_rank_order():
+            try:
+                self.send(link, message)
+            except (PeerGone, ChannelFull) as error:
+                _log_untold(link.rank, message, error)
+
+    def _send_or_log(self, peer: bytes, rank: int, message: to_worker.FromEngineToWorker) -> None:
+        try:
+            self._channel.send(peer, message)
+        except (PeerGone, ChannelFull) as error:
+            _log_untold(rank, message, error)
+
+
+def _log_untold(rank: int, message: object, error: MmcachedError) -> None:
+    log.warning("worker not told", rank=rank, message=type(message).__name__, reason=str(error))

@@ -1,0 +1,150 @@
+"""One request as the engine's books know it: its tokens, its multimodal items, how far it has been computed.
+
+Knows nothing of blocks, budgets or sockets; who schedules it moves it along. The token axis:
+
+    | prompt_token_ids                    | output_token_ids |
+    |---- computed ----|---------- to be computed ----------|
+    0                  num_computed_tokens                  num_tokens
+
+Invariant: `0 <= num_computed_tokens <= num_tokens`, and less than `num_tokens` while the request is not finished: the
+last known token has not been computed, its successor is what comes next. Output tokens survive preemption; they are
+recomputed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from mmcached.engine.kv.hashing.block_keys import LoraKey
+from mmcached.wire.messages.parts import Feature, RowsWanted
+from mmcached.wire.vocabulary import END_TOKEN_ID
+
+Kind = Literal["generate", "encode"]
+FinishReason = Literal["stop", "length"]
+
+
+class RequestStatus(enum.Enum):
+    """WAITING -> RUNNING -> FINISHED; back to WAITING by preemption, withdrawal or reset; ABORTED from anywhere."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class Request:
+    """A generation, or (kind "encode") a list of items of which only the embeddings are wanted.
+
+    Attributes:
+        request_id: books know a request by this alone: a second one with an id that is held goes on as the first.
+        token_ids: prompt and output, in one list; append only. Whoever changes a token in place forgets the digests
+            with `KVCacheManager.free_block_hashes`, or they tell what was there before.
+        lora: the adapter that computes it, if any.
+        prompt_embeds: digest of the row of embeddings that stands in the place of a token id, by position.
+        num_computed_tokens: tokens from position 0 on whose KV is in the request's blocks.
+        num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
+        num_emitted: items of an "encode" request whose embeddings have been returned, in order.
+        num_preemptions: how often it was set back for lack of KV blocks.
+        num_faults: steps it took part in that failed, or in which a worker died.
+        alone_until: a suspect of such a fault is computed alone until so many of its tokens (of an "encode" request:
+            items) are done; 0: it is none.
+        was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
+        block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up. An engine with
+            digests of its own puts them here: 32 bytes for each `hash_block_size` tokens, each covering all before it.
+        skip_reading_prefix_cache: compute everything; what it computes is published all the same.
+        priority: the lower, the earlier it is served, where the scheduler looks at it.
+        rows: the rows that its client wants, if any.
+        num_rows_delivered: rows before this position are not wanted any more: the client has them, or the engine has.
+        place: sorts requests by the order in which they are served; the scheduler gives it.
+        features_end: position behind the last placeholder of an item; 0 if there is none.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        kind: Kind,
+        prompt_token_ids: Sequence[int],
+        features: Sequence[Feature],
+        *,
+        max_tokens: int,
+        rows: RowsWanted | None = None,
+        tenant: str = "",
+        skip_reading_prefix_cache: bool = False,
+        lora: LoraKey | None = None,
+        prompt_embeds: Mapping[int, bytes] | None = None,
+        priority: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.kind = kind
+        self.features = list(features)
+        self.max_tokens = max_tokens
+        self.rows = rows
+        self.num_rows_delivered = rows.first_wanted if rows is not None else 0
+        self.tenant = tenant
+        self.lora = lora
+        self.prompt_embeds = dict(prompt_embeds or {})
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.priority = priority
+        self.place = (0, 0)
+        self.features_end = max((feature.offset + feature.length for feature in self.features), default=0)
+
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_emitted = 0
+        self.num_preemptions = 0
+        self.num_faults = 0
+        self.alone_until = 0
+        self.was_admitted = False
+        self.block_hashes: list[bytes] = []
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+
+    def __repr__(self) -> str:
+        progress = f"{self.num_computed_tokens}/{self.num_tokens} tokens, {len(self.features)} item(s)"
+        return f"Request({self.request_id}, {self.kind}, {self.status.value}, {progress})"
+
+    @property
+    def row_keys(self) -> Sequence[str]:
+        """Names of the tensors of which rows are wanted."""
+        return self.rows.keys if self.rows is not None else ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it ended, with an answer or without."""
+        return self.status in (RequestStatus.FINISHED, RequestStatus.ABORTED)
+
+    @property
+    def progress(self) -> int:
+        """How many tokens are computed; of an "encode" request, how many items are emitted."""
+        return self.num_emitted if self.kind == "encode" else self.num_computed_tokens
+
+    def append_output_token(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+
+    def reason_to_finish(self) -> FinishReason | None:
+        """Return why a generation is complete now, or None. Changes nothing."""
+        token_ids = self.token_ids
+        num_output_tokens = len(token_ids) - self.num_prompt_tokens
+        if token_ids[-1] == END_TOKEN_ID and num_output_tokens > 0:
+            return "stop"
+        return "length" if num_output_tokens >= self.max_tokens else None
+
+    def features_in(self, start: int, end: int) -> Iterator[tuple[int, Feature]]:
+        """Yield index and item for each item that covers a position of `[start, end)`, in prompt order."""
+        for index, feature in enumerate(self.features):
+            if feature.offset >= end:
+                return
+            if feature.offset + feature.length > start:
+                yield index, feature

@@ -1,0 +1,114 @@
+"""How a command looks at a running service from outside: through its HTTP socket, else through what it leaves behind.
+
+    seat taken?           no ──► nobody runs here: None
+          │ yes
+    GET /status           answered ──► the supervisor's word
+          │ not within the deadline
+    stats page, /proc, a probe of our own ──► `source = "page"`, and the reason says that the supervisor does not answer
+
+Asks at the unix socket in the run directory, in which nobody else can put one; no file says where to ask. What the page
+needs is imported only then: numpy comes with it, and a command that is answered must start fast.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+
+import msgspec
+
+from mmcached.cli.serve.seat import supervisor_pid
+from mmcached.cli.watch.service_status import (
+    PageView,
+    Readiness,
+    ServiceStatus,
+    Snapshots,
+    gather_status,
+    process_state,
+)
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError, ServiceUnavailable
+from mmcached.wire.paths import RunDir
+
+HTTP_SLACK_S = 2.0
+"""How much longer than the probe an answer of the supervisor may take."""
+
+
+def look_at(run_dir: Path) -> ServiceStatus | None:
+    """Return what is known of the service, whatever state it is in; None if none runs there. Bounded in time."""
+    config = saved_config(run_dir)
+    try:
+        pid = supervisor_pid(run_dir)
+    except ServiceUnavailable as error:
+        silence = str(error)
+    else:
+        if pid is None:
+            return None
+        try:
+            answer = fetch(run_dir, "/status", 2 * config.probe_timeout_s + HTTP_SLACK_S)
+            return msgspec.json.decode(answer, type=ServiceStatus)
+        except (OSError, http.client.HTTPException, msgspec.DecodeError, MmcachedError) as error:
+            silence = f"the supervisor (pid {pid}) does not answer ({_in_words(pid, error)})"
+    from mmcached.cli.watch.readiness import ReadinessCheck
+
+    snapshots, note = _read_page(run_dir)
+    view = PageView(run_dir, config, snapshots)
+    found = ReadinessCheck(view, lambda: snapshots).check()
+    reason = "; ".join(filter(None, (silence, note, found.reason)))
+    return gather_status(view, snapshots, Readiness(found.ready, reason), source="page")
+
+
+def fetch(run_dir: Path, path: str, timeout_s: float) -> bytes:
+    """Return what the service's HTTP socket says, whatever its status code.
+
+    Raises:
+        ServiceUnavailable, ConfigError: as `RunDir.check`.
+        OSError, HTTPException: no answer.
+    """
+    directory = RunDir(run_dir)
+    directory.check()
+    connection = _UnixConnection(directory.http_socket, timeout_s)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def saved_config(run_dir: Path) -> ServiceConfig:
+    """Return the configuration that the service in this directory was started with; defaults if none was yet."""
+    directory = RunDir(run_dir)
+    try:
+        directory.check()
+    except ServiceUnavailable:
+        return ServiceConfig()
+    return ServiceConfig.load(directory.config) if directory.config.exists() else ServiceConfig()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _read_page(run_dir: Path) -> tuple[Snapshots, str]:
+    """Return what the page says, and what kept us from reading it."""
+    from mmcached.shm.stats.page import StatsPageReader
+
+    try:
+        with StatsPageReader(RunDir(run_dir).stats_page) as reader:
+            return reader.read(), ""
+    except MmcachedError as error:
+        return {}, str(error)
+
+
+def _in_words(pid: int, error: Exception) -> str:
+    if process_state(pid) in ("T", "t"):
+        return "it is stopped, state T"
+    return str(error) or type(error).__name__

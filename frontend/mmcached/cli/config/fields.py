@@ -1,0 +1,94 @@
+"""What can be set, and what each setting is called in each layer. All of it follows from the fields of `ServiceConfig`.
+
+    field                    command line                 environment                file
+    world_size               --world-size, --workers      MMC_WORLD_SIZE             world_size
+    enable_prefix_caching    --[no-]enable-prefix-…       MMC_ENABLE_PREFIX_CACHING  enable_prefix_caching
+    model.hidden_size        --model.hidden-size          MMC_MODEL__HIDDEN_SIZE     hidden_size in table [model]
+    _api_process_count       --api-process-count          MMC_API_PROCESS_COUNT      with or without the underscore
+
+Knows nothing about layers, their order, or values. Imports no pydantic.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.process.death import PARENT_PID_VARIABLE
+
+ENVIRONMENT_PREFIX = "MMC_"
+DEFAULT = "default"
+"""The origin of what no layer has set."""
+ALIASES: Mapping[str, str] = MappingProxyType({"workers": "world_size"})
+"""Other names of settings, in every layer."""
+
+# These begin like settings, but are words between processes: the failpoint of a test, the parent of a child.
+RESERVED_VARIABLES = frozenset({"MMC_CRASH_AT", PARENT_PID_VARIABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the configuration that is no section.
+
+    Attributes:
+        path: dotted name of the field, as `ConfigError` names it: `model.hidden_size`.
+        type: what its value must be, as annotated in the Struct.
+    """
+
+    path: str
+    type: Any
+
+    @property
+    def key(self) -> str:
+        """The path without leading underscore."""
+        return self.path.removeprefix("_")
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def negation(self) -> str | None:
+        """The flag that says false, or None if the setting is not true or false."""
+        return "--no-" + self.flag.removeprefix("--") if self.type is bool else None
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.key.replace(".", "__").upper()
+
+
+def _settings_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
+    for field in msgspec.structs.fields(struct):
+        if is_section(field.type):
+            yield from _settings_of(field.type, f"{prefix}{field.name}.")
+        else:
+            yield Setting(prefix + field.name, field.type)
+
+
+def is_section(field_type: Any) -> bool:
+    """Return whether a field of this type holds settings of its own."""
+    return isinstance(field_type, type) and issubclass(field_type, msgspec.Struct)
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.path: setting for setting in _settings_of(ServiceConfig)})
+SECTIONS = frozenset(path.rpartition(".")[0] for path in SETTINGS if "." in path)
+
+
+def is_setting_variable(name: str) -> bool:
+    """Return whether an environment variable is meant for the configuration, rightly spelt or not."""
+    return name.startswith(ENVIRONMENT_PREFIX) and name not in RESERVED_VARIABLES
+
+
+def unknown_setting(name: str, value: str, layer: str, known: Iterable[str]) -> ConfigError:
+    """Return the error about a name that is no setting; it proposes the nearest of the known ones."""
+    by_folded = {spelling.casefold(): spelling for spelling in known}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+    advice = f"did you mean {by_folded[near[0]]}?" if near else "`mmcached config show` lists all settings"
+    return ConfigError(name, value, f"unknown setting ({layer}); {advice}")

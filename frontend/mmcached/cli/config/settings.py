@@ -1,0 +1,222 @@
+"""The configuration of a service out of its four layers; each one overrules those below.
+
+    command line    --world-size 4                     `mmcached.cli.config.arguments`
+    environment     MMC_WORLD_SIZE=4
+    file            world_size = 4                     TOML; or the JSON that `ServiceConfig.save` writes
+    defaults        world_size: int = 2                `ServiceConfig`
+
+    layers --> {path: (value, origin)} --> units --> types --> ServiceConfig, which checks the ranges
+
+`ServiceConfig` stays the one list of fields, types, defaults and limits: the model that pydantic-settings needs to read
+environment and file is made from it. A value of a higher layer hides what a lower one says about the same field, right
+or wrong; an unknown name is an error in every layer. Roles never come here: they read the `config.json` that results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+from pydantic import BaseModel, create_model
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from mmcached.cli.config.arguments import LAYER as COMMAND_LINE
+from mmcached.cli.config.arguments import parse_arguments
+from mmcached.cli.config.fields import (
+    ALIASES,
+    DEFAULT,
+    ENVIRONMENT_PREFIX,
+    SECTIONS,
+    SETTINGS,
+    Setting,
+    is_section,
+    is_setting_variable,
+    unknown_setting,
+)
+from mmcached.cli.config.units import in_unit_of, unit_of
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.version import VERSION_FIELD
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration, and where each of its values comes from.
+
+    Attributes:
+        origins: by dotted path of every field: "default", "file F", "environment MMC_X" or "command line --x".
+    """
+
+    config: ServiceConfig
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as a layer has it, and the layer's name for it."""
+
+    value: object
+    origin: str
+
+
+def load_config(
+    *, file: Path | None, environment: Mapping[str, str], arguments: Sequence[str], other_flags: Sequence[str] = ()
+) -> LoadedConfig:
+    """Read all layers and make the configuration of them.
+
+    Args:
+        file: TOML or JSON, told apart by suffix.
+        environment: all of it; what does not begin with MMC_ is passed over.
+        arguments: flags of settings, as on a command line.
+        other_flags: the command's own flags, to be proposed for a misspelt one.
+    Raises:
+        ConfigError: an unknown name, or a value of the wrong unit or type, or outside its limits; names field, value,
+            limit and layer. Or the file cannot be read.
+    """
+    # A later operand of | overrules an earlier one: this line is the precedence.
+    given = _file_layer(file) | _environment_layer(environment) | _command_line_layer(arguments, other_flags)
+    origins = {path: given[path].origin if path in given else DEFAULT for path in SETTINGS}
+    nested: dict[str, Any] = {}
+    for path, item in given.items():
+        *sections, name = path.split(".")
+        fields = nested
+        for section in sections:
+            fields = fields.setdefault(section, {})
+        fields[name] = _converted(SETTINGS[path], item)
+    try:
+        config = ServiceConfig.from_fields(nested)
+    except ConfigError as error:
+        origin = origins.get(str(error.details["field"]), DEFAULT)
+        raise _config_error(error.details["field"], error.details["value"], error.details["limit"], origin) from error
+    return LoadedConfig(config, origins)
+
+
+def _command_line_layer(arguments: Sequence[str], other_flags: Sequence[str]) -> dict[str, Given]:
+    found = parse_arguments(arguments, other_flags)
+    return {path: Given(text, f"{COMMAND_LINE} {flag}") for path, (text, flag) in found.items()}
+
+
+def _environment_layer(environment: Mapping[str, str]) -> dict[str, Given]:
+    ours = {name: text for name, text in environment.items() if is_setting_variable(name)}
+    known = {setting.variable: setting for setting in SETTINGS.values()}
+    for alias, path in ALIASES.items():
+        name = f"{ENVIRONMENT_PREFIX}{alias.upper()}"
+        if name in ours:
+            text = ours.pop(name)
+            if ours.setdefault(SETTINGS[path].variable, text) != text:
+                raise _config_error(path, text, f"set by both {name} and {SETTINGS[path].variable}", "environment")
+    for name, text in ours.items():
+        if name not in known:
+            raise unknown_setting(name, text, "environment", known)
+    source = EnvSettingsSource(_MODEL, case_sensitive=False, env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
+    # The source has read os.environ; it looks names up in lower case.
+    source.env_vars = {name.lower(): text for name, text in ours.items()}
+    return {
+        setting.path: Given(value, f"environment {setting.variable}")
+        for setting, value in _flatten(source(), "environment")
+    }
+
+
+def _file_layer(file: Path | None) -> dict[str, Given]:
+    if file is None:
+        return {}
+    origin = f"file {file}"
+    return {setting.path: Given(value, origin) for setting, value in _flatten(_content(file), origin)}
+
+
+def _content(file: Path) -> dict[str, Any]:
+    if file.suffix not in (".toml", ".json"):
+        raise ConfigError("config", str(file), "must end in .toml or .json")
+    try:
+        # The TOML source takes a missing file for an empty one.
+        content = file.read_bytes()
+        if file.suffix == ".json":
+            fields = msgspec.json.decode(content, type=dict[str, Any])
+            fields.pop(VERSION_FIELD, None)  # a run directory's file may serve as a file of settings
+            return fields
+        return TomlConfigSettingsSource(_MODEL, file.absolute())()
+    except OSError as error:
+        raise ConfigError("config", str(file), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("config", str(file), f"cannot be understood: {error}") from error
+
+
+def _flatten(nested: Mapping[str, Any], layer: str) -> list[tuple[Setting, Any]]:
+    """List settings with their values; raise `ConfigError` for an unknown name and for one that comes twice."""
+    by_key = {setting.key: setting for setting in SETTINGS.values()}
+    found: dict[str, tuple[Setting, Any]] = {}
+    for name, value in _leaves(nested, ""):
+        setting = SETTINGS.get(ALIASES.get(name, name)) or by_key.get(name)
+        if name in SECTIONS:
+            members = ", ".join(path for path in SETTINGS if path.startswith(f"{name}."))
+            raise _config_error(name, value, f"is a section; set {members}", layer)
+        if setting is None:
+            raise unknown_setting(name, str(value), layer, by_key)
+        if setting.path in found:
+            raise _config_error(name, value, f"set twice, also as {setting.path}", layer)
+        found[setting.path] = (setting, value)
+    return list(found.values())
+
+
+def _leaves(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in nested.items():
+        if prefix + name in SECTIONS and isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _converted(setting: Setting, given: Given) -> object:
+    """Return the value in the field's unit and of the field's type; text is read where it means a number or a bool."""
+    value, origin = given.value, given.origin
+    try:
+        if isinstance(value, str):
+            value.encode()  # an environment variable need not be UTF-8; config.json must be
+        return msgspec.convert(in_unit_of(setting.path, value), setting.type, strict=False)
+    except ConfigError as error:
+        raise _config_error(setting.path, value, error.details["limit"], origin) from error
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise _config_error(setting.path, value, _limit(setting), origin) from error
+
+
+def _limit(setting: Setting) -> str:
+    """Say what the value of a setting must look like."""
+    if get_origin(setting.type) is Literal:
+        return f"must be one of {', '.join(map(str, get_args(setting.type)))}"
+    must_be = {
+        int: "a whole number",
+        int | None: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text in UTF-8",
+    }
+    kind = must_be.get(setting.type, str(setting.type))
+    unit = unit_of(setting.path)
+    return f"must be {kind} of {unit.name}, or like {unit.example}" if unit else f"must be {kind}"
+
+
+def _config_error(field: object, value: object, limit: object, origin: str) -> ConfigError:
+    shown = value if isinstance(value, str | int | float) else str(value)
+    return ConfigError(str(field), shown, f"{limit} ({origin})")
+
+
+def _model_of(struct: type[msgspec.Struct], base: type[BaseModel]) -> type[Any]:
+    """Make the pydantic model that has the Struct's fields; pydantic allows no leading underscore."""
+    fields: dict[str, Any] = {
+        field.name.removeprefix("_"): (
+            _model_of(field.type, BaseModel) if is_section(field.type) else field.type,
+            None,
+        )
+        for field in msgspec.structs.fields(struct)
+    }
+    return create_model(struct.__name__, __base__=base, **fields)
+
+
+class _ExactNames(BaseSettings):
+    model_config = SettingsConfigDict(case_sensitive=True)
+
+
+_MODEL: type[BaseSettings] = _model_of(ServiceConfig, _ExactNames)

@@ -1,0 +1,92 @@
+"""`mmcached config show`: the configuration that a service would start with, and where each value comes from.
+
+Without `--json` the output is TOML, so that it can be kept in a file and given back by `--config`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from mmcached.cli.config.fields import DEFAULT, SETTINGS
+from mmcached.cli.config.texts import INTERNAL, describe
+
+if TYPE_CHECKING:
+    from mmcached.cli.config.settings import LoadedConfig
+    from mmcached.wire.config import ServiceConfig
+
+# Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
+TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings, or a JSON file that a service wrote.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    config = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+    config.command(context_settings=TAKES_SETTINGS)(show)
+    app.add_typer(config, name="config")
+
+
+def show(
+    context: typer.Context,
+    config: ConfigOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say which layer has set each value.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is for our own tests only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
+) -> None:
+    """Print every setting as a service started with the same flags, environment and file would have it.
+
+    Every setting is a flag here, as it is for `serve`.
+    """
+    loaded = load(context, config)
+    if as_json:
+        plain = msgspec.to_builtins(loaded.config)
+        typer.echo(json.dumps({"config": plain, "origins": loaded.origins} if origin else plain, indent=2))
+    else:
+        typer.echo("\n".join(_toml_lines(loaded, with_origin=origin, everything=everything)))
+
+
+def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) -> LoadedConfig:
+    """Read the configuration for a command whose context has `TAKES_SETTINGS`.
+
+    Args:
+        more: arguments that stand before those which the command has left.
+    """
+    from mmcached.cli.config.settings import load_config
+
+    own_flags = [flag for parameter in context.command.params for flag in parameter.opts]
+    return load_config(file=file, environment=os.environ, arguments=[*more, *context.args], other_flags=own_flags)
+
+
+def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) -> list[str]:
+    # What somebody has set is shown: the output is a file that gives the same configuration.
+    paths = [path for path in SETTINGS if everything or path not in INTERNAL or loaded.origins[path] != DEFAULT]
+    lines = {path: _line(path, _value(loaded.config, path)) for path in paths}
+    width = max(map(len, lines.values()))
+    said = {path: loaded.origins[path] if with_origin else describe(path) for path in paths}
+    return [f"{line:{width}}  # {said[path]}" for path, line in lines.items()]
+
+
+def _line(path: str, value: Any) -> str:
+    # TOML has no word for what is not set.
+    return f"# {path} = not set" if value is None else f"{path} = {_toml(value)}"
+
+
+def _value(config: ServiceConfig, path: str) -> Any:
+    found: Any = config
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _toml(value: str | float | bool) -> str:
+    # JSON's words for these types are TOML's, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

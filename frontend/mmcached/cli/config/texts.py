@@ -1,0 +1,98 @@
+"""Says what each setting is for, in a line; what a limit bounds says `mmcached.wire.limits`.
+
+`INTERNAL` are those that no operator sets: fields of a vLLM deployment that decide which caches are possible, and
+checks for our own tests.
+"""
+
+from __future__ import annotations
+
+from mmcached.cli.config.units import unit_of
+from mmcached.wire.limits import LIMITS
+
+INTERNAL = frozenset(
+    {
+        "debug_check_workers",
+        "is_multimodal_model",
+        "data_parallel_size",
+        "data_parallel_external_lb",
+        "_api_process_count",
+    }
+)
+
+TEXTS = {
+    "mm_processor_cache_gb": "processor cache, and the ring that it lies in; 0: off",
+    "mm_processor_cache_type": "how items reach the workers: shm, lru or processor_only",
+    "mm_shm_inline_max_kb": "smaller items stay out of the ring",
+    "mm_hasher_algorithm": "digest of image files: blake3 or sha256",
+    "ring_num_slots": "items in the ring at a time",
+    "ring_max_rows": "engines that read the ring at a time",
+    "ring_has_checksums": "readers check every view, at about 4 GB/s",
+    "mm_processor_workers": "what processes images; 0: one for each core, at most 4",
+    "store_gb": "records that clients put; 0: no store",
+    "store_num_slots": "records in the store at a time",
+    "enable_prefix_caching": "keep the KV of prefixes",
+    "prefix_caching_hash_algo": "digest of KV blocks: sha256, blake3, xxh3 (not collision-proof), builtin (is sha256)",
+    "prefix_caching_hash_seed": "engines with the same one have the same keys",
+    "kv_eviction_policy": "which prefix goes first: lru, or segmented_lru (what was not asked for again)",
+    "block_size": "tokens of a KV block",
+    "num_kv_blocks": "KV blocks, the null block among them",
+    "max_num_seqs": "requests that run at a time",
+    "max_num_batched_tokens": "tokens of one step",
+    "scheduling_policy": "fcfs, or priority: the lowest number first",
+    "kv_watermark": "share of the blocks that is left free when a prompt is admitted",
+    "long_prefill_token_threshold": "tokens of one prompt in a step that others want; 0: no limit",
+    "encoder_cache_scope": "shared by all requests, or per request",
+    "encoder_cache_size": "embeddings that the encoder cache holds",
+    "max_num_encoder_input_tokens": "embeddings that one step encodes",
+    "disable_chunked_mm_input": "an image is never split over two steps",
+    "kv_events.enable_kv_cache_events": "publish what the prefix cache holds; prompts can be read from it",
+    "kv_events.endpoint": "where, as tcp://HOST:PORT; empty: a socket in the run directory",
+    "kv_events.replay_endpoint": "where readers ask for what they missed; empty: a socket in the run directory",
+    "kv_events.topic": "topic of the messages",
+    "kv_events.buffer_steps": "batches that can be asked for again",
+    "kv_events.buffer_mb": "bytes of them, at most",
+    "kv_events.hwm": "batches by which a reader may be late before it misses some",
+    "kv_events.use_int_block_hashes": "64 bits in the place of each digest, for readers that take numbers only",
+    "world_size": "worker processes (also --workers, workers)",
+    "device": "auto, cpu, cuda or cuda:<index>",
+    "enable_tensor_prefix_cache": "keep the hidden states of prefixes",
+    "tensor_prefix_cache_gb": "hidden states that rank 0 keeps",
+    "model.seed": "all weights follow from it",
+    "model.hidden_size": "width of the reference model",
+    "model.num_layers": "its layers",
+    "model.num_heads": "its heads; a divisor of the width",
+    "model.encoder_width": "width of its encoder",
+    "model.encoder_layers": "layers of its encoder",
+    "model.patch_size": "pixels of a patch's side",
+    "model.max_patches_per_image": "patches of one image; larger ones are scaled down",
+    "model.num_layer_outputs": "so many of the first layers give their rows too",
+    "request_timeout_s": "deadline of a request that names none",
+    "step_timeout_s": "a step that takes longer ends its group",
+    "start_timeout_s": "a service, or a role, that takes longer to start has failed",
+    "drain_timeout_s": "how long open requests may take to end after SIGTERM",
+    "probe_timeout_s": "deadline of a probe of readiness",
+    "max_restarts": "deaths of a role within the window before it is given up",
+    "restart_window_s": "that window",
+    "restart_backoff_s": "wait before the first restart; then twice as long each time",
+    "restart_backoff_max_s": "at most so long",
+    "http_host": "address of the HTTP port; beyond loopback everybody may ask",
+    "http_port": "TCP port for health and metrics; 0: a free one; not set: only the socket in the run directory",
+    "log_level": "debug, info, warning or error",
+    "log_format": "json, console, or auto: console on a terminal",
+    "debug_check_workers": "compare books and workers after each step",
+    "is_multimodal_model": "whether there are images at all",
+    "data_parallel_size": "of the deployment",
+    "data_parallel_external_lb": "of the deployment",
+    "_api_process_count": "of the deployment",
+}
+
+
+def describe(path: str) -> str:
+    """Return what a setting is for, with its unit if it has one."""
+    limit = LIMITS.get(path)
+    if limit is not None:
+        text, unit = limit.bounds, limit.unit
+    else:
+        known_unit = unit_of(path)
+        text, unit = TEXTS.get(path, ""), "" if known_unit is None else known_unit.name
+    return f"{text} [{unit}]" if unit not in text else text

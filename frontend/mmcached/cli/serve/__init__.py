@@ -1,0 +1,11 @@
+"""`mmcached serve`: one supervisor starts the roles, restarts what dies, and ends them in order.
+
+supervisor      the parent of all roles
+roles           one role: its command, its process, its deaths
+restarts        when a dead role is started again
+watchdog        finds roles that live and do nothing
+seat            the lock on the run directory
+shm_room        checks that the rings fit into /dev/shm
+pidfd           descriptors of processes
+child_service   a whole service as a child process
+"""

@@ -1,0 +1,147 @@
+"""One role as the supervisor sees it: a command, its process, its deaths.
+
+    running --died--> waiting --due--> running
+       |                 |
+       +--- stopped -----+--- given up
+
+Spawn from the main thread: the parent-death signal follows the thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from mmcached.cli.serve.pidfd import open_pidfd
+from mmcached.cli.serve.restarts import RestartPolicy
+from mmcached.cli.watch.service_status import RoleView
+from mmcached.wire.process.death import environment_for_children
+from mmcached.wire.stats import RoleName
+
+State = Literal["starting", "running", "restarting", "failed", "ended"]
+
+ENGINE_GONE = 3
+"""A worker's exit status when it finds its engine gone: if that has died, it does not count against the worker."""
+
+
+class Role:
+    """One child process, started again when it dies.
+
+    Attributes:
+        name: as "worker 0.1".
+        due: when to start it (again), monotonic seconds; None while it runs.
+        kill_at: when to SIGKILL it, because it should have ended by itself; None: never.
+        num_restarts: how often it was started again.
+        started_at: wall-clock seconds of the last start.
+        num_engine_deaths: of its engine, before the last start.
+    """
+
+    def __init__(self, name: RoleName, arguments: Sequence[str], policy: RestartPolicy, *, num_threads: int) -> None:
+        self.name = name
+        self.due: float | None = None
+        self.kill_at: float | None = None
+        self.is_given_up = False
+        self.num_restarts = 0
+        self.started_at = 0.0
+        self.num_engine_deaths = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self._arguments = list(arguments)
+        self._policy = policy
+        self._num_threads = num_threads
+        self._num_failed_starts = 0
+        self._was_started = False
+
+    def spawn(self) -> None:
+        """Start the process. It dies with this one.
+
+        Raises:
+            OSError: the system has no descriptor, process or memory for it.
+        """
+        environment = environment_for_children()
+        environment.setdefault("OMP_NUM_THREADS", str(self._num_threads))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mmcached", *self._arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            # stdout carries the ready line alone; a role that prints must not be taken for it.
+            stdout=sys.stderr,
+            # Ctrl-C goes to the foreground group: the children must hear it from here, in order.
+            process_group=0,
+        )
+        self.pidfd = open_pidfd(self.process.pid)
+        self.due = self.kill_at = None
+        self.num_restarts += self._was_started
+        self._was_started = True
+        self._num_failed_starts = 0
+        self.started_at = time.time()
+
+    def start_failed(self, now: float) -> float:
+        """Take note that it could not be started; return how long to wait before that is tried again."""
+        self._num_failed_starts += 1
+        delay = self._policy.backoff_s(self._num_failed_starts)
+        self.due = now + delay
+        return delay
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def reap(self, now: float, *, is_excused: bool) -> float | None:
+        """Take note of its death; return how long to wait before the restart, or None if it is given up.
+
+        Args:
+            is_excused: its engine has died since it was started; to have noticed that is no fault.
+        """
+        status = None if self.process is None else self.process.returncode
+        self.close()
+        delay = 0.0 if status == ENGINE_GONE and is_excused else self._policy.died(now)
+        self.due = None if delay is None else now + delay
+        self.is_given_up = delay is None
+        return delay
+
+    def forgive(self) -> None:
+        """Count none of its deaths so far against it."""
+        self._policy.forgive()
+
+    def view(self, *, was_ready: bool, is_draining: bool) -> RoleView:
+        """Return what it looks like now, for whoever watches the service."""
+        return RoleView(
+            name=self.name,
+            pid=self.pid if self.is_alive else None,
+            state=self._state(was_ready=was_ready, is_draining=is_draining),
+            restarts=self.num_restarts,
+            started_at=self.started_at or None,
+        )
+
+    def _state(self, *, was_ready: bool, is_draining: bool) -> State:
+        if self.is_given_up:
+            return "failed"
+        if self.is_alive:
+            return "running" if was_ready else "starting"
+        return "ended" if is_draining else "restarting"
+
+    def terminate(self) -> None:
+        if self.process is not None and self.is_alive:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.process is not None and self.is_alive:
+            self.process.kill()
+
+    def close(self) -> None:
+        """Let go of the dead process's descriptor."""
+        if self.process is not None:
+            self.process.wait()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1

@@ -1,0 +1,72 @@
+"""Whether the rings of a service fit into /dev/shm, found out before any of its processes is started.
+
+Sizes that somebody has set are taken at their word, and refused if there is no room. The defaults are proposals: where
+there is less, as in a container with 64 MiB, ring and store share what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mmcached.cli.config.fields import DEFAULT
+from mmcached.shm.ring.key_index import index_words
+from mmcached.shm.segment.headroom import require_room
+from mmcached.shm.segment.layout import ALIGNMENT, Layout
+from mmcached.shm.segment.segment import Host
+from mmcached.wire.config import GIB, MIB, ServiceConfig
+
+SHARE = 0.45
+"""Of what is free, for both together: a new frontend's must fit while its predecessor's are still mapped."""
+
+
+def rings_bytes(config: ServiceConfig) -> int:
+    """Return what the ring and the store take in /dev/shm, with their control objects and the index."""
+    layouts = []
+    if config.ring_data_bytes and config.is_multimodal_model:
+        layouts.append(Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_rows))
+    if config.store_data_bytes:
+        words = index_words(config.store_num_slots)
+        data_bytes = _aligned(config.store_data_bytes)
+        layouts.append(Layout(data_bytes, config.store_num_slots, config.store_max_clients, words))
+    return sum(layout.total_bytes for layout in layouts)
+
+
+def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:
+    """Refuse a configuration whose rings do not fit.
+
+    Raises:
+        SegmentError: names what is needed, what is free, and what to do.
+    """
+    host = host or Host()
+    require_room(rings_bytes(config), shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
+
+
+def fitted(config: ServiceConfig, origins: Mapping[str, str], host: Host | None = None) -> tuple[ServiceConfig, str]:
+    """Make the sizes that nobody has set smaller if there is no room for them.
+
+    Args:
+        origins: where each setting comes from, as `LoadedConfig` has it.
+    Returns:
+        the configuration, and what was done about it in words, "" if nothing was.
+    """
+    host = host or Host()
+    headroom = host.headroom_bytes()
+    free = host.shm_free_bytes() if headroom is None else min(headroom, host.shm_free_bytes())
+    if rings_bytes(config) <= free:
+        return config, ""
+    in_use = {"mm_processor_cache_gb": config.ring_data_bytes, "store_gb": config.store_data_bytes}
+    flexible = [name for name, size in in_use.items() if size and origins.get(name) == DEFAULT]
+    fixed = sum(size for name, size in in_use.items() if name not in flexible)
+    overhead = rings_bytes(config) - sum(in_use.values())
+    each = (int((free - fixed) * SHARE) - overhead) // max(1, len(flexible)) // MIB * MIB
+    if not flexible or each <= 0:
+        return config, ""  # too large whatever we do: it is refused with its reason
+    smaller = msgspec.structs.replace(config, **dict.fromkeys(flexible, each / GIB))
+    names = " and ".join(flexible)
+    return smaller, f"/dev/shm has room for {free // MIB} MiB: {names} = {each // MIB} MiB (set them, or enlarge it)"
+
+
+def _aligned(data_bytes: int) -> int:
+    return data_bytes - data_bytes % ALIGNMENT

@@ -1,0 +1,53 @@
+"""Finds the roles that live and do nothing any more: whose heartbeat in the stats page has stopped. Sans I/O.
+
+A role that has not come to the page yet is starting, and may take as long as a service may to start. A worker is silent
+in a step, so it may be silent as long as a step may take. What the supervisor itself has slept through, because the
+machine or all of us were stopped, is held against nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mmcached.cli.watch.service_status import Snapshots
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.stats import RoleName
+
+LOOK_INTERVAL_S = 1.0
+
+
+class Watchdog:
+    """How long each process has been silent."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._silent_s: dict[tuple[RoleName, int], float] = {}
+        self._last: float | None = None
+
+    def overdue(
+        self, pids: Mapping[RoleName, int], snapshots: Snapshots, now: float
+    ) -> Iterator[tuple[RoleName, float]]:
+        """Yield the roles that have been silent for too long, and for how many seconds. Ask every `LOOK_INTERVAL_S`.
+
+        Args:
+            pids: of the roles that live.
+            now: monotonic seconds.
+        """
+        since_last = 0.0 if self._last is None else now - self._last
+        self._last = now
+        former, self._silent_s = self._silent_s, {}
+        for name, pid in pids.items():
+            snapshot = snapshots.get(name)
+            has_come = snapshot is not None and snapshot.pid == pid
+            silent_s = former.get((name, pid), 0.0) + min(since_last, 2 * LOOK_INTERVAL_S)
+            if has_come and snapshot is not None and snapshot.heartbeat_age_s <= since_last:
+                silent_s = 0.0
+            self._silent_s[name, pid] = silent_s
+            if silent_s >= self._limit_s(name, has_come=has_come):
+                yield name, silent_s
+
+    def _limit_s(self, name: RoleName, *, has_come: bool) -> float:
+        silence_s = self._config.limits.silence_timeout_s
+        if not has_come:
+            return max(silence_s, self._config.start_timeout_s)
+        return max(silence_s, self._config.step_timeout_s) if name.kind == "worker" else silence_s

@@ -1,0 +1,109 @@
+"""Asks again and again whether an item goes through the data path, without ever waiting for the answer.
+
+    ask ──> answered: ready            asked again after READY_INTERVAL_S
+       └──> failed, lost, or late      asked again after RETRY_INTERVAL_S; `not_ready_since` is when this began
+
+For the supervisor, whose loop must not wait. A question may take as long as a step may, so a service that is only slow
+is ready here, though a probe with a deadline of its own says otherwise. It has one connection for life: others cannot
+take its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ChannelFull, RemoteProtocolError, error_from_wire
+from mmcached.wire.messages.client import Failed, Probed, ToClient
+from mmcached.wire.messages.frontend import Probe
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import DealerChannel
+
+READY_INTERVAL_S = 5.0
+RETRY_INTERVAL_S = 0.25
+SLACK_S = 1.0
+"""How much longer than its deadline an answer is waited for."""
+
+
+class ReadinessWatch:
+    """One question at a time. Call `look` in every turn of a loop.
+
+    Attributes:
+        is_ready: what the last question that has ended has found.
+        not_ready_since: monotonic seconds; None while it is ready.
+        reason: why it is not ready.
+    """
+
+    def __init__(self, directory: RunDir, config: ServiceConfig) -> None:
+        self.is_ready = False
+        self.not_ready_since: float | None = None
+        self.reason = "not asked yet"
+        self._timeout_s = config.step_timeout_s
+        self._next_ask = 0.0
+        self._asked_at: float | None = None
+        self._number = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channel: DealerChannel[ToClient] = DealerChannel(self._context, directory.client_address, ToClient)
+        self._channel.socket.setsockopt(zmq.LINGER, 0)
+
+    def look(self, now: float) -> None:
+        """Take an answer if there is one, ask if it is time."""
+        self._take_answers(now)
+        if self._channel.take_disconnects():
+            self._fail("the frontend has closed the connection", now)
+        if self._asked_at is not None and now - self._asked_at > self._timeout_s + SLACK_S:
+            self._fail(f"no answer to a probe within {self._timeout_s} s", now)
+        if self._asked_at is None and now >= self._next_ask:
+            self._number += 1
+            with contextlib.suppress(ChannelFull):
+                self._channel.send(Probe(self._number, self._timeout_s))
+            self._asked_at = now
+
+    def forgive(self) -> None:
+        """Count the time in which it is not ready from the next question that fails."""
+        self.not_ready_since = None
+
+    def close(self) -> None:
+        self._channel.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_answers(self, now: float) -> None:
+        while True:
+            try:
+                received = self._channel.try_receive()
+            except RemoteProtocolError as error:
+                self._fail(str(error), now)
+                continue
+            if received is None:
+                return
+            match received[0]:
+                case Probed(request_id=self._number) as answer if answer.num_engines and answer.num_workers:
+                    self.is_ready, self.not_ready_since, self._asked_at = True, None, None
+                    self._next_ask = now + READY_INTERVAL_S
+                case Probed(request_id=self._number):
+                    self._fail("no engine with workers took part in the probe", now)
+                case Failed(request_id=self._number, error=failure):
+                    self._fail(str(error_from_wire(failure)), now)
+                case _:
+                    pass  # to a former question
+
+    def _fail(self, reason: str, now: float) -> None:
+        if self._asked_at is None:
+            return
+        self.is_ready, self.reason = False, reason
+        if self.not_ready_since is None:
+            self.not_ready_since = self._asked_at
+        self._asked_at = None
+        self._next_ask = now + RETRY_INTERVAL_S

@@ -1,0 +1,92 @@
+"""The lock that proves that a client lives: the frontend ends what the dead have left open.
+
+    <run dir>/clients/<client_id>.lock      held for the client's life; free = dead
+
+A run directory may be removed and made anew under a living client, and whoever tidies up may remove the file; then the
+lock has no name any more, and is taken again: at a call, when a second has passed, and when the connection was lost.
+A forked child shares the lock with its parent: it lets go of its descriptor, and leaves lock and name alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from mmcached.shm.files.lock_file import LockFile
+from mmcached.wire.errors import MmcachedError, ServiceUnavailable
+from mmcached.wire.paths import RunDir
+
+KEEP_INTERVAL_S = 1.0
+
+
+class Presence:
+    """The presence of one client, from now until `close` or death.
+
+    Args:
+        clock: monotonic seconds.
+    Raises:
+        ServiceUnavailable: no service has ever run in that directory.
+        ConfigError: it is not this user's alone.
+    """
+
+    def __init__(self, directory: RunDir, client_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._next_look = clock() + KEEP_INTERVAL_S
+        self._path = directory.client_lock(client_id)
+        self._lock = self._take()
+
+    def keep(self) -> None:
+        """As `renew`, at most once a second and without an error: for every call."""
+        now = self._clock()
+        if now >= self._next_look:
+            self._next_look = now + KEEP_INTERVAL_S
+            with contextlib.suppress(MmcachedError):
+                self.renew()
+
+    def renew(self) -> None:
+        """Take the lock again if its name is gone; else change nothing.
+
+        Raises:
+            ServiceUnavailable: the run directory is gone.
+            ConfigError: it is not this user's alone.
+        """
+        if not self._lock.is_named():
+            former, self._lock = self._lock, self._take()
+            former.forget()
+
+    def abandon(self) -> None:
+        """Let go of a parent's presence in a forked child; the parent keeps it."""
+        self._lock.forget()
+
+    def close(self) -> None:
+        """End the presence. A second call does nothing."""
+        self._lock.close()
+
+    def _take(self) -> _OwnLock:
+        self._directory.check()
+        while True:
+            try:
+                return _OwnLock(self._path)
+            except BlockingIOError:
+                continue  # the frontend took the new file for a dead client's and holds it just to remove it
+            except OSError as error:
+                reason = f"no service in {self._directory.path} that a client can enter: {error.strerror or error}"
+                raise ServiceUnavailable(reason) from error
+
+
+class _OwnLock(LockFile):
+    def is_named(self) -> bool:
+        """Return whether the name still leads to the file that is locked."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def forget(self) -> None:
+        """Close the descriptor and leave the name alone; a later `close` does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

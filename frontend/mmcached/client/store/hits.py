@@ -1,0 +1,90 @@
+"""`Hit`: a record that was found, for as long as its holder wants it; and the record of an answer that came inline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from mmcached.client.arguments import check_bool
+from mmcached.shm.store.codec import Library, Record, decode_frames
+from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.messages.parts import Inline
+from mmcached.wire.sockets.channels import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How records are handed out.
+
+    Attributes:
+        tensors: of which library.
+        view: tensors in place instead of owned ones.
+    """
+
+    tensors: Library = "torch"
+    view: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tensors not in ("torch", "numpy"):
+            raise InvalidRequest("tensors", str(self.tensors), "must be 'torch' or 'numpy'")
+        check_bool("view", self.view)
+
+
+class Hit:
+    """A record that was found. As a context manager it lets go of the record at the end.
+
+    With `view=True` the tensors of the record lie in the service's memory: **read them, never write**; an in-place
+    operation on a torch view ends this process with SIGSEGV (numpy refuses). The lease goes back when the last tensor
+    made from them has died, in whatever thread, so also after `with`, and after the client was closed.
+
+    >>> with Hit({"grid": [1, 2]}) as hit:
+    ...     hit.record["grid"]
+    [1, 2]
+    """
+
+    __slots__ = ("__weakref__", "_record")
+
+    def __init__(self, record: Record) -> None:
+        self._record: Record | None = record
+
+    @property
+    def record(self) -> Record:
+        """The nested record of tensors.
+
+        Raises:
+            LocalProtocolError: the hit was closed.
+        """
+        if self._record is None:
+            raise LocalProtocolError("this hit is closed; take the record out before the end of `with`")
+        return self._record
+
+    def close(self) -> None:
+        """Let go of the record; what was taken out of it stays valid. A second call does nothing."""
+        self._record = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> Record:
+    """Read a record that came as frames of its answer; views of them, or owned.
+
+    Raises:
+        RemoteProtocolError: the frames are not there, or not a record.
+        InvalidRequest: a dtype that the wanted library does not have.
+    """
+    end = place.first_frame + place.num_frames
+    if end > len(payload):
+        raise RemoteProtocolError(f"frames up to {end} of {len(payload)}", "records")
+    frames = list(payload[place.first_frame : end])
+    if not reading.view:
+        # Received frames are immutable `bytes`; whoever owns a tensor may write into it.
+        frames[1:] = [bytearray(frame) for frame in frames[1:]]
+    return decode_frames(frames, tensors=reading.tensors)

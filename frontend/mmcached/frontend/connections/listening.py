@@ -1,0 +1,61 @@
+"""The frontend's two sockets: what is taken there, from clients within `limits`, from engines of the same service in
+plenty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmcached.wire.config import GIB, MIB, ServiceConfig
+from mmcached.wire.errors import ServiceUnavailable, error_to_wire
+from mmcached.wire.messages.client import Failed
+from mmcached.wire.messages.engine import Refused
+from mmcached.wire.messages.frontend import FromClient, FromEngine
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.listener import Bounds, Listener
+
+BODY_BYTES = 2 * MIB
+"""Of a client's message without its payload: 4096 keys of the usual length have room."""
+TOKEN_BYTES = 5
+MAX_ENGINES = 64
+STALL_OF_ENGINES_S = float("inf")
+"""An engine that is stopped keeps its connection: only its death takes anything from it."""
+
+
+def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromClient]:
+    """Raises:
+    OSError: the socket could not be bound.
+    """
+    limits = config.limits
+    bounds = Bounds(
+        max_connections=limits.max_clients,
+        reserved_descriptors=limits.reserved_descriptors,
+        max_frames=limits.max_message_frames,
+        max_message_bytes=limits.max_message_mb * MIB,
+        max_body_bytes=BODY_BYTES + TOKEN_BYTES * config.max_model_len,
+        max_queued_bytes=limits.max_queued_mb_per_client * MIB,
+        max_held_bytes=limits.max_held_mb * MIB,
+        stall_s=limits.client_stall_s,
+    )
+    reason = f"{limits.max_clients} clients are connected (limits.max_clients), or no descriptors are left for more"
+    error = ServiceUnavailable(f"{reason}; try again later", field="limits.max_clients", limit=limits.max_clients)
+    refusal = Failed(None, error_to_wire(error))
+    return Listener(run_dir.client_address, FromClient, bounds, refusal=refusal, clock=clock)
+
+
+def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromEngine]:
+    """Raises:
+    OSError: the socket could not be bound.
+    """
+    bounds = Bounds(
+        max_connections=MAX_ENGINES,
+        reserved_descriptors=config.limits.reserved_descriptors // 2,  # an engine has a place where no client has
+        max_frames=1 << 20,
+        max_message_bytes=4 * GIB,
+        max_body_bytes=256 * MIB,
+        max_queued_bytes=4 * GIB,
+        max_held_bytes=16 * GIB,
+        stall_s=STALL_OF_ENGINES_S,
+    )
+    refusal = Refused(error_to_wire(ServiceUnavailable(f"{MAX_ENGINES} engines are connected")))
+    return Listener(run_dir.engine_address, FromEngine, bounds, refusal=refusal, clock=clock)

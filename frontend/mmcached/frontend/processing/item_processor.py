@@ -1,0 +1,78 @@
+"""What is done to an image before any cache is asked, and after a decoder has its pixels: limits, key, item.
+
+An image that its client names has the key of that name: the file is not hashed, and need not even come. The name stands
+for one content. A file that comes with a name which is cached is not looked at; other content takes another name, or a
+flush before it.
+
+Knows nothing of requests, threads or caches. Stateless, so any thread may call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate
+from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.hasher import MultiModalHasher
+from mmcached.frontend.processing.processor import MODALITY, ImageProcessor
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import EmptyImage, ImageTooLarge, InvalidRequest
+
+Processed = tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]
+
+
+def field_of(index: int) -> str:
+    """Return how errors call an image of a request."""
+    return f"images[{index}]"
+
+
+class Processing:
+    """One processor and one hasher."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._max_bytes = config.max_image_bytes
+        self._processor = ImageProcessor(config.model, config.max_image_pixels, config.max_image_bytes)
+        self._fingerprint = self._processor.fingerprint
+        self._hasher = MultiModalHasher(config.mm_hasher_algorithm)
+
+    def check(self, images: Sequence[bytes], image_ids: Sequence[str | None]) -> None:
+        """Refuse what can be refused without looking into the files.
+
+        Args:
+            image_ids: one per image; an image with an id may be empty.
+        Raises:
+            InvalidRequest: another number of ids than of images.
+            EmptyImage, ImageTooLarge: name the image.
+        """
+        if len(image_ids) != len(images):
+            raise InvalidRequest("image_ids", len(image_ids), f"{len(images)} image(s) came: one id, or none, for each")
+        for index, (data, image_id) in enumerate(zip(images, image_ids, strict=True)):
+            if data or image_id is None:
+                _check_file(data, self._max_bytes, field_of(index))
+
+    def key(self, data: bytes, tenant: str) -> str:
+        """Return the content key of an encoded image, without decoding it."""
+        return self._hasher.item_key(data, modality=MODALITY, fingerprint=self._fingerprint, tenant=tenant)
+
+    def key_of_id(self, image_id: str, tenant: str, *, index: int) -> str:
+        """Return the key of an image that its client names.
+
+        Raises:
+            InvalidRequest: no id has that length; names the image's index.
+        """
+        try:
+            return self._hasher.caller_key(image_id, modality=MODALITY, fingerprint=self._fingerprint, tenant=tenant)
+        except InvalidRequest as error:
+            details = error.details
+            raise InvalidRequest(f"image_ids[{index}]", details["value"], str(details["limit"])) from None
+
+    def item(self, pixels: Pixels) -> Processed:
+        """Return the item of a decoded image."""
+        return self._processor.item(pixels)
+
+
+def _check_file(data: bytes, max_bytes: int, field: str) -> None:
+    if not data:
+        raise EmptyImage(field, 0, "an image has bytes")
+    if len(data) > max_bytes:
+        raise ImageTooLarge(field, f"{len(data)} bytes", f"at most {max_bytes} bytes")

@@ -1,0 +1,57 @@
+"""Bounds the pixels that are decoded at a time: pictures wait, in the order in which they were opened, for room."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mmcached.frontend.processing.pool import NotWantedError
+
+LOOK_S = 0.1
+"""How often a picture that waits is asked whether it is still wanted."""
+
+
+class PixelBudget:
+    """Room for so many pixels; one picture that is larger than all of it is decoded alone. Any thread may call it."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self._max_pixels = max_pixels
+        self._num_pixels = 0
+        self._line: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def room_for(self, pixels: int, is_wanted: Callable[[], bool]) -> Iterator[None]:
+        """Wait for room, and take it until the end of the block.
+
+        Args:
+            is_wanted: asked again and again while the picture waits.
+        Raises:
+            NotWantedError: it is not wanted any more; it has taken no room.
+        """
+        self._take(pixels, is_wanted)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_pixels -= pixels
+                self._changed.notify_all()
+
+    def _take(self, pixels: int, is_wanted: Callable[[], bool]) -> None:
+        ticket = object()
+        with self._changed:
+            self._line.append(ticket)
+            try:
+                while not (self._line[0] is ticket and self._has_room(pixels)):
+                    self._changed.wait(LOOK_S)
+                    if not is_wanted():
+                        raise NotWantedError
+                self._num_pixels += pixels
+            finally:
+                self._line.remove(ticket)
+                self._changed.notify_all()
+
+    def _has_room(self, pixels: int) -> bool:
+        return not self._num_pixels or self._num_pixels + pixels <= self._max_pixels

@@ -1,0 +1,321 @@
+"""Brings a request to where every item that it needs is there: in the cache, or processed just now.
+
+    advance ──> its keys                      small files at once, large ones in a thread that does nothing else
+            ──> what does the cache miss?     nothing: the request can be sent
+            ──> join the work on these        begun by whoever misses first; equal items wait for it
+            ──> all of it has landed?         the request can be sent, with what has landed
+    collect ──> requests to be advanced again
+
+A request is asked about as a whole each time, so it is sent on what the cache says at that moment and not before. One
+that misses nothing waits for nobody: not for a worker, not for requests that came before it. So requests overtake each
+other, those of one client too; they are independent.
+
+An image that came as an id only is a hit, or the request ends with a `CacheMiss`: it joins no work, because work that
+has to be begun again, after a flush, needs a file from one who waits for it.
+
+Whatever ends a request early (deadline, cancel, death), it leaves: work that nobody has begun is withdrawn unless
+another waits for it, and work that has begun ends soon: for the cache, or because its decoder is killed.
+
+No client takes all: clients take turns, and one that has half of what the others leave has to wait.
+
+Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mmcached.frontend.processing.decoder_pool import DecoderPool, Withdrawn
+from mmcached.frontend.processing.fair_queue import fair_share
+from mmcached.frontend.processing.item_processor import Processed, Processing, field_of
+from mmcached.frontend.processing.pool import Done, Mailbox, WorkPool
+from mmcached.frontend.processing.single_flight import SingleFlight
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.pictures.settings import PictureSettings
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    CacheMiss,
+    InvalidRequest,
+    InvariantError,
+    MmcachedError,
+    RequestAborted,
+    ServiceUnavailable,
+)
+from mmcached.wire.stats import ProcessorCacheStats
+
+_NEVER = -1
+"""A generation before all."""
+
+HASH_HERE_BYTES = 128 << 10
+"""Files up to this size are hashed by the loop itself: that takes less time than to wake a thread and be woken."""
+
+
+class Keeper(Protocol):
+    """What is asked of the route by which items travel."""
+
+    def missing(self, keys: Sequence[str]) -> list[str]: ...
+    def keep(self, key: str, processed: Processed) -> None: ...
+
+
+class _FileOf(NamedTuple):
+    """One image of a request, whose key is looked for."""
+
+    number: int
+    image: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A file that could not be processed, and why."""
+
+    data: bytes
+    error: Exception
+
+
+class Preparing:
+    """The requests that are not sent yet, the book of who waits for what, and the threads and processes that do it.
+
+    Args:
+        config: its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
+        keeper: says what is missing, and takes what was processed for nobody.
+    """
+
+    def __init__(self, config: ServiceConfig, processing: Processing, keeper: Keeper) -> None:
+        self._processing = processing
+        self._keeper = keeper
+        self._max_waiting = config.mm_processor_max_waiting
+        self._requests: dict[int, OpenRequest] = {}
+        self._keys_found: dict[int, dict[int, str]] = {}
+        self._book: SingleFlight[object] = SingleFlight()
+        self._num_workers = config.processor_workers
+        self._in_work: dict[str, bytes] = {}  # the file of each key that has not landed
+        self._num_processed = self._num_refusals = 0
+        self._mailbox = Mailbox()
+        self._hashing = WorkPool("hashing", 1, self._mailbox)
+        self._working = DecoderPool(
+            self._num_workers,
+            PictureSettings.from_config(config),
+            max_pixels=config.limits.max_decoding_pixels,
+            finish=processing.item,
+            mailbox=self._mailbox,
+        )
+
+    def use(self, keeper: Keeper) -> None:
+        """Ask another keeper from now on. What was missing for the former may be there, and is taken all the same."""
+        self._keeper = keeper
+
+    def fileno(self) -> int:
+        """What becomes readable when `collect` has something."""
+        return self._mailbox.fileno()
+
+    def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None:
+        """Return what was processed for a request if it can be sent now; or None: `collect` will name it.
+
+        Either way, and if this raises, it has to `leave` at last.
+
+        Raises:
+            InvalidRequest: (often a subclass) the request's first bad image, or a bad id; names its index.
+            CacheMiss: images that came as ids only, and are not cached (any more); names the ids.
+            ServiceUnavailable: more would wait than may; this request has begun nothing.
+            RequestAborted: another file that came with the same id, at the same time, could not be processed.
+        """
+        self._requests[request.number] = request
+        if not self._has_keys(request):
+            return None
+        self._join(request, self._keeper.missing(request.keys))
+        if not self._book.is_complete(request.number):
+            return None
+        return _checked(request, self._book.outcomes(request.number))
+
+    def collect(self) -> list[OpenRequest]:
+        """Take what the threads have done; return the requests that may have all they need now."""
+        ready: dict[int, None] = {}
+        for done in self._mailbox.take_all():
+            if isinstance(done.token, _FileOf):
+                ready |= dict.fromkeys(self._take_key(done.token, done.outcome))
+            elif isinstance(done.token, str):
+                ready |= dict.fromkeys(self._land(done.token, done))
+        return [self._requests[number] for number in ready]
+
+    def leave(self, number: int, *, has_used: bool) -> None:
+        """The request is sent, or has ended; a second call changes nothing.
+
+        Args:
+            has_used: the cache was given all its items.
+        """
+        request = self._requests.pop(number, None)
+        if request is None:
+            return
+        if self._keys_found.pop(number, None) is not None:
+            for index in range(len(request.images)):
+                self._hashing.withdraw(_FileOf(number, index))
+        left = self._book.leave(number, has_used=has_used)
+        for key, outcome in left.unused:
+            self._keep(key, outcome)
+        for key in left.in_work:
+            if self._working.withdraw(key):
+                del self._in_work[key]
+                self._book.withdraw(key)
+
+    def flush(self) -> None:
+        """Let nothing that was begun until now be cached or sent; what is waited for is begun again."""
+        again = self._book.flush()
+        self._working.generation = self._book.generation
+        for key in again:
+            self._begin_again(key)
+
+    def stats(self, of_cache: ProcessorCacheStats) -> ProcessorCacheStats:
+        """Return a cache's figures with those of the work for it."""
+        return msgspec.structs.replace(
+            of_cache,
+            items_processed=self._num_processed,
+            items_waiting=self._num_waiting,
+            busy_refusals=self._num_refusals,
+        )
+
+    def check_integrity(self) -> None:
+        self._book.check_integrity()
+        if not self._requests and (self._keys_found or self._book.num_waiting):
+            raise InvariantError("somebody waits for items, but no request is being prepared")
+        if len(self._in_work) != self._book.num_in_work:
+            raise InvariantError(f"{len(self._in_work)} items are in work, the book has {self._book.num_in_work}")
+
+    def close(self) -> None:
+        """Drop what is not begun, and what is; a file that is hashed is waited for."""
+        self._hashing.close()
+        self._working.close()
+        self._mailbox.close()
+
+    # ---- keys
+
+    def _has_keys(self, request: OpenRequest) -> bool:
+        """Return whether all keys are known; where they are not, have them found."""
+        if len(request.keys) == len(request.images):
+            return True
+        tenant = request.message.tenant
+        found = self._keys_found[request.number] = {}
+        for index, image_id in enumerate(request.image_ids):
+            if image_id is not None:
+                found[index] = self._processing.key_of_id(image_id, tenant, index=index)
+        for index, data in enumerate(request.images):
+            if index in found:
+                continue
+            if len(data) <= HASH_HERE_BYTES:
+                found[index] = self._processing.key(data, tenant)
+            else:
+                find_key = partial(self._processing.key, data, tenant)
+                self._hashing.submit(_FileOf(request.number, index), find_key, request.message.client_id)
+        return self._settle_keys(request)
+
+    def _take_key(self, file: _FileOf, key: object) -> list[int]:
+        found = self._keys_found.get(file.number)
+        if found is None:
+            return []  # the request has ended
+        if not isinstance(key, str):
+            raise InvariantError(f"{file} has no key: {key!r}")
+        found[file.image] = key
+        return [file.number] if self._settle_keys(self._requests[file.number]) else []
+
+    def _settle_keys(self, request: OpenRequest) -> bool:
+        found = self._keys_found[request.number]
+        if len(found) < len(request.images):
+            return False
+        request.keys = [found[index] for index in range(len(request.images))]
+        del self._keys_found[request.number]
+        return True
+
+    # ---- work
+
+    @property
+    def _num_waiting(self) -> int:
+        """Items for which there is no decoder now."""
+        return max(0, len(self._in_work) - self._num_workers)
+
+    def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
+        files = request.files() if keys else {}
+        without_file = [key for key in keys if key not in files]
+        if without_file:
+            raise CacheMiss(request.ids_of(without_file))
+        num_new = sum(key not in self._book for key in keys)
+        client = request.message.client_id
+        if num_new:
+            self._check_room(num_new, client)
+        for key in keys:
+            if self._book.join(request.number, key):
+                self._begin(key, files[key], client)
+            else:
+                self._working.join(key, client)
+
+    def _check_room(self, num_new: int, client: str) -> None:
+        num_waiting = self._num_waiting
+        # Where nothing waits, a request may be larger than the limit: else it could never be served.
+        if not num_waiting:
+            return
+        of_client = min(num_waiting, self._working.num_waiting_of(client))
+        if of_client + num_new > fair_share(self._max_waiting, num_waiting - of_client):
+            self._num_refusals += 1
+            reason = f"{num_waiting} items wait to be processed, {of_client} of them this client's"
+            raise ServiceUnavailable(
+                f"{reason} (mm_processor_max_waiting: {self._max_waiting}); try again later",
+                field="mm_processor_max_waiting",
+                value=num_waiting,
+                limit=self._max_waiting,
+            )
+
+    def _begin_again(self, key: str) -> None:
+        """Begin with the file of a request that waits; whoever joined has one."""
+        waiting = [request for request in self._requests.values() if key in request.keys and key in request.files()]
+        self._begin(key, waiting[0].files()[key], waiting[0].message.client_id)
+        for request in waiting[1:]:
+            self._working.join(key, request.message.client_id)
+
+    def _begin(self, key: str, data: bytes, client: str) -> None:
+        """Put the work on a key into the queue."""
+        self._in_work[key] = data
+        self._working.submit(key, data, client)
+
+    def _land(self, key: str, done: Done) -> list[int]:
+        data = self._in_work.pop(key)
+        outcome, generation = done.outcome, done.generation
+        if isinstance(outcome, Exception):
+            outcome = _Refused(data, outcome)
+        elif isinstance(outcome, Withdrawn):
+            generation = _NEVER  # it has to be begun again for whoever has come since
+        self._num_processed += isinstance(outcome, tuple)
+        landed = self._book.land(key, generation, outcome)
+        if landed.start_again:
+            self._begin_again(key)
+        if landed.unclaimed is not None:
+            self._keep(key, landed.unclaimed[0])
+        return landed.complete
+
+    def _keep(self, key: str, outcome: object) -> None:
+        if isinstance(outcome, tuple):
+            self._keeper.keep(key, outcome)
+
+
+def _checked(request: OpenRequest, outcomes: Mapping[str, object]) -> Mapping[str, Processed]:
+    """Return the outcomes if all are good; raise what the first bad image of this request is refused with."""
+    for index, key in enumerate(request.keys):
+        outcome = outcomes.get(key)
+        if not isinstance(outcome, _Refused):
+            continue
+        if outcome.data == request.files()[key]:
+            raise _named(outcome.error, field_of(index))
+        # Who gives one id to two files is not to fail for the other one's damage.
+        raise RequestAborted(f"another file with the id of {field_of(index)} cannot be processed; try again")
+    return {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, tuple)}
+
+
+def _named(error: Exception, field: str) -> MmcachedError:
+    """Return an error as it concerns one request: several may wait for one file, and count it differently."""
+    if isinstance(error, InvalidRequest):
+        return type(error)(field, error.details["value"], str(error.details["limit"]))
+    if isinstance(error, MmcachedError):
+        return error
+    return InvariantError(f"{field} cannot be processed: {type(error).__name__}: {error}")

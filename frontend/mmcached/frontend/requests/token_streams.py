@@ -1,0 +1,202 @@
+"""Tokens and rows on their way from engines to the clients that asked for them as they commit.
+
+    committed --> waiting --flush, within the windows--> sent --taken--> (windows open again)
+                     |
+                     +-- the generation ends: its answer has all tokens, so those that wait are dropped;
+                         rows that wait go with the answer, before those that it brings (`rest`)
+
+A client states how many tokens may be on the way before it says that it has taken them; for rows it is so many bytes.
+While either window is used up, all of the stream waits: rows of a step never come after its tokens. Then all that
+waits goes in one piece. So of a client that takes slowly, or not at all, a window and a piece are on the way, a piece
+being what a step has added, or for one that goes on what had to wait; the rest waits here, at most its `max_tokens` and
+the rows of its generation. Nobody waits for it, and its queue holds no more messages than its windows. What a client's
+queue refuses waits too.
+
+All that has come since the last flush goes to each client in one message. Invariant: a token, and of each key a row, is
+sent once, in order, to the client that asked for it. Knows nothing of sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.wire.errors import InvariantError, MissingRows, RequestAborted
+from mmcached.wire.messages.client import StreamedRows, StreamedTokens, Tokens
+from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, CommittedRows, CommittedTokens, Generate, TokensTaken
+from mmcached.wire.messages.parts import Rows
+from mmcached.wire.row_pieces import RowPieces
+from mmcached.wire.sockets.channels import Frame
+
+Send = Callable[[bytes, Tokens, Sequence[Frame]], bool]
+"""Queues a message for a client; returns whether it was queued."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One generation; its first `num_sent` tokens have gone, and of these the client has taken `num_taken`.
+
+    Attributes:
+        rows: by key, what waits; empty if its rows all come with the answer.
+        num_row_bytes_sent, num_row_bytes_taken: of all keys together.
+    """
+
+    peer: bytes
+    request_id: int
+    window: int
+    row_window_bytes: int
+    rows: dict[str, RowPieces]
+    num_sent: int = 0
+    num_taken: int = 0
+    waiting: list[int] = field(default_factory=list)
+    num_row_bytes_sent: int = 0
+    num_row_bytes_taken: int = 0
+
+    @property
+    def num_committed(self) -> int:
+        return self.num_sent + len(self.waiting)
+
+    @property
+    def can_send(self) -> bool:
+        return (
+            self.num_sent - self.num_taken < self.window
+            and self.num_row_bytes_sent - self.num_row_bytes_taken < self.row_window_bytes
+            and bool(self.waiting or any(map(len, self.rows.values())))
+        )
+
+    def sent(self) -> None:
+        """All that waits is in the client's queue."""
+        self.num_sent += len(self.waiting)
+        self.waiting = []
+        for pieces in self.rows.values():
+            self.num_row_bytes_sent += pieces.num_bytes
+            pieces.hand_on()
+
+
+class TokenStreams:
+    """All streamed generations of one frontend, by the number of their request.
+
+    Args:
+        row_window_bytes: of each stream.
+    """
+
+    def __init__(self, send: Send, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
+        self._send = send
+        self._row_window_bytes = row_window_bytes
+        self._streams: dict[int, _Stream] = {}
+        self._due: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, request: OpenRequest) -> None:
+        """Stream an accepted request, if its client wants that."""
+        message = request.message
+        if isinstance(message, Generate) and message.stream_window:
+            wanted = message.rows if message.rows is not None and message.rows.delivery == "delta" else None
+            rows = {} if wanted is None else {key: RowPieces(key, wanted.first) for key in wanted.keys}
+            self._streams[request.number] = _Stream(
+                request.peer, message.request_id, message.stream_window, self._row_window_bytes, rows
+            )
+
+    def close(self, number: int) -> None:
+        """It is answered, or over. An unknown one changes nothing."""
+        self._streams.pop(number, None)
+        self._due.pop(number, None)
+
+    # ---- from engines
+
+    def committed(self, tokens: CommittedTokens) -> None:
+        """Take what an engine has computed; of a generation that is over, nothing. What came before is left out."""
+        stream = self._streams.get(tokens.request_id)
+        if stream is None:
+            return
+        num_known = stream.num_committed - tokens.first
+        if num_known < 0:
+            return  # a message was lost with a connection: the answer brings what is missing, and all behind it
+        stream.waiting += tokens.token_ids[num_known:]
+        if stream.can_send:
+            self._due[tokens.request_id] = None
+
+    def committed_rows(self, part: CommittedRows, payload: Sequence[Frame]) -> None:
+        """As `committed`; to be called first for what comes in one message.
+
+        Raises:
+            RequestAborted: rows before them were lost with a connection, and the engine keeps none that it has sent.
+        """
+        stream = self._streams.get(part.request_id)
+        if stream is None or part.rows.key not in stream.rows:
+            return
+        _put(stream.rows[part.rows.key], part.rows, payload)
+        if stream.can_send:
+            self._due[part.request_id] = None
+
+    def rest(self, number: int, rows: list[Rows], payload: Sequence[Frame]) -> tuple[list[Rows], Sequence[Frame]]:
+        """Return the rows of an answer with those before them that wait here, each key in one piece, and the frames.
+        The stream is to be closed then.
+
+        Raises:
+            RequestAborted: as `committed_rows`.
+        """
+        stream = self._streams.get(number)
+        if stream is None or not stream.rows:
+            return rows, payload
+        for part in rows:
+            if part.key in stream.rows:
+                _put(stream.rows[part.key], part, payload)
+        found = stream.rows.values()
+        return [pieces.rows(frame) for frame, pieces in enumerate(found)], [pieces.data() for pieces in found]
+
+    # ---- to clients
+
+    def taken(self, number: int, receipt: TokensTaken) -> None:
+        """A client has taken so much of a stream."""
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        stream.num_taken = max(stream.num_taken, min(receipt.num_tokens, stream.num_sent))
+        num_bytes = min(receipt.num_row_bytes, stream.num_row_bytes_sent)
+        stream.num_row_bytes_taken = max(stream.num_row_bytes_taken, num_bytes)
+        if stream.can_send:
+            self._due[number] = None
+
+    def flush(self) -> None:
+        """Send what may be sent, in one message per client."""
+        if not self._due:
+            return
+        by_peer: dict[bytes, list[_Stream]] = {}
+        for number in self._due:
+            stream = self._streams[number]
+            by_peer.setdefault(stream.peer, []).append(stream)
+        self._due.clear()
+        for peer, streams in by_peer.items():
+            tokens = [StreamedTokens(each.request_id, each.num_sent, each.waiting) for each in streams if each.waiting]
+            pieces = [(each.request_id, part) for each in streams for part in each.rows.values() if len(part)]
+            rows = [StreamedRows(request_id, part.rows(frame)) for frame, (request_id, part) in enumerate(pieces)]
+            if self._send(peer, Tokens(tokens, rows), [part.data() for _, part in pieces]):
+                for stream in streams:
+                    stream.sent()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if a stream is due that is not open, or has taken what was not sent."""
+        if not self._due.keys() <= self._streams.keys():
+            raise InvariantError(f"streams {sorted(self._due.keys() - self._streams.keys())} are due and not open")
+        for number, stream in self._streams.items():
+            if not 0 <= stream.num_taken <= stream.num_sent:
+                raise InvariantError(f"stream {number}: {stream.num_taken} taken of {stream.num_sent} sent tokens")
+            if not 0 <= stream.num_row_bytes_taken <= stream.num_row_bytes_sent:
+                where = f"{stream.num_row_bytes_taken} taken of {stream.num_row_bytes_sent} sent bytes of rows"
+                raise InvariantError(f"stream {number}: {where}")
+
+
+def _put(pieces: RowPieces, rows: Rows, payload: Sequence[Frame]) -> None:
+    """Raises:
+    RequestAborted: they do not go on where the pieces end.
+    """
+    try:
+        pieces.put(rows, payload)
+    except MissingRows as error:
+        first, end = error.details["first"], error.details["end"]
+        reason = f"rows [{first}, {end}) of {pieces.key!r} were lost with the connection to the engine; try again"
+        raise RequestAborted(reason) from error

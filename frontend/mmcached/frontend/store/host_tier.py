@@ -1,0 +1,274 @@
+"""The host tier: records that clients put, under a tenant and a key, in a ring of their own.
+
+    put ── of an older epoch? too large? over the tenant's quota? no room? ──> kept, or the reason why not
+    get ── the handle, and the record is young again
+    drop, clear, begin_epoch ── forgotten; whoever holds a lease reads on
+
+The first writer wins: a key that has a record keeps it, and a second put of it counts as kept. A tenant over its quota
+loses its own records, the least recently used first; what the ring evicts for room may be anybody's.
+
+An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
+that one of a former frontend is never taken for the present one.
+
+Knows nothing of clients, leases or sockets. Invariant: a tenant's records take no more than its quota.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+from mmcached.cache.store_keys import store_key
+from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.store import codec
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError, StaleHandle
+from mmcached.wire.handle import Handle
+from mmcached.wire.stats import RingStats
+
+
+class Refusal(StrEnum):
+    """Why a record is not kept; the value is for people."""
+
+    NO_STORE = "the service keeps no records (store_gb = 0)"
+    OLD_EPOCH = "it was computed before the last new epoch"
+    TOO_LARGE = "it is larger than one record may be (store_max_object_mb)"
+    TENANT_QUOTA = "it is larger than its tenant's quota (store_tenant_quota_gb)"
+    FULL = "there is no room now: too much is leased"
+
+
+class HostTier:
+    """The records of one frontend; `close` closes the store and its ring.
+
+    Args:
+        ring: owned from here on; None: nothing is kept, and every get is a miss, until `adopt`.
+        first_epoch: larger than any epoch of a former frontend.
+        tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
+    Attributes:
+        epoch: the present one.
+    """
+
+    def __init__(self, ring: RingWriter | None, *, first_epoch: int, tenant_quota_bytes: int | None = None) -> None:
+        self.epoch = first_epoch
+        self._first_epoch = first_epoch
+        self._store: ObjectStoreWriter | None = None
+        self._quota_bytes = tenant_quota_bytes
+        self._tenant_to_books: dict[str, _TenantBooks] = {}
+        self._key_to_tenant: dict[str, str] = {}
+        self.num_queries = self.num_hits = self.num_puts = self.num_refusals = self.num_quota_evictions = 0
+        if ring is not None:
+            self.adopt(ring)
+
+    def adopt(self, ring: RingWriter) -> None:
+        """Keep records from now on, in this ring.
+
+        Raises:
+            LocalProtocolError: there is one.
+        """
+        if self._store is not None:
+            raise LocalProtocolError("this tier has a ring")
+        self._store = ObjectStoreWriter(ring, on_evict=self._forget)
+
+    @property
+    def num_epochs(self) -> int:
+        """How often a new epoch has begun."""
+        return self.epoch - self._first_epoch
+
+    # ---- records
+
+    def get(self, tenant: str, key: str) -> Handle | None:
+        """Return where the record of a key lies, and make it young; None if it has none."""
+        self.num_queries += 1
+        name = store_key(tenant, key)
+        handle = None if self._store is None else self._store.find(name)
+        if self._store is None or handle is None:
+            return None
+        self.num_hits += 1
+        self._store.ring.touch(handle)
+        self._tenant_to_books[tenant].touch(name)
+        return handle
+
+    def has(self, tenant: str, key: str) -> bool:
+        """Return whether a key has a record; changes nothing."""
+        return self._store is not None and self._store.is_cached(store_key(tenant, key))
+
+    def put(self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int) -> Refusal | None:
+        """Keep a record under a key, unless the key has one already.
+
+        Args:
+            epoch: in which it was computed.
+        Returns:
+            None if the key has a record now, else why not. A record that is refused for want of room may have cost its
+            tenant others, if it was at its quota.
+        """
+        refusal = self._put(tenant, store_key(tenant, key), encoded, epoch)
+        if refusal is None:
+            self.num_puts += 1
+        else:
+            self.num_refusals += 1
+        return refusal
+
+    def drop(self, tenant: str, key: str) -> bool:
+        """Forget the record of a key; return whether it had one."""
+        name = store_key(tenant, key)
+        if self._store is None or not self._store.is_cached(name):
+            return False
+        self._store.discard(name)
+        self._forget(name)
+        return True
+
+    def clear(self) -> None:
+        """Forget all records."""
+        if self._store is not None:
+            self._store.clear()
+            self._tenant_to_books.clear()
+            self._key_to_tenant.clear()
+
+    def begin_epoch(self) -> None:
+        """Forget all records, and from now on keep none that is being computed now."""
+        self.epoch += 1
+        self.clear()
+
+    # ---- the ring
+
+    @property
+    def ring(self) -> RingWriter | None:
+        """Where the records lie; None if none are kept."""
+        return None if self._store is None else self._store.ring
+
+    def find(self, tenant: str, key: str) -> Handle | None:
+        """As `get`, for one that has just been put: counts and changes nothing."""
+        return None if self._store is None else self._store.find(store_key(tenant, key))
+
+    def frames(self, handle: Handle) -> list[codec.Frame]:
+        """Copy a record out as message frames.
+
+        Raises:
+            StaleHandle: it is not current.
+        """
+        if self._store is None:
+            raise StaleHandle("no records are kept")
+        return codec.split(self._store.ring.read(handle))
+
+    def ring_stats(self) -> RingStats:
+        return RingStats() if self._store is None else self._store.stats()
+
+    # ---- the object
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: the books of the tenants and the store disagree, or a tenant is over its quota.
+        """
+        if self._store is None:
+            return
+        self._store.check_integrity()
+        listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
+        if len(listed) != len(self._store) or not all(map(self._store.is_cached, listed)):
+            raise InvariantError(f"{len(listed)} records of tenants, {len(self._store)} in the store")
+        for tenant, books in self._tenant_to_books.items():
+            if any(self._key_to_tenant.get(key) != tenant for key in books.key_to_bytes):
+                raise InvariantError(f"tenant {tenant!r} is charged for a record of another")
+            if not books.key_to_bytes or books.num_bytes != sum(books.key_to_bytes.values()):
+                raise InvariantError(f"tenant {tenant!r}: {books.num_bytes} bytes in {len(books.key_to_bytes)} records")
+            if self._quota_bytes is not None and books.num_bytes > self._quota_bytes:
+                raise InvariantError(f"tenant {tenant!r} takes {books.num_bytes} bytes of {self._quota_bytes}")
+
+    def close(self) -> None:
+        """Close store and ring. A second call changes nothing."""
+        if self._store is not None:
+            self._store.close()
+        self._tenant_to_books.clear()
+        self._key_to_tenant.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- how
+
+    def _put(self, tenant: str, name: str, encoded: EncodedRecord, epoch: int) -> Refusal | None:
+        if self._store is None:
+            return Refusal.NO_STORE
+        if epoch != self.epoch:
+            return Refusal.OLD_EPOCH
+        if self._store.is_cached(name):
+            return None
+        if encoded.nbytes > self._store.ring.max_object_bytes:
+            return Refusal.TOO_LARGE
+        num_bytes = chunk_bytes(encoded.nbytes)
+        if self._quota_bytes is not None:
+            if num_bytes > self._quota_bytes:
+                return Refusal.TENANT_QUOTA
+            self._make_room_in_quota(tenant, self._quota_bytes - num_bytes)
+        try:
+            self._store.put_encoded(name, encoded)
+        except CacheFull:
+            return Refusal.FULL
+        self._tenant_to_books.setdefault(tenant, _TenantBooks()).add(name, num_bytes)
+        self._key_to_tenant[name] = tenant
+        return None
+
+    def _make_room_in_quota(self, tenant: str, limit: int) -> None:
+        while self._store is not None and (books := self._tenant_to_books.get(tenant)) and books.num_bytes > limit:
+            oldest = next(iter(books.key_to_bytes))
+            self._store.discard(oldest)
+            self._forget(oldest)
+            self.num_quota_evictions += 1
+
+    def _forget(self, name: str) -> None:
+        """The store does not have this record any more."""
+        tenant = self._key_to_tenant.pop(name)
+        books = self._tenant_to_books[tenant]
+        books.remove(name)
+        if not books.key_to_bytes:
+            del self._tenant_to_books[tenant]
+
+
+class _TenantBooks:
+    """What the records of one tenant take, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.key_to_bytes: OrderedDict[str, int] = OrderedDict()
+        self.num_bytes = 0
+
+    def add(self, key: str, num_bytes: int) -> None:
+        self.key_to_bytes[key] = num_bytes
+        self.num_bytes += num_bytes
+
+    def touch(self, key: str) -> None:
+        self.key_to_bytes.move_to_end(key)
+
+    def remove(self, key: str) -> None:
+        self.num_bytes -= self.key_to_bytes.pop(key)
+
+
+def host_tier_from_config(config: ServiceConfig) -> HostTier:
+    """Make the tier of a service, which keeps nothing until it gets a ring."""
+    return HostTier(None, first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)
+
+
+def store_ring_from_config(config: ServiceConfig) -> RingWriter:
+    """Make the ring of a service that keeps records.
+
+    Raises:
+        SegmentError: there is no room for it.
+    """
+    return RingWriter.create(
+        data_bytes=config.store_data_bytes,
+        num_slots=config.store_num_slots,
+        max_rows=config.store_max_clients,
+        max_object_bytes=config.store_max_object_bytes,
+        reader_quota_bytes=config.store_client_quota_bytes,
+        # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.
+        shared_quota_bytes=max(config.store_data_bytes // 2, 2 * config.store_client_quota_bytes),
+        has_checksums=config.ring_has_checksums,
+        has_index=True,
+    )

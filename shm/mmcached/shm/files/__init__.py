@@ -1,0 +1,6 @@
+"""Files and locks of one host.
+
+locks       byte locks that the kernel drops when their holder dies
+lock_file   a file whose lock proves that its holder lives
+own_file    opens only files of this user, never a link or a pipe
+"""

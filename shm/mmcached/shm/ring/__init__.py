@@ -1,0 +1,8 @@
+"""A ring of chunks with one writer and any number of readers, which lease what they read.
+
+ring            the writer's end                     writer_rows, leases: who was granted what
+reader          a reader's mapping                   row, received: its leases
+chunks          the state of each chunk
+allocator       where the next chunk goes            places
+key_index       keys that readers look up without asking
+"""

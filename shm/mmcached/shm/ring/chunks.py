@@ -1,0 +1,170 @@
+"""What lies in each slot of a ring: who may be evicted, who is current, who only waits for its last reader.
+
+    free ──claim──> claimed ──publish──> current ──forget──> island ──> free     an island is leased: nobody finds it,
+              └──abort──> free               └──evicted, or forgotten unleased──> free       and its bytes stay
+
+Books only, no bytes: the ring (`ring`) writes headers and payloads, leases are asked for through a callable.
+
+Invariants: a slot is in one state; a (slot, generation) pair names one content for the life of the ring; what is
+claimed, pinned or leased is never evicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from mmcached.shm.ring.allocator import Extent, Plan, RingAllocator
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.wire.errors import InvariantError, LocalProtocolError, StaleHandle
+from mmcached.wire.handle import Handle
+
+
+class ChunkTable:
+    """All slots of one ring.
+
+    Args:
+        capacity: bytes of the data object.
+        is_leased: whether a living reader may still read a slot's chunk.
+        leased_slots: all of those slots at once.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_slots: int,
+        *,
+        is_leased: Callable[[int], bool],
+        leased_slots: Callable[[], Iterable[int]],
+    ) -> None:
+        self._allocator = RingAllocator(capacity, num_slots)
+        self._is_leased = is_leased
+        self._leased_slots = leased_slots
+        self._generation = 0
+        self._claimed: dict[int, int] = {}  # slot -> generation
+        self._slot_to_handle: dict[int, Handle] = {}
+        self._pins: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._slot_to_handle)
+
+    def __iter__(self) -> Iterator[Handle]:
+        """Iterate over what is current, as of now."""
+        return iter(list(self._slot_to_handle.values()))
+
+    @property
+    def capacity(self) -> int:
+        return self._allocator.capacity
+
+    @property
+    def used_bytes(self) -> int:
+        return self._allocator.used_bytes
+
+    # ---- claims
+
+    def plan(self, nbytes: int) -> Plan | None:
+        """Find room for a payload; change nothing. None: nothing fits while what is kept stays."""
+        return self._allocator.plan(chunk_bytes(nbytes), self._is_kept)
+
+    def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
+        """Carry out a fresh plan; return the new generation, and the handles that it has evicted, in order."""
+        evicted = [self._slot_to_handle.pop(each.slot) for each in plan.evicted if each.slot in self._slot_to_handle]
+        for victim in plan.evicted:
+            self._pins.pop(victim.slot, None)
+        self._allocator.apply(plan)
+        self._generation += 1
+        self._claimed[plan.extent.slot] = self._generation
+        return self._generation, evicted
+
+    def check_claimed(self, slot: int, generation: int) -> None:
+        """Raises:
+        LocalProtocolError: this claim is not open.
+        """
+        if self._claimed.get(slot) != generation:
+            raise LocalProtocolError(f"claim of slot {slot}, generation {generation} is not open")
+
+    def publish(self, handle: Handle) -> None:
+        """Make a claimed chunk current."""
+        del self._claimed[handle.slot]
+        self._slot_to_handle[handle.slot] = handle
+
+    def abort(self, slot: int) -> None:
+        """End a claim and free its room."""
+        del self._claimed[slot]
+        self._allocator.free(slot)
+
+    def close(self) -> None:
+        """End all claims and ask nobody for leases any more: the ring is gone."""
+        self._claimed.clear()
+        self._is_leased, self._leased_slots = _nothing_leased, tuple
+
+    # ---- what is current
+
+    def is_current(self, handle: Handle) -> bool:
+        return self._slot_to_handle.get(handle.slot) == handle
+
+    def check_current(self, handle: Handle) -> None:
+        """Raises:
+        StaleHandle: the handle names nothing that is here now.
+        """
+        if not self.is_current(handle):
+            raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation} any more")
+
+    def extent(self, handle: Handle) -> Extent:
+        """Return where a current chunk lies, header and padding included."""
+        return self._allocator.extent(handle.slot)
+
+    def touch(self, handle: Handle) -> None:
+        """Make a current chunk young: when the hand comes by, others go first."""
+        self._allocator.hit(handle.slot)
+
+    def pin(self, handle: Handle) -> None:
+        self._pins[handle.slot] += 1
+
+    def unpin(self, handle: Handle) -> None:
+        """Raises:
+        LocalProtocolError: it is not pinned.
+        """
+        if not self._pins[handle.slot]:
+            raise LocalProtocolError(f"slot {handle.slot} is not pinned")
+        self._pins[handle.slot] -= 1
+
+    def forget(self, handle: Handle) -> bool:
+        """Make a current chunk an island, or free it if nobody has a lease; return whether it is free now."""
+        del self._slot_to_handle[handle.slot]
+        self._pins.pop(handle.slot, None)
+        if self._is_leased(handle.slot):
+            return False
+        self._allocator.free(handle.slot)
+        return True
+
+    # ---- looking
+
+    def pinned_bytes(self) -> int:
+        """Return the bytes that no claim can get now; cost grows with the chunks that are kept, not with the ring."""
+        kept = {slot for slot, pins in self._pins.items() if pins}.union(self._leased_slots(), self._claimed)
+        return sum(self._allocator.extent(slot).size for slot in kept if self._allocator.has(slot))
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: the books contradict each other.
+        """
+        self._allocator.check_integrity()
+        slots = set(self._allocator.slots())
+        if not self._slot_to_handle.keys() | self._claimed.keys() <= slots:
+            raise InvariantError("a chunk or a claim has no room in the ring")
+        if self._slot_to_handle.keys() & self._claimed.keys():
+            raise InvariantError("a slot is both claimed and committed")
+        if not {slot for slot, pins in self._pins.items() if pins} <= self._slot_to_handle.keys():
+            raise InvariantError("a pin is on a slot without a chunk")
+        for slot, handle in self._slot_to_handle.items():
+            extent = self._allocator.extent(slot)
+            if handle.slot != slot or extent.size != chunk_bytes(handle.nbytes):
+                raise InvariantError(f"{handle} is said to lie in {extent}")
+
+    def _is_kept(self, slot: int) -> bool:
+        return slot in self._claimed or self._pins[slot] > 0 or self._is_leased(slot)
+
+
+def _nothing_leased(slot: int) -> bool:
+    return False

@@ -1,0 +1,202 @@
+"""A read-only mapping of a ring: views of chunks, in place, kept alive by whoever holds them.
+
+The kernel enforces "read-only": the object is opened O_RDONLY and mapped PROT_READ. numpy refuses to write into a
+view; torch has no such flag, so an in-place operation on a tensor made of one ends the process that does it with
+SIGSEGV, and nobody else.
+
+A worker also joins its engine's row: its share of the row's byte keeps the leases alive even if the engine dies, for
+as long as a view lives. Mapping and locks belong together and outlast `close`:
+
+    view ──base──> mapping ──finalizer──> control (the locks)
+
+Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of this row's incarnation.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+import zlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.files import locks
+from mmcached.shm.ring.key_index import KeyIndexReader
+from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32
+from mmcached.shm.segment.mapped import Control, index_of, open_control, open_data
+from mmcached.shm.segment.populate import Advice, Populator
+from mmcached.wire.errors import (
+    ChecksumMismatch,
+    InvalidRequest,
+    LocalProtocolError,
+    PeerGone,
+    SegmentError,
+    StaleHandle,
+)
+from mmcached.wire.handle import Handle, RingAnnouncement
+
+
+class RingReader:
+    """One mapping; made by `open`.
+
+    Attributes:
+        index: which keys the writer shows; None if its ring has no such table, or this reader is closed.
+    """
+
+    def __init__(self, announcement: RingAnnouncement, mapping: mmap.mmap) -> None:
+        self.announcement = announcement
+        self.index = KeyIndexReader(index_of(mapping, announcement)) if announcement.index_words else None
+        self._mapping: mmap.mmap | None = mapping
+        self._populator: Populator | None = None
+        self._joined: tuple[Control, int] | None = None
+
+    @classmethod
+    def open(cls, announcement: RingAnnouncement, *, populate: bool = False) -> RingReader:
+        """Map the data object of an announced ring.
+
+        Args:
+            populate: take the page faults of the whole mapping at once, in the background.
+        Raises:
+            SegmentError: it is gone.
+            LayoutMismatch: its header contradicts the announcement or this version.
+        """
+        open_control(announcement).close()  # judges the header
+        mapping = open_data(announcement)
+        crash_point("reader.after_map")
+        reader = cls(announcement, mapping)
+        if populate:
+            reader._populator = Populator(mapping, Advice.READ)
+        return reader
+
+    def join_row(self, row: int, nonce: int, rank: int) -> None:
+        """Read under the leases of an engine's incarnation from now on.
+
+        The rank's own byte, once it is ours, certifies that the former worker of this rank is dead.
+
+        Raises:
+            PeerGone: the row is another incarnation's by now; this worker has outlived its engine.
+            SegmentError: the former worker of the rank still lives, or the ring is gone.
+            InvalidRequest: no such row or rank.
+            LocalProtocolError: joined already, or closed.
+        """
+        mapping = self._open_mapping()
+        if self._joined is not None:
+            raise LocalProtocolError("this reader has joined a row already; open another one for another row")
+        for field, value, limit in (("row", row, self.announcement.max_rows), ("rank", rank, locks.MAX_RANKS)):
+            if not 0 <= value < limit:
+                raise InvalidRequest(field, value, f"must be between 0 and {limit - 1}")
+        control = open_control(self.announcement)
+        try:
+            _lock_share(control, row, nonce, rank)
+        except BaseException:
+            control.close()
+            raise
+        crash_point("reader.after_share")
+        # Not in `close`: a free row byte says that nobody reads, so the locks have to outlast the last view.
+        weakref.finalize(mapping, control.close).atexit = False
+        self._joined = (control, row)
+
+    def when_unmapped(self, callback: Callable[[], object]) -> None:
+        """Call back once when nobody can read through this mapping any more: after `close` and the last view.
+
+        For locks that a row has taken itself. It is called in any thread, and must neither block nor refer to this
+        reader; not at the interpreter's exit, where the kernel drops the locks.
+
+        Raises:
+            LocalProtocolError: closed.
+        """
+        weakref.finalize(self._open_mapping(), callback).atexit = False
+
+    def is_engine_alive(self) -> bool:
+        """Return whether the engine of the joined row lives. If not: drop all views and exit.
+
+        Raises:
+            LocalProtocolError: no row is joined.
+        """
+        if self._joined is None:
+            raise LocalProtocolError("no row is joined")
+        control, row = self._joined
+        return not locks.is_free(control.fd, locks.engine_byte(row, control.layout.max_rows))
+
+    def is_writer_alive(self) -> bool:
+        """Return whether the ring's writer lives. If not, nobody will grant a lease any more.
+
+        Raises:
+            LocalProtocolError: no row is joined.
+        """
+        if self._joined is None:
+            raise LocalProtocolError("no row is joined")
+        control, _ = self._joined
+        return not locks.is_free(control.fd, locks.WRITER_BYTE)
+
+    def view(self, handle: Handle) -> npt.NDArray[np.uint8]:
+        """Return the payload in place, `(nbytes,)`, read-only; valid for as long as the lease is not given back.
+
+        Each call makes a new *holder*: everything derived from it (slices, dtype views, torch tensors) keeps it alive,
+        so a `weakref.finalize` on it runs after the last of them has died, in any thread.
+
+        Raises:
+            StaleHandle: another ring or epoch, outside the ring, or the chunk holds something else by now.
+            ChecksumMismatch: the writer has put a checksum there, and the bytes have another one.
+        """
+        mapping = self._open_mapping()
+        self._check(handle)
+        *found, check, checksum = CHUNK_HEADER.unpack_from(mapping, handle.offset - CHUNK_HEADER_BYTES)
+        if found != [CHUNK_MAGIC, handle.generation, handle.slot, handle.nbytes]:
+            raise StaleHandle(f"at {handle.offset} there is not generation {handle.generation} of slot {handle.slot}")
+        # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
+        # die early.
+        holder = np.frombuffer(mapping, np.uint8, handle.nbytes, handle.offset)
+        if check == HAS_CRC32 and (actual := zlib.crc32(holder.data)) != checksum:
+            raise ChecksumMismatch(handle.slot, actual, checksum)
+        return holder
+
+    def close(self) -> None:
+        """Make no more views. Mapping and locks go with the last view, at once if there is none."""
+        if self._populator is not None:
+            self._populator.close()
+            self._populator = None
+        if self.index is not None:
+            self.index.close()
+            self.index = None
+        self._joined = None
+        self._mapping = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, handle: Handle) -> None:
+        names = self.announcement
+        if (handle.ring_id, handle.epoch) != (names.ring_id, names.epoch):
+            raise StaleHandle(f"it is of ring {handle.ring_id}, epoch {handle.epoch}; mapped is {names.ring_id}")
+        begins_inside = handle.offset >= CHUNK_HEADER_BYTES and handle.offset % ALIGNMENT == 0
+        ends_inside = handle.nbytes >= 1 and handle.offset + handle.nbytes <= names.data_bytes
+        if not begins_inside or not ends_inside:
+            raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
+
+    def _open_mapping(self) -> mmap.mmap:
+        if self._mapping is None:
+            raise LocalProtocolError("this reader is closed")
+        return self._mapping
+
+
+def _lock_share(control: Control, row: int, nonce: int, rank: int) -> None:
+    layout = control.layout
+    # First the share, then the look at the nonce: while we hold the share nobody can lock the byte exclusively, so the
+    # nonce cannot change any more. The other way round a new engine could take the row between look and lock.
+    if not locks.try_shared(control.fd, locks.row_byte(row)):
+        raise PeerGone(f"row {row} is being taken by another engine", row=row)
+    if control.nonce(row) != nonce:
+        raise PeerGone(f"row {row} belongs to another incarnation; this worker has outlived its engine", row=row)
+    if not locks.try_exclusive(control.fd, locks.worker_byte(row, rank, layout.max_rows)):
+        raise SegmentError(f"the former worker of row {row}, rank {rank} still lives; end it first", row=row, rank=rank)

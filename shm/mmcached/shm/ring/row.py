@@ -1,0 +1,175 @@
+"""One reader's row: the incarnation that leases are granted to, and the only hand that writes the row's words.
+
+In the service the row belongs to an engine; its workers read under its leases and write nothing. Taking a row, in this
+order:
+
+    1. lock the row's byte exclusively   that alone proves: nobody of a former life can read any more. Busy: next row
+    2. write a fresh random nonce        from here on descriptors of the former life are nobody's
+    3. downgrade the byte to shared      in one step of the kernel; now workers can join
+    4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
+    5. tell the writer (row, nonce)      the caller's part; the writer checks it against the row
+
+The cells are zeroed with step 2, since nobody can say what a stray write has left there; the writer takes their values
+at attach as granted. Only this row is mapped, so a stray write of this process reaches no other. An incarnation ends
+only with its process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not call it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.files import locks
+from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.shm.segment.mapped import Control, open_control
+from mmcached.shm.segment.words import require_word_store
+from mmcached.wire.errors import LocalProtocolError, SegmentError
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+
+_NONCE_WORD = 0
+_PID_WORD = 1
+"""Where they are in a row."""
+
+
+def random_nonce() -> int:
+    """Return 63 random bits, never 0: 0 is what a row holds that was never taken."""
+    return secrets.randbelow(2**63 - 1) + 1
+
+
+class ReaderRow:
+    """A row that this process has taken; made by `attach`."""
+
+    def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
+        self.announcement = announcement
+        self.row = row
+        self.nonce = nonce
+        self._received = ReceivedLeases(nonce)
+        self._control: Control | None = control
+        self._words = require_word_store()
+
+    @classmethod
+    def attach(cls, announcement: RingAnnouncement, new_nonce: Callable[[], int] = random_nonce) -> ReaderRow:
+        """Take the first row that nobody uses.
+
+        Raises:
+            SegmentError: the ring is gone, all rows are in use, or this machine has no release store.
+            LayoutMismatch: the ring's header contradicts the announcement or this version.
+        """
+        words = require_word_store()
+        control = open_control(announcement)
+        layout = control.layout
+        try:
+            for row in range(layout.max_rows):
+                if locks.try_exclusive(control.fd, locks.row_byte(row)):
+                    crash_point("row.after_lock")
+                    nonce = new_nonce()
+                    control.map_row(row)
+                    control.words[_PID_WORD:] = memoryview(bytes(layout.row_bytes - 8 * _PID_WORD)).cast("Q")
+                    control.words[_PID_WORD] = os.getpid()
+                    words.store_release(control.words, _NONCE_WORD, nonce)
+                    crash_point("row.after_nonce")
+                    locks.downgrade(control.fd, locks.row_byte(row))
+                    crash_point("row.after_downgrade")
+                    _lock_engine_byte(control, row)
+                    return cls(announcement, control, row, nonce)
+            raise SegmentError(
+                f"all {layout.max_rows} rows of the ring are in use; raise ring_max_rows (for clients: "
+                "store_max_clients), or stop a reader",
+                max_rows=layout.max_rows,
+            )
+        except BaseException:
+            control.close()
+            raise
+
+    def owns(self, handle: Handle, lease: LeaseId) -> bool:
+        """Return whether a descriptor was meant for this incarnation, with a lease on its slot; any other is dropped,
+        and *not* given back. While a lease is out its slot holds one chunk; the chunk's header says which.
+        """
+        return self._is_of_this_ring(handle) and lease.nonce == self.nonce and lease.slot == handle.slot
+
+    def receive(self, handle: Handle, lease: LeaseId) -> bool:
+        """Count a descriptor that has arrived; to be called for each, once, before it is used.
+
+        Returns:
+            whether it is owned and new. If not, it is dropped and *not* given back.
+        """
+        return (
+            self._is_of_this_ring(handle) and lease.slot == handle.slot and self._received.receive(handle.slot, lease)
+        )
+
+    def has_gap_before(self, handle: Handle, lease: LeaseId) -> bool:
+        """Return whether descriptors before this one, which is about to be received, were lost; tell the writer so."""
+        return self._is_of_this_ring(handle) and self._received.has_gap_before(lease)
+
+    def answer_barrier(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+        """Return slot -> leases ever received, for the writer's `reconcile`; None if another incarnation is asked."""
+        return self._received.answer(nonce, last_seq, slots)
+
+    def give_back(self, handle: Handle) -> None:
+        """Return one lease of the handle's slot: once per owned lease, when nothing reads under it any more.
+
+        Raises:
+            LocalProtocolError: the handle is of another ring, or the row is closed; nothing was written.
+        """
+        control = self._open_control()
+        names = self.announcement
+        if not self._is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
+            raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
+        crash_point("give_back.before")
+        index = control.layout.cell_word(self.row, handle.slot) - control.layout.nonce_word(self.row)
+        # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all
+        # reads of the bytes are done. Load and store need not be one step: no other process writes this word.
+        self._words.store_release(control.words, index, control.words[index] + 1)
+        crash_point("give_back.after")
+
+    def is_worker_alive(self, rank: int) -> bool:
+        """Return whether some process holds the byte of a rank. A free byte: its former holder reads no more."""
+        control = self._open_control()
+        return not locks.is_free(control.fd, locks.worker_byte(self.row, rank, control.layout.max_rows))
+
+    def is_writer_alive(self) -> bool:
+        """Return whether the ring's writer lives. If not: what the index shows is nobody's any more."""
+        return not locks.is_free(self._open_control().fd, locks.WRITER_BYTE)
+
+    def abandon(self) -> None:
+        """Let go of a parent's row in a forked child: the locks and leases stay the parent's, nothing is written.
+
+        A fork shares the locks' file description, so `close` would unlock for the parent too.
+        """
+        control, self._control = self._control, None
+        if control is not None:
+            os.close(control.fd)  # unlocks nothing while the parent has the description open
+            control.fd = -1
+            control.words.release()
+
+    def close(self) -> None:
+        """End the incarnation: its leases become void once its workers' locks are free too. Twice changes nothing."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _is_of_this_ring(self, handle: Handle) -> bool:
+        return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
+
+    def _open_control(self) -> Control:
+        if self._control is None:
+            raise LocalProtocolError(f"row {self.row} is closed")
+        return self._control
+
+
+def _lock_engine_byte(control: Control, row: int) -> None:
+    # Its former holder had the row's byte in the same file description, and that byte was free.
+    if not locks.try_exclusive(control.fd, locks.engine_byte(row, control.layout.max_rows)):
+        raise SegmentError(f"the engine byte of row {row} is taken although the row was free; restart the service")

@@ -1,0 +1,9 @@
+"""The two shared-memory objects of a ring.
+
+layout     what each word means, and who writes it
+segment    creates, names and removes the objects
+mapped     opens and maps them                    populate: touches the pages before they are needed
+words      stores control words in order
+headroom   how much memory the process may still take
+sweep      removes objects of dead writers
+"""

@@ -1,0 +1,234 @@
+"""The two shared-memory objects of a ring: how they are created, named and removed. How they are opened: `mapped`.
+
+Creation, in this order, because a sweep may run at any instant and takes away what nobody has locked:
+
+    1. ctl    O_CREX, mode 0600
+    2. lock   byte 0 of ctl, and look whether the name still is this inode   else 1 again, under another name
+    3. ctl    posix_fallocate          from here on a sweep keeps off
+    4. data   O_CREX, posix_fallocate
+    5. header, then its magic
+Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
+
+A name that exists already is an error, whoever owns it: nobody writes into a ring that somebody else has made.
+
+`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write. It reserves the
+pages; that they also lie in the writer's page table is the work of a thread, see `populate`, for which nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import posix_ipc
+
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.files import locks
+from mmcached.shm.segment.headroom import memory_headroom, no_shm_room, require_room
+from mmcached.shm.segment.layout import MAGIC, Layout, SegmentHeader
+from mmcached.shm.segment.mapped import SHM_DIR, Control, map_object
+from mmcached.shm.segment.populate import Advice, Populator
+from mmcached.shm.segment.words import require_word_store
+from mmcached.wire.errors import SegmentError
+from mmcached.wire.handle import RingAnnouncement
+
+_CREATE_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What creation asks of the operating system; tests put a small or full machine here."""
+
+    fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+    shm_free_bytes: Callable[[], int] = lambda: shutil.disk_usage(SHM_DIR).free
+    headroom_bytes: Callable[[], int | None] = memory_headroom
+
+
+class WriterSegment:
+    """Both objects as their creator has them: mapped read-write, byte 0 locked."""
+
+    def __init__(
+        self, announcement: RingAnnouncement, control: Control, data: mmap.mmap, populator: Populator | None = None
+    ) -> None:
+        self.announcement = announcement
+        self.control = control
+        self.data = data
+        self._populator = populator
+
+    @property
+    def populated_bytes(self) -> int:
+        """How much of the data object is in the page table already, as far as `populate` knows."""
+        return self._populator.populated_bytes if self._populator else 0
+
+    def wait_populated(self, timeout_s: float) -> bool:
+        """Wait for the populating thread; return whether it has done everything. For benchmarks."""
+        return self._populator is not None and self._populator.wait(timeout_s)
+
+    def close(self) -> None:
+        """Unlink both names, data first, and let go. Readers keep what they have mapped."""
+        unlink(self.announcement.data_name)
+        crash_point("close.between_unlinks")
+        unlink(self.announcement.ctl_name)
+        if self._populator is not None:
+            self._populator.close()
+        self.control.close()
+        del self.data  # unmapped with the last buffer of a claim, should one be left
+
+    @classmethod
+    def create(
+        cls,
+        layout: Layout,
+        *,
+        epoch: int,
+        host: Host,
+        new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
+        populate: bool = True,
+    ) -> WriterSegment:
+        """Make, lock, allocate and fill both objects.
+
+        Args:
+            populate: start a thread that gives the data mapping its page-table entries; nobody waits for it.
+        Raises:
+            SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left
+                behind.
+        """
+        require_word_store()
+        require_room(layout.total_bytes, shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
+        uid = os.getuid()
+        with contextlib.ExitStack() as undo:
+            ring_id, ctl_fd = _create_locked(uid, new_ring_id)
+            sizes = (layout.data_bytes, layout.num_slots, layout.max_rows, layout.index_words)
+            announcement = RingAnnouncement(uid, ring_id, epoch, *sizes)
+            undo.callback(unlink, announcement.ctl_name)
+            crash_point("create.after_lock")
+            control = _allocate_control(ctl_fd, layout, host)
+            undo.callback(control.close)
+            crash_point("create.after_ctl_allocated")
+            data_fd = _create_object(announcement.data_name)
+            undo.callback(unlink, announcement.data_name)
+            try:
+                _allocate(data_fd, layout.data_object_bytes, layout, host)
+                crash_point("create.after_data_allocated")
+                data = map_object(data_fd, layout.data_object_bytes)
+            finally:
+                os.close(data_fd)
+            _write_header(control, ring_id, epoch)
+            populator = Populator(data, Advice.WRITE) if populate else None
+            undo.pop_all()
+            return cls(announcement, control, data, populator)
+
+
+def unlink(name: str) -> bool:
+    """Remove a name; False if it was gone, or is no object of ours: anybody may make names in /dev/shm."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError, OSError):
+        return False
+    return True
+
+
+def is_name_of(name: str, fd: int) -> bool:
+    """Return whether `name` still leads to the object that `fd` has open."""
+    try:
+        found = os.stat(SHM_DIR / name.lstrip("/"), follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(fd))
+
+
+def _create_locked(uid: int, new_ring_id: Callable[[], str]) -> tuple[str, int]:
+    """Steps 1 and 2; a sweep that comes between them makes us start again under another name."""
+    for _ in range(_CREATE_ATTEMPTS):
+        ring_id = new_ring_id()
+        name = f"/mmc.{uid}.{ring_id}.ctl"
+        fd = _create_object(name)
+        crash_point("create.after_ctl")
+        # Two ways to lose against a sweep: it has the byte now and will unlink, or it has unlinked and let go already.
+        if locks.try_exclusive(fd, locks.WRITER_BYTE) and is_name_of(name, fd):
+            return ring_id, fd
+        os.close(fd)
+    raise SegmentError(f"{_CREATE_ATTEMPTS} new segments were swept away before they were locked; try again later")
+
+
+def _create_object(name: str) -> int:
+    try:
+        fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+    except posix_ipc.ExistentialError as error:
+        raise SegmentError(f"{SHM_DIR}{name} exists already: {_owner_of(name)}", name=name) from error
+    except posix_ipc.PermissionsError as error:
+        raise SegmentError(f"this user may not create {SHM_DIR}{name}; make {SHM_DIR} writable", name=name) from error
+    return fd
+
+
+def _owner_of(name: str) -> str:
+    """Say whose an object is that we could not create, and what to do."""
+    if name.endswith(".data"):  # we have just made its control object, so it was an orphan
+        return "it is the leftover of a dead service; `mmcached shm gc` removes it"
+    try:
+        fd = posix_ipc.SharedMemory(name).fd
+    except posix_ipc.ExistentialError:
+        return "it has gone meanwhile; try again"
+    except posix_ipc.PermissionsError:
+        return "another user has made it; remove it as that user"
+    try:
+        if locks.is_free(fd, locks.WRITER_BYTE):
+            return "its service is dead; `mmcached shm gc` removes it"
+        return "its service lives, and a ring has one writer; stop that service, or take another ring id"
+    finally:
+        os.close(fd)
+
+
+def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
+    """Step 3. Owns `fd`: closes it on failure."""
+    try:
+        _allocate(fd, layout.ctl_bytes, layout, host)
+        control = Control(fd, layout)
+        control.map_all()
+        return control
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
+    try:
+        host.fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        raise no_shm_room(layout.total_bytes, host.shm_free_bytes(), str(error.strerror)) from error
+
+
+def _write_header(control: Control, ring_id: str, epoch: int) -> None:
+    header = SegmentHeader(ring_id, epoch, os.getpid(), _start_ticks(), _boot_id(), control.layout)
+    packed = header.pack()
+    control.words.cast("B")[8 : 8 + len(packed)] = packed
+    crash_point("create.before_magic")
+    # Against a reader that opens the object too early: without the magic it is no header, whatever else it holds.
+    require_word_store().store_release(control.words, 0, MAGIC)
+
+
+def _start_ticks() -> int:
+    """Return when this process started, in clock ticks since boot: with pid and boot id it names it for good."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _boot_id() -> bytes:
+    return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+
+
+def leftover_names(uid: int) -> Iterator[str]:
+    """Yield the POSIX names of this user's ring objects in /dev/shm, living or not; no link, no file of others."""
+    for path in sorted(SHM_DIR.glob(f"mmc.{uid}.*")):
+        with contextlib.suppress(OSError):  # it went while we looked
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
+                yield f"/{path.name}"

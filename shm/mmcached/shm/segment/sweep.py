@@ -1,0 +1,67 @@
+"""Remove the shared-memory objects that killed services have left; never those of a living one.
+
+A writer holds byte 0 of its control object for its life, so whoever gets that byte knows that the writer is dead. The
+byte is held while the names go away: two sweeps cannot work on one ring, and one that is killed half-way leaves a
+state that the next sweep understands (data goes first; a data object without a control object belongs to nobody).
+
+Anybody may make names in /dev/shm: what is not a regular file of this user is none of ours, and a name that cannot be
+swept keeps no other from it.
+
+A reader that still maps a swept object keeps reading it; the memory goes with its last mapping.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.files import locks
+from mmcached.shm.files.own_file import open_own
+from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.segment import is_name_of, leftover_names, unlink
+
+_logger = logging.getLogger(__name__)
+
+
+def sweep() -> list[str]:
+    """Unlink what no living writer of this user owns.
+
+    Returns:
+        the POSIX names that were removed.
+    """
+    owner = os.getuid()
+    pattern = re.compile(rf"(/mmc\.{owner}\.[0-9a-f]{{32}})\.(ctl|data)")
+    stems = {match[1] for name in leftover_names(owner) if (match := pattern.fullmatch(name))}
+    removed: list[str] = []
+    for stem in sorted(stems):
+        try:
+            removed += _sweep_ring(stem)
+        except OSError as error:
+            _logger.warning("%s cannot be swept: %s", stem, error)
+    return removed
+
+
+def _sweep_ring(stem: str) -> list[str]:
+    ctl_name, data_name = f"{stem}.ctl", f"{stem}.data"
+    try:
+        fd = open_own(SHM_DIR / ctl_name.lstrip("/"))
+    except FileNotFoundError:
+        # The name was listed, and a writer makes ctl before data and removes it after: so its data object, if any, has
+        # no owner. (A writer that closed since the listing has removed its data itself.)
+        return [data_name] if unlink(data_name) else []
+    try:
+        # Against the writer that has just created this object and not locked it yet: it then finds the byte taken, or
+        # the name gone, and begins again with another name.
+        if not locks.try_exclusive(fd, locks.WRITER_BYTE):
+            return []
+        # Against another sweep that was here between our open and our lock: what the name leads to now is not what we
+        # hold.
+        if not is_name_of(ctl_name, fd):
+            return []
+        removed = [data_name] if unlink(data_name) else []
+        crash_point("sweep.between_unlinks")
+        return [*removed, ctl_name] if unlink(ctl_name) else removed
+    finally:
+        os.close(fd)

@@ -1,0 +1,6 @@
+"""The stats page: one file in the run directory that holds the figures of every role.
+
+layout      which word means what
+page        the file: written by each role, read by all
+publisher   writes a role's figures now and then
+"""

@@ -1,0 +1,165 @@
+"""The layout of the stats page: which word of the file means what, and how a record becomes words and back.
+
+Pure arithmetic and byte packing; knows nothing of files, locks or processes. The fields come from the records of
+`mmcached.wire.stats`, flattened with dotted names (`kv.queries`).
+
+**Format.** All words are 8 bytes, aligned, in the order of this machine.
+
+    ┌──────────────────────────┐ 0      magic; layout version and number of slots (u32 each);
+    │ header                   │        digest of all names and kinds of fields (16 bytes)
+    ├──────────────────────────┤ 4096
+    │ slot of supervisor       │        +0   pid; 0 = nobody yet        +64  first field
+    ├──────────────────────────┤        +8   its start time in ticks    +72  second field …
+    │ slot of frontend         │        +16  attached at (ns)
+    ├──────────────────────────┤        +24  heartbeat (ns)
+    │ engines 0…3              │        +32  how many have attached, ever
+    ├──────────────────────────┤
+    │ workers 0.0…0.15, 1.0…   │        ns of CLOCK_MONOTONIC, which all processes of a host share
+    └──────────────────────────┘
+
+>>> [slot_of(role) for role in (RoleName("supervisor"), RoleName("engine", 3), RoleName("worker", 1, 2))]
+[0, 5, 24]
+
+**Validity.** A page counts only with the magic, this layout version and the digest of this version's fields;
+otherwise `LayoutMismatch`. A page is made at each start of a service under another name and renamed, so what has the
+name is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from mmcached.shm.files.locks import MAX_RANKS
+from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
+from mmcached.wire.stats import GAUGE_MARK, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
+
+LAYOUT_VERSION = 1
+MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
+SLOT_BYTES = 4096
+SLOT_WORDS = SLOT_BYTES // 8
+MAX_ENGINES = 4
+ALL_ROLES = [
+    RoleName("supervisor"),
+    RoleName("frontend"),
+    *(RoleName("engine", engine) for engine in range(MAX_ENGINES)),
+    *(RoleName("worker", engine, rank) for engine in range(MAX_ENGINES) for rank in range(MAX_RANKS)),
+]
+"""By slot."""
+PAGE_BYTES = SLOT_BYTES * (1 + len(ALL_ROLES))
+
+PID, START, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 4, 8
+"""Words of a slot."""
+
+_HEADER = struct.Struct("<QII16s")
+_RECORDS: dict[str, type[Stats]] = {
+    "supervisor": SupervisorStats,
+    "frontend": FrontendStats,
+    "engine": EngineStats,
+    "worker": WorkerStats,
+}
+_SLOTS = {role: slot for slot, role in enumerate(ALL_ROLES)}
+
+
+class Fields:
+    """The figures of one kind of record, flattened: names, which are gauges, and how to get them out and in again.
+
+    Lists of other roles' records are left out: those have slots of their own.
+    """
+
+    def __init__(self, record: type[Stats]) -> None:
+        found = list(_flatten(record, ""))
+        self.record = record
+        self.names = [name for name, _ in found]
+        self.is_gauge = [is_gauge for _, is_gauge in found]
+        self._read = attrgetter(*self.names)
+        if FIRST_FIELD + len(found) > SLOT_WORDS:
+            raise InvariantError(f"{record.__name__} has {len(found)} figures: a slot is too small")
+
+    def values(self, stats: Stats) -> tuple[int, ...]:
+        values: tuple[int, ...] = self._read(stats)
+        return values
+
+    def build(self, values: list[int]) -> Stats:
+        """Return the record with these values; lists are empty."""
+        nested: dict[str, Any] = {}
+        for name, value in zip(self.names, values, strict=True):
+            *parents, leaf = name.split(".")
+            place = nested
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[leaf] = value
+        return msgspec.convert(nested, self.record)
+
+
+def _flatten(record: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, bool]]:
+    for field in msgspec.structs.fields(record):
+        kind = msgspec.inspect.type_info(field.type)
+        match kind:
+            case msgspec.inspect.StructType(cls=nested):
+                yield from _flatten(nested, f"{prefix}{field.name}.")
+            case msgspec.inspect.Metadata(type=msgspec.inspect.IntType(), extra=extra):
+                yield prefix + field.name, bool(extra and extra.get(GAUGE_MARK))
+            case msgspec.inspect.IntType():
+                yield prefix + field.name, False
+            case msgspec.inspect.ListType():
+                continue
+            case _:
+                raise InvariantError(f"{record.__name__}.{field.name} is neither a whole number, a record nor a list")
+
+
+FIELDS = {kind: Fields(record) for kind, record in _RECORDS.items()}
+
+
+def slot_of(role: RoleName) -> int:
+    """Return the index of a role's slot.
+
+    Raises:
+        InvalidRequest: the page has no slot for it.
+    """
+    if role not in _SLOTS:
+        raise InvalidRequest("role", str(role), f"the stats page has {MAX_ENGINES} engines of {MAX_RANKS} workers")
+    return _SLOTS[role]
+
+
+def first_word(slot: int) -> int:
+    """Return the index of a slot's first word in the page."""
+    return (1 + slot) * SLOT_WORDS
+
+
+def names_digest() -> bytes:
+    """Return 16 bytes that two versions share only if their fields have the same names, kinds and places."""
+    text = [
+        f"{kind}:{name}:{'gauge' if is_gauge else 'counter'}"
+        for kind, fields in FIELDS.items()
+        for name, is_gauge in zip(fields.names, fields.is_gauge, strict=True)
+    ]
+    return hashlib.sha256("\n".join(text).encode()).digest()[:16]
+
+
+def pack_header() -> bytes:
+    return _HEADER.pack(MAGIC, LAYOUT_VERSION, len(ALL_ROLES), names_digest())
+
+
+def check_header(start: bytes, file_bytes: int) -> None:
+    """Judge a page by its size and its first bytes.
+
+    Raises:
+        LayoutMismatch: it is no page, or another version's.
+    """
+    _expect("file_bytes", file_bytes, PAGE_BYTES)
+    magic, version, num_slots, digest = _HEADER.unpack_from(start)
+    _expect("magic", magic, MAGIC)
+    _expect("layout_version", version, LAYOUT_VERSION)
+    _expect("num_slots", num_slots, len(ALL_ROLES))
+    _expect("names_digest", digest.hex(), names_digest().hex())
+
+
+def _expect(field: str, value: int | str, expected: int | str) -> None:
+    if value != expected:
+        raise LayoutMismatch(field, value, expected)

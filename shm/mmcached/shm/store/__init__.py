@@ -1,0 +1,7 @@
+"""Records of tensors as bytes, and records under keys in a ring.
+
+object_store   records under string keys
+codec          a record as bytes, and back in place
+record_head    the head of an encoded record
+tensor_bytes   tensors of numpy and torch as plain bytes
+"""

@@ -1,0 +1,289 @@
+"""A record (nested dicts and lists of tensors and plain values) as bytes, with the tensors ready to be read in place.
+
+    ┌────────────────────┬───┬──────────┬───┬──────────┬ …
+    │ head (record_head) │ 0 │ tensor 0 │ 0 │ tensor 1 │        each tensor at a multiple of 64
+    └────────────────────┴───┴──────────┴───┴──────────┴ …
+
+All sizes follow from the head, so they can't contradict each other. As frames, frame 0 is the head, and each tensor is
+one more frame. No pickle, and no name in the bytes is looked up anywhere but in fixed tables.
+
+Knows nothing of rings. What is encoded decodes to equal values, bit for bit; whatever the bytes are, decoding gives a
+record or a `RemoteProtocolError`, and never reads outside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.store.record_head import (
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_HEAD_BYTES,
+    MAX_TENSORS,
+    PLAIN,
+    Head,
+    TensorRef,
+    head_bytes,
+    num_tensors,
+    pack_head,
+    place,
+    read_head,
+    reference,
+)
+from mmcached.shm.store.tensor_bytes import Bytes1D, NotCarried, dense_bytes, is_tensor, to_bytes, to_numpy, to_torch
+from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolError, MmcachedError, RemoteProtocolError
+
+Record = dict[str, Any]
+Library = Literal["numpy", "torch"]
+Frame = bytes | bytearray | memoryview
+
+_KEY_EXCERPT = 40
+MAX_BYTES = 1 << 46
+"""More than any ring takes."""
+
+
+class EncodedRecord:
+    """A record that is ready to be written; tensors are referred to, not copied, if they are contiguous.
+
+    Attributes:
+        nbytes: size of the encoded record.
+    """
+
+    def __init__(self, head: bytes, pieces: list[Bytes1D]) -> None:
+        self._head = head
+        self._pieces = pieces
+        self.nbytes, self._offsets = place(len(head), [piece.nbytes for piece in pieces])
+
+    def write_into(self, buffer: Any) -> None:
+        """Fill a writable buffer of at least `nbytes`: a memoryview, or a `(n,)` array of uint8.
+
+        Raises:
+            LocalProtocolError: the buffer is too small; nothing was written.
+        """
+        target = np.frombuffer(buffer, np.uint8)
+        if target.nbytes < self.nbytes:
+            raise LocalProtocolError(f"the record has {self.nbytes} bytes, the buffer {target.nbytes}")
+        end = len(self._head)
+        target.data[:end] = self._head
+        for offset, piece in zip(self._offsets, self._pieces, strict=True):
+            target[end:offset] = 0
+            end = offset + piece.nbytes
+            crash_point("put.mid_payload")
+            np.copyto(target[offset:end], piece)  # lets go of the GIL, unlike a memoryview's slice
+
+    def frames(self) -> list[Frame]:
+        """Return head and tensors as message frames; the tensors' memory is not copied."""
+        return [self._head, *(piece.data for piece in self._pieces)]
+
+
+def encode(record: Record, *, max_bytes: int = MAX_BYTES) -> EncodedRecord:
+    """Describe a record; its tensors are not copied yet, except those that are not contiguous.
+
+    Leaves are numpy arrays, CPU tensors of torch, int, float, bool, str, bytes and None.
+
+    Args:
+        max_bytes: of the tensors together; judged before any of them is copied.
+    Raises:
+        InvalidRequest: something else is in it, or too much; names the path, as `$.pixels[0]`.
+        ItemTooLarge: its tensors have more than `max_bytes`.
+    """
+    if type(record) is not dict:
+        raise InvalidRequest("$", type(record).__name__, "a record is a dict")
+    walk = _Describe(max_bytes)
+    try:
+        tree = walk.value(record, 1)
+    except NotCarried as wrong:
+        raise InvalidRequest(_path(wrong), wrong.found, wrong.limit) from wrong.__cause__
+    try:
+        head = pack_head(tree, walk.table)
+    except (ValueError, UnicodeEncodeError, OverflowError) as error:  # such as a lone surrogate in a string
+        raise InvalidRequest("$", type(error).__name__, "it cannot be packed") from error
+    if len(head) > MAX_HEAD_BYTES:
+        limit = f"at most {MAX_HEAD_BYTES} bytes beside its tensors; put long lists, strings and bytes into an array"
+        raise InvalidRequest("$", f"{len(head)} bytes", limit)
+    return EncodedRecord(head, walk.pieces)
+
+
+def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
+    """Read a record in place.
+
+    Args:
+        buffer: `(nbytes,)` uint8, exactly one record.
+        tensors: which library's tensors to make.
+        copy: make owned tensors. Otherwise they are views that keep `buffer` (the array itself) alive.
+    Raises:
+        RemoteProtocolError: these bytes are not one record.
+        InvalidRequest: a dtype that the wanted library does not have.
+    """
+    head, whole = _head_of(buffer)
+    make = _MAKERS[tensors]
+    made = [make(kind, whole, offset, copy=copy) for kind, offset in zip(head.types, head.offsets, strict=True)]
+    return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
+
+
+def decode_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
+    """Read a record that came as frames; its tensors are views that keep their frames alive.
+
+    Raises:
+        RemoteProtocolError, InvalidRequest: as `decode`.
+    """
+    head, _, views = _read_frames(frames)
+    make = _MAKERS[tensors]
+    made = [make(kind, view, 0, copy=False) for kind, view in zip(head.types, views, strict=True)]
+    return _fill(head.tree, made)  # type: ignore[no-any-return]
+
+
+def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
+    """Take a record that came as frames for one that is ready to be written: checked as if read, and not copied.
+
+    Raises:
+        RemoteProtocolError: these frames are not one record.
+    """
+    _, packed, views = _read_frames(frames)
+    pieces = [np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8) for view in views]
+    return EncodedRecord(packed, pieces)
+
+
+def split(buffer: Bytes1D) -> list[Frame]:
+    """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it.
+
+    Raises:
+        RemoteProtocolError: these bytes are not one record.
+    """
+    head, whole = _head_of(buffer)
+    packed = whole[: head_bytes(whole)].tobytes()
+    places = zip(head.types, head.offsets, strict=True)
+    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in places)]
+
+
+def _head_of(buffer: Bytes1D) -> tuple[Head, memoryview]:
+    """Return the head of the one record in a buffer, and the buffer as what tensors can be made of."""
+    # A memoryview: an array made of it refers to `buffer` itself and not to what `buffer` may be a slice of.
+    whole = buffer.data
+    end = head_bytes(whole)
+    if end > len(whole):
+        raise RemoteProtocolError(f"a head of {end} bytes in {len(whole)}", "record")
+    head = read_head(whole[:end].tobytes())
+    if head.nbytes != len(whole):
+        raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {len(whole)}", "record")
+    return head, whole
+
+
+def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]]:
+    """Return the head, read and as it came, and the bytes of each tensor."""
+    if not frames:
+        raise RemoteProtocolError("a record has at least one frame", "record")
+    first = memoryview(frames[0]).cast("B")
+    if len(frames) != 1 + num_tensors(first):
+        raise RemoteProtocolError(f"{len(frames)} frames for {num_tensors(first)} tensors", "record")
+    if head_bytes(first) != len(first):
+        raise RemoteProtocolError(f"a head of {len(first)} bytes says that it has {head_bytes(first)}", "record")
+    packed = bytes(first)
+    head = read_head(packed)
+    views = [memoryview(frame).cast("B") for frame in frames[1:]]
+    for index, (view, kind) in enumerate(zip(views, head.types, strict=True)):
+        if view.nbytes != kind.nbytes:
+            raise RemoteProtocolError(f"{view.nbytes} bytes, its type says {kind.nbytes}", f"record.tensors[{index}]")
+    return head, packed, views
+
+
+def _fill(value: Any, made: list[Any]) -> Any:
+    """Return a tree with fresh lists and dicts, and the tensors in their places."""
+    # At module level: a function inside a function that calls itself refers to itself, and that cycle would keep the
+    # tensors, and with them a lease, until some later garbage collection.
+    kind = type(value)
+    if kind is TensorRef:
+        return made[value.index]
+    if kind is dict:
+        return {key: _fill(item, made) for key, item in value.items()}
+    if kind is list:
+        return [_fill(item, made) for item in value]
+    return value
+
+
+_MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch}
+
+
+def _path(wrong: NotCarried) -> str:
+    """Return where a value is; keys are shortened."""
+    return "$" + "".join(_step(step) for step in reversed(wrong.steps))
+
+
+def _step(step: int | str) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    if len(step) > _KEY_EXCERPT:
+        return f"[{step[:_KEY_EXCERPT]!r}…]"
+    return f".{step}" if step.isidentifier() else f"[{step!r}]"
+
+
+class _Describe:
+    """Turns a record into what MessagePack can carry, and collects the tensors' types and bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.table: list[tuple[str, tuple[int, ...]]] = []
+        self.pieces: list[Bytes1D] = []
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._num_elements = 0
+
+    def value(self, value: Any, depth: int) -> Any:
+        if type(value) in PLAIN:
+            return value
+        if type(value) is int:
+            if not -(2**63) <= value < 2**64:
+                raise NotCarried(f"an integer of {value.bit_length()} bits", "integers have at most 64 bits")
+            return value
+        if is_tensor(value):
+            return self._tensor(value)
+        if type(value) is not list and type(value) is not dict:
+            raise NotCarried(type(value).__name__, "not a tensor, number, string, bytes, None, list or dict")
+        if depth > MAX_DEPTH:
+            raise NotCarried(depth, f"lists and dicts nest at most {MAX_DEPTH} deep")
+        self._num_elements += len(value)
+        if self._num_elements > MAX_ELEMENTS:
+            limit = f"a record has at most {MAX_ELEMENTS} list items and keys; put long lists into an array"
+            raise NotCarried(f"{self._num_elements} of them", limit)
+        return self._list(value, depth) if isinstance(value, list) else self._dict(value, depth)
+
+    def _list(self, items: list[Any], depth: int) -> list[Any]:
+        described: list[Any] = []
+        try:
+            for item in items:
+                described.append(self.value(item, depth + 1))  # noqa: PERF401 (the handler needs those made so far)
+        except NotCarried as wrong:
+            wrong.steps.append(len(described))
+            raise
+        return described
+
+    def _dict(self, items: dict[Any, Any], depth: int) -> dict[str, Any]:
+        described: dict[str, Any] = {}
+        for key, item in items.items():
+            if type(key) is not str:
+                raise NotCarried(f"a key of type {type(key).__name__}", "keys are strings")
+            try:
+                described[key] = self.value(item, depth + 1)
+            except NotCarried as wrong:
+                wrong.steps.append(key)
+                raise
+        return described
+
+    def _tensor(self, tensor: Any) -> Any:
+        if len(self.pieces) == MAX_TENSORS:
+            raise NotCarried(f"more than {MAX_TENSORS} tensors", f"a record has at most {MAX_TENSORS} tensors")
+        try:
+            self._num_bytes += dense_bytes(tensor)
+            if self._num_bytes > self._max_bytes:
+                raise ItemTooLarge(self._num_bytes, self._max_bytes, "record")
+            kind, piece = to_bytes(tensor)
+        except (MmcachedError, NotCarried, MemoryError):
+            raise
+        except Exception as error:  # whatever a library says of a tensor that has no dense bytes, such as a nested one
+            raise NotCarried(f"{type(tensor).__name__}: {type(error).__name__}", "it has no dense bytes") from error
+        self.table.append((kind.dtype, kind.shape))
+        self.pieces.append(piece)
+        return reference(len(self.pieces) - 1)

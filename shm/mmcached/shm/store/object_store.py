@@ -1,0 +1,217 @@
+"""Records under string keys in a ring: the writer's index, and the reader's way from a handle to a record.
+
+A record's size is known before a byte of it is written, so it is written once, in place. Eviction is the ring's; a key
+goes with its chunk. The reader needs no key and no index: a handle says everything.
+
+Invariant: each key has one current handle of the ring, and no two keys the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from mmcached.shm.ring.reader import RingReader
+from mmcached.shm.ring.ring import RingWriter
+from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
+from mmcached.wire.errors import InvariantError, LocalProtocolError
+from mmcached.wire.handle import Handle
+from mmcached.wire.stats import RingStats
+
+
+class ObjectStoreWriter:
+    """The index of one ring, owned by the ring's writer; `close` closes the ring too.
+
+    Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here a
+    lease is granted at the ring, when it is sent.
+
+    Args:
+        ring: everything is put and forgotten through this store from now on.
+        on_evict: called with each key whose chunk the ring has evicted; must not raise and must not call the store.
+    """
+
+    def __init__(self, ring: RingWriter, on_evict: Callable[[str], None] | None = None) -> None:
+        self.ring = ring
+        self._on_evict_key = on_evict
+        self._on_evict_handle = ring.on_evict
+        ring.on_evict = self._forget
+        self._key_to_handle: dict[str, Handle] = {}
+        self._slot_to_key: dict[int, str] = {}
+        self._touched: set[str] = set()
+
+    def put(self, key: str, record: Record) -> Handle:
+        """Write a record into the ring under a new key.
+
+        Raises:
+            LocalProtocolError: the key already exists.
+            InvalidRequest: the record holds something that is not carried; names the path.
+            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted, and no tensor was copied.
+        """
+        self._check_new(key)
+        return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
+
+    def put_encoded(self, key: str, encoded: EncodedRecord) -> Handle:
+        """Write an encoded record into the ring under a new key: the only copy of its tensors.
+
+        Raises:
+            LocalProtocolError: the key already exists.
+            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted.
+        """
+        self._check_new(key)
+        claim = self.ring.claim(encoded.nbytes)
+        try:
+            encoded.write_into(claim.buffer)
+        except BaseException:
+            self.ring.abort(claim)
+            raise
+        handle = self.ring.commit(claim)
+        self._key_to_handle[key] = handle
+        self._slot_to_key[handle.slot] = key
+        if self.ring.index is not None:
+            self.ring.index.add(key)
+        return handle
+
+    def find(self, key: str) -> Handle | None:
+        """Return where the key's record is, or None."""
+        return self._key_to_handle.get(key)
+
+    def is_cached(self, key: str) -> bool:
+        """Return whether the key has a record; no effect on what is evicted next."""
+        return key in self._key_to_handle
+
+    def touch(self, key: str) -> None:
+        """Make a record young, and keep it from being evicted until `release_touches`; unknown keys change nothing."""
+        handle = self._key_to_handle.get(key)
+        if handle is None:
+            return
+        self.ring.touch(handle)
+        if key not in self._touched:
+            self.ring.pin(handle)
+            self._touched.add(key)
+
+    def release_touches(self) -> None:
+        """Take back every `touch`: the request has been sent, its leases pin from here on."""
+        for key in self._touched:
+            self.ring.unpin(self._key_to_handle[key])
+        self._touched.clear()
+
+    def discard(self, key: str) -> None:
+        """Forget a record, touched or not; an unknown key changes nothing. Readers with a lease go on reading."""
+        handle = self._key_to_handle.pop(key, None)
+        if handle is not None:
+            del self._slot_to_key[handle.slot]
+            self._touched.discard(key)
+            if self.ring.index is not None:
+                self.ring.index.discard(key)
+            self.ring.discard(handle)
+
+    def clear(self) -> None:
+        """Forget all records and touches. Generations go on: a handle from before is stale, never another's bytes."""
+        for key in list(self._key_to_handle):
+            self.discard(key)
+
+    def __len__(self) -> int:
+        return len(self._key_to_handle)
+
+    def stats(self) -> RingStats:
+        return self.ring.stats()
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: the index and the ring disagree, or the ring is broken.
+        """
+        self.ring.check_integrity()
+        if {handle.slot: key for key, handle in self._key_to_handle.items()} != self._slot_to_key:
+            raise InvariantError("keys and slots differ")
+        if len(self._slot_to_key) != self.ring.stats().chunks:
+            raise InvariantError(f"{len(self._slot_to_key)} keys, {self.ring.stats().chunks} chunks")
+        for key, handle in self._key_to_handle.items():
+            if not self.ring.is_current(handle):
+                raise InvariantError(f"key {key!r} has lost its chunk")
+        if not self._touched <= self._key_to_handle.keys():
+            raise InvariantError("a key is touched that is not stored")
+        if self.ring.index is not None:
+            self.ring.index.check_integrity()
+            if len(self.ring.index) != len(self._key_to_handle):
+                raise InvariantError(f"{len(self._key_to_handle)} keys, the index shows {len(self.ring.index)}")
+
+    def close(self) -> None:
+        """Close the ring. A second call changes nothing."""
+        self._key_to_handle.clear()
+        self._slot_to_key.clear()
+        self._touched.clear()
+        self.ring.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_new(self, key: str) -> None:
+        if key in self._key_to_handle:
+            raise LocalProtocolError(f"key {key!r} already exists in the store")
+
+    def _forget(self, handle: Handle) -> None:
+        """The ring has evicted a chunk. It is never a touched one: those are pinned."""
+        key = self._slot_to_key.pop(handle.slot)
+        del self._key_to_handle[key]
+        if self.ring.index is not None:
+            self.ring.index.discard(key)
+        if self._on_evict_handle is not None:
+            self._on_evict_handle(handle)
+        if self._on_evict_key is not None:
+            self._on_evict_key(key)
+
+
+class ObjectStoreReader:
+    """Reads records through one mapping; `close` closes the mapping too."""
+
+    def __init__(self, reader: RingReader) -> None:
+        self.reader = reader
+
+    def get(
+        self,
+        handle: Handle,
+        *,
+        tensors: Library = "torch",
+        copy: bool = False,
+        on_release: Callable[[], None] | None = None,
+    ) -> Record:
+        """Return the record of a handle that came with a lease.
+
+        Args:
+            copy: return owned tensors. Otherwise views: never write into them (see `reader`), and give the lease back
+            only after
+                `on_release`.
+            on_release: called once, when nothing of the record reads the ring any more: with `copy` before `get`
+            returns,
+                else when the last view has died, *in any thread*: append to a deque and nothing more. Not called if
+                `get` fails.
+        Raises:
+            StaleHandle: as `RingReader.view`.
+            RemoteProtocolError: the bytes are not a record.
+            InvalidRequest: a dtype that the wanted library does not have.
+        """
+        holder = self.reader.view(handle)
+        record = decode(holder, tensors=tensors, copy=copy)
+        if on_release is not None:
+            # At interpreter exit there is nobody left to tell, and the locks say the rest.
+            weakref.finalize(holder, on_release).atexit = False
+        return record
+
+    def close(self) -> None:
+        """Close the mapping; views live on."""
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,251 @@
+"""The head of an encoded record: preamble and MessagePack header, read and judged whole, once for equal bytes.
+
+    ┌────────────────────┬─────────────────────┐
+    │ preamble, 16 bytes │ MessagePack header  │      header = [tree, [[dtype, shape], …]]
+    └────────────────────┴─────────────────────┘      in the tree a tensor is extension 1 with its number (u32)
+     magic and version (8), header bytes (u32), number of tensors (u32)
+
+Whatever the bytes are, the outcome is a `Head` in which each tensor occurs exactly once, or a `RemoteProtocolError`
+that names the place, and nothing of what is there. What is too large is refused by its first bytes, before it is read.
+Images of one size have one head, so the last few hundred heads are kept.
+
+Knows nothing of tensors' bytes, nor of the libraries that make tensors of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from mmcached.shm.segment.layout import ALIGNMENT, round_up
+from mmcached.shm.store.tensor_bytes import TensorType
+from mmcached.wire.errors import RemoteProtocolError
+
+MAX_DEPTH = 32
+"""How deep lists and dicts may nest."""
+MAX_ELEMENTS = 1 << 15
+"""List items and keys of one record. What has more belongs into a tensor."""
+MAX_HEAD_BYTES = 1 << 19
+"""A head is read on its receiver's loop, at worst in some milliseconds. Long strings and bytes belong into a tensor."""
+MAX_TENSORS = 4000
+"""Each is a frame of a message, see `limits.max_message_frames`."""
+PREAMBLE = struct.Struct("<8sII")
+TENSOR_CODE = 1
+PLAIN = frozenset((bool, float, str, bytes, type(None)))
+_LEAVES = PLAIN | {int}  # whose range MessagePack has judged
+
+_MAGIC = b"MMREC\0\0\1"
+_INDEX = struct.Struct("<I")
+_MAX_KEPT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Stands in a tree for tensor number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a head says. Shared by all records with equal heads: never to be changed.
+
+    Attributes:
+        tree: dicts, lists and plain values, with a `TensorRef` for each tensor.
+        types: of the tensors, by number.
+        offsets: of the tensors in the record, bytes.
+        nbytes: of the whole record.
+    """
+
+    tree: dict[str, Any]
+    types: tuple[TensorType, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+def place(head_bytes: int, sizes: list[int]) -> tuple[int, tuple[int, ...]]:
+    """Return the size of a record, and the offset of each tensor: the next multiple of the alignment."""
+    end, offsets = head_bytes, []
+    for size in sizes:
+        offsets.append(round_up(end, ALIGNMENT))
+        end = offsets[-1] + size
+    return end, tuple(offsets)
+
+
+def pack_head(tree: Any, table: list[tuple[str, tuple[int, ...]]]) -> bytes:
+    """Return the head of a tree with references made by `reference`, and of its tensors' types.
+
+    Raises:
+        ValueError, UnicodeEncodeError, OverflowError: MessagePack cannot carry a value.
+    """
+    packed: bytes = msgpack.packb([tree, table])
+    return PREAMBLE.pack(_MAGIC, len(packed), len(table)) + packed
+
+
+def reference(index: int) -> Any:
+    """Return what stands for a tensor in a tree that will be packed."""
+    return _REFERENCES[index] if index < len(_REFERENCES) else msgpack.ExtType(TENSOR_CODE, _INDEX.pack(index))
+
+
+def head_bytes(start: memoryview) -> int:
+    """Return the size of the head of the record that begins here.
+
+    Raises:
+        RemoteProtocolError: no record begins here.
+    """
+    return PREAMBLE.size + _read_preamble(start)[0]
+
+
+def num_tensors(start: memoryview) -> int:
+    """Return how many tensors the record that begins here says to have.
+
+    Raises:
+        RemoteProtocolError: no record begins here.
+    """
+    return _read_preamble(start)[1]
+
+
+def _read_preamble(start: memoryview) -> tuple[int, int]:
+    """Return the bytes of the header and the number of tensors."""
+    if len(start) < PREAMBLE.size:
+        raise RemoteProtocolError(f"{len(start)} bytes are too few for a record", "record")
+    magic, header_bytes, num_tensors = PREAMBLE.unpack_from(start)
+    if magic != _MAGIC:
+        raise RemoteProtocolError(f"it does not begin with {_MAGIC!r}", "record.magic")
+    if PREAMBLE.size + header_bytes > MAX_HEAD_BYTES:
+        reason = f"a head of {PREAMBLE.size + header_bytes} bytes, at most {MAX_HEAD_BYTES} are taken"
+        raise RemoteProtocolError(reason, "record.header")
+    if num_tensors > MAX_TENSORS:
+        raise RemoteProtocolError(f"{num_tensors} tensors, at most {MAX_TENSORS} are taken", "record.tensors")
+    return header_bytes, num_tensors
+
+
+def read_head(head: bytes) -> Head:
+    """Read a head, of exactly `head_bytes` bytes.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    return _read_kept(head) if len(head) <= _MAX_KEPT_BYTES else _read(head)
+
+
+def _read(head: bytes) -> Head:
+    header_bytes, num_tensors = _read_preamble(memoryview(head))
+    if PREAMBLE.size + header_bytes != len(head):
+        reason = f"a head of {len(head)} bytes says that it has {PREAMBLE.size + header_bytes}"
+        raise RemoteProtocolError(reason, "record")
+    try:
+        header = msgpack.unpackb(
+            memoryview(head)[PREAMBLE.size :],
+            strict_map_key=True,
+            max_array_len=MAX_ELEMENTS,
+            max_map_len=MAX_ELEMENTS,
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(f"not MessagePack: {type(error).__name__}", "record.header") from error
+    if not (isinstance(header, list) and len(header) == 2 and type(header[0]) is dict and isinstance(header[1], list)):
+        raise RemoteProtocolError("not [tree, tensors]", "record.header")
+    tree, table = header
+    if len(table) != num_tensors:
+        raise RemoteProtocolError(f"{len(table)} tensors, the preamble says {num_tensors}", "record.tensors")
+    types = tuple(_tensor_type(entry, f"record.tensors[{index}]") for index, entry in enumerate(table))
+    walk = _Check(num_tensors)
+    try:
+        checked = walk.value(tree, 1)
+    except _Wrong as wrong:
+        raise RemoteProtocolError(wrong.reason, wrong.path()) from None
+    if len(walk.used) != num_tensors:
+        num_missing = num_tensors - len(walk.used)
+        raise RemoteProtocolError(f"{num_missing} tensors do not occur in the record", "record.tensors")
+    nbytes, offsets = place(len(head), [each.nbytes for each in types])
+    return Head(checked, types, offsets, nbytes)
+
+
+_read_kept = lru_cache(maxsize=256)(_read)
+
+
+def _tensor_type(entry: Any, field: str) -> TensorType:
+    if not isinstance(entry, list) or len(entry) != 2:
+        raise RemoteProtocolError("not [dtype, shape]", field)
+    return TensorType.checked(entry[0], entry[1], field)
+
+
+class _Wrong(Exception):
+    """Something is wrong with a value; its path is put together on the way out, so that it costs nothing otherwise."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.steps: list[str] = []  # innermost first
+
+    def path(self) -> str:
+        """Return where it is, without a word of the record: in a dict entries are numbered."""
+        return "$" + "".join(reversed(self.steps))
+
+
+class _Check:
+    """Walks through the tree of a head.
+
+    Attributes:
+        used: numbers of the tensors that were found.
+    """
+
+    def __init__(self, num_tensors: int) -> None:
+        self.used: set[int] = set()
+        self._num_tensors = num_tensors
+        self._num_elements = 0
+
+    def value(self, value: Any, depth: int) -> Any:
+        """Return the tree in which references are `TensorRef`."""
+        if type(value) in _LEAVES:
+            return value
+        if isinstance(value, msgpack.ExtType):
+            return self._reference(value)
+        if depth > MAX_DEPTH:
+            raise _Wrong(f"nests more than {MAX_DEPTH} deep")
+        if not isinstance(value, list | dict):
+            raise _Wrong(f"a {type(value).__name__} does not belong here")
+        self._num_elements += len(value)
+        if self._num_elements > MAX_ELEMENTS:
+            raise _Wrong(f"more than {MAX_ELEMENTS} list items and keys")
+        if isinstance(value, list):
+            return self._list(value, depth)
+        if not all(isinstance(key, str) for key in value):
+            raise _Wrong("keys are strings")
+        return self._dict(value, depth)
+
+    def _list(self, items: list[Any], depth: int) -> list[Any]:
+        checked: list[Any] = []
+        try:
+            for item in items:
+                checked.append(item if type(item) in _LEAVES else self.value(item, depth + 1))  # noqa: PERF401 (the handler counts them)
+        except _Wrong as wrong:
+            wrong.steps.append(f"[{len(checked)}]")
+            raise
+        return checked
+
+    def _dict(self, items: dict[str, Any], depth: int) -> dict[str, Any]:
+        checked: dict[str, Any] = {}
+        try:
+            for key, item in items.items():
+                checked[key] = self.value(item, depth + 1)
+        except _Wrong as wrong:
+            wrong.steps.append(f".{{{len(checked)}}}")
+            raise
+        return checked
+
+    def _reference(self, found: Any) -> TensorRef:
+        if found.code != TENSOR_CODE or len(found.data) != _INDEX.size:
+            raise _Wrong(f"extension {found.code} of {len(found.data)} bytes")
+        (index,) = _INDEX.unpack(found.data)
+        if index >= self._num_tensors or index in self.used:
+            raise _Wrong(f"tensor {index} of {self._num_tensors} is missing or occurs twice")
+        self.used.add(index)
+        return TensorRef(index)
+
+
+_REFERENCES = tuple(msgpack.ExtType(TENSOR_CODE, _INDEX.pack(index)) for index in range(64))

@@ -1,0 +1,7 @@
+"""What every role does as a process.
+
+death         dies with its parent
+signals       turns a signal into a flag that the loop reads
+descriptors   raises the limit of open files
+turns         keeps the loop fair and alive
+"""

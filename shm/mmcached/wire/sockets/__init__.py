@@ -1,0 +1,7 @@
+"""Typed messages between processes.
+
+channels       a router and its dealers, over ZeroMQ
+listener       the socket at which any number of clients connect
+zmtp           the protocol of that socket, sans I/O
+unix_sockets   named unix sockets, and who listens there
+"""

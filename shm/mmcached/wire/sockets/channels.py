@@ -1,0 +1,248 @@
+"""Typed messages over ZeroMQ sockets: a `RouterChannel` at the end with many peers, a `DealerChannel` at the other.
+
+Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`.
+
+A message is these frames: `[version][MessagePack body][payload frame]*`. A frame set that does not validate is a
+`RemoteProtocolError` with the path of the field, and changes nothing. Sending never blocks: a full queue is
+`ChannelFull`, an unknown peer `PeerGone`, and in both cases nothing was queued, so the caller can undo what it did for
+the message.
+
+Not thread-safe: one thread owns a channel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+import zmq
+from zmq.backend import zmq_poll
+from zmq.utils.monitor import recv_monitor_message
+
+from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
+from mmcached.wire.sockets.unix_sockets import NamedListener
+from mmcached.wire.version import PROTOCOL_VERSION, mismatch
+
+SEND_HIGH_WATER_MARK = 4096
+"""Messages queued per peer before `ChannelFull`. A step plan or an answer is small; tensor bytes are in the ring."""
+RECEIVE_HIGH_WATER_MARK = 4096
+MAX_FRAME_BYTES = 4 << 30
+"""A peer that announces a larger frame is disconnected: no tensor, picture or record is."""
+LISTEN_BACKLOG = 128
+LINGER_MS = 2000
+"""How long a closing socket goes on sending what was accepted; bounds the time that `close` can take."""
+
+_VERSION_FRAME = b"mmc" + bytes([PROTOCOL_VERSION])
+_encoder = msgspec.msgpack.Encoder()
+
+Frame = bytes | bytearray | memoryview
+ReceivesT = TypeVar("ReceivesT")
+
+
+def encode_frames(message: object, payload: Sequence[Frame] = ()) -> list[Frame]:
+    """Return the frames of one message."""
+    return [_VERSION_FRAME, _encoder.encode(message), *payload]
+
+
+def make_decoder(receives: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder for a union of messages; build it once per channel."""
+    return msgspec.msgpack.Decoder(receives)
+
+
+def decode_frames(
+    frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[ReceivesT]
+) -> tuple[ReceivesT, list[Frame]]:
+    """Validate the frames of one message.
+
+    Returns:
+        the message and its payload frames.
+    Raises:
+        RemoteProtocolError: wrong version, truncated, not MessagePack, or not a message that this end takes.
+    """
+    if len(frames) < 2:
+        raise RemoteProtocolError(f"{len(frames)} frame(s), a message has at least 2", "frames")
+    version = bytes(frames[0])
+    if version[:3] != _VERSION_FRAME[:3] or len(version) != len(_VERSION_FRAME):
+        raise RemoteProtocolError("the first frame is not an mmcached version", "version")
+    if version != _VERSION_FRAME:
+        raise RemoteProtocolError(mismatch(version[3]), "version")
+    try:
+        message = decoder.decode(frames[1])
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `")
+        raise RemoteProtocolError(reason, path.rstrip("`") or "$") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"not MessagePack: {error}", "body") from error
+    return message, list(frames[2:])
+
+
+def bind_named(socket: zmq.Socket[bytes], address: str) -> Callable[[], None]:
+    """Bind a socket; return what removes its name after it was closed.
+
+    ZeroMQ itself would remove the name of `ipc://…` when it closes, also if it is another service's by then.
+
+    Raises:
+        OSError: (zmq.ZMQError too) the address cannot be bound.
+    """
+    if not address.startswith("ipc://"):
+        socket.bind(address)
+        return _nothing
+    listener = NamedListener(Path(address.removeprefix("ipc://")), LISTEN_BACKLOG)
+    socket.setsockopt(zmq.USE_FD, listener.socket.detach())  # ZeroMQ closes it
+    socket.bind(address)
+    return listener.remove_name
+
+
+def _nothing() -> None:
+    """Remove no name: there is none."""
+
+
+class _Channel(Generic[ReceivesT]):
+    """What both kinds share: a socket with explicit limits, a decoder, and closing."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, receives: Any) -> None:
+        self.socket = context.socket(kind)
+        self.socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._decoder: msgspec.msgpack.Decoder[ReceivesT] = make_decoder(receives)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether a message can be received now; wait up to `timeout_s`."""
+        return bool(self.socket.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DealerChannel(_Channel[ReceivesT]):
+    """The end with one peer. Connecting succeeds also before the peer exists.
+
+    Args:
+        receives: the union of messages that this end takes.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
+        super().__init__(context, zmq.DEALER, receives)
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._both = [(self.socket, int(zmq.POLLIN)), (self._monitor, int(zmq.POLLIN))]
+        self.socket.connect(address)
+
+    def take_disconnects(self) -> int:
+        """Return how often the connection was lost since the last call; what was sent before may be lost.
+
+        ZeroMQ connects again by itself. Ask only when there is nothing left to receive: what the peer said before it
+        ended is still to be read.
+        """
+        count = 0
+        while self._monitor.poll(0, zmq.POLLIN):
+            recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            count += 1
+        return count
+
+    def look(self) -> tuple[bool, bool]:
+        """Return whether there is a message, and whether the connection was lost; takes neither."""
+        ready = [found for found, _ in zmq_poll(self._both, 0)]
+        return self.socket in ready, self._monitor in ready
+
+    def descriptors(self) -> tuple[int, int]:
+        """Return what to poll for messages and for lost connections: readable once when something may have come."""
+        return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
+
+    def close(self) -> None:
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._monitor.close()
+        super().close()
+
+    def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Queue one message without blocking.
+
+        Raises:
+            ChannelFull: the queue is at its high-water mark; nothing was queued.
+        """
+        try:
+            self.socket.send_multipart(encode_frames(message, payload), zmq.NOBLOCK)
+        except zmq.Again:
+            raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the peer; try again later") from None
+
+    def try_receive(self) -> tuple[ReceivesT, list[Frame]] | None:
+        """Return the next message and its payload, or None if there is none now; never waits.
+
+        Raises:
+            RemoteProtocolError: the frames were taken off the queue and do not validate.
+        """
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return decode_frames(frames, self._decoder)
+
+    def receive(self, timeout_s: float) -> tuple[ReceivesT, list[Frame]]:
+        """Return the next message and its payload.
+
+        Raises:
+            DeadlineExceeded: none came within `timeout_s`.
+            RemoteProtocolError: the frames were taken off the queue and do not validate.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # "Ready" is no promise: a peer that closes in between takes its last message with it.
+            if self.wait(deadline - time.monotonic()) and (received := self.try_receive()) is not None:
+                return received
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded("receive", timeout_s)
+
+
+class RouterChannel(_Channel[ReceivesT]):
+    """The end with many peers, told apart by the identity that ZeroMQ gives to each connection."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
+        super().__init__(context, zmq.ROUTER, receives)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._remove_name = bind_named(self.socket, address)
+
+    def close(self) -> None:
+        super().close()
+        self._remove_name()
+
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Queue one message for a peer without blocking.
+
+        Raises:
+            PeerGone: no such connection; nothing was queued.
+            ChannelFull: its queue is at the high-water mark; nothing was queued.
+        """
+        try:
+            self.socket.send_multipart([peer, *encode_frames(message, payload)], zmq.NOBLOCK)
+        except zmq.Again:
+            raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for peer {peer.hex()}; it does not read") from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise PeerGone(f"peer {peer.hex()} is not connected") from None
+
+    def receive_raw(self) -> tuple[bytes, list[bytes]] | None:
+        """Return `(peer, frames)` of the next message, unread, or None; never waits. Pass the frames to `decode`."""
+        try:
+            peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return peer, frames
+
+    def decode(self, frames: Sequence[Frame]) -> tuple[ReceivesT, list[Frame]]:
+        """As `decode_frames`, for what this channel takes."""
+        return decode_frames(frames, self._decoder)

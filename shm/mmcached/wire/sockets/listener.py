@@ -1,0 +1,495 @@
+"""The end at which any number of peers connect, which may be too many, too fast, too large, deaf or dead.
+
+Peers are DEALERs of libzmq (`DealerChannel`); here their protocol is spoken by hand (`zmtp`), because libzmq's
+ROUTER ends the process when descriptors run out, collects a message that never ends, and says neither what waits for a
+peer nor how to be rid of it. Messages are those of `channels`.
+
+    accepted ──greeting, READY──> open ──one message of each in a round──> handled
+       └── too many: refused       ├── more waits for it than `pause_bytes`: it is not read until it has read
+                                   ├── more than `max_queued_bytes`, or no progress for `stall_s`: disconnected
+                                   ├── all hold more than `max_held_bytes`: the one that holds most is disconnected
+                                   └── its process ends: closed by the kernel
+
+Connections never take the last `reserved_descriptors` numbers of the process. One that is too many is told so, in
+answer to whatever it says, and closed a moment later; while enough of those are being told, nobody else is accepted.
+
+Nothing here waits, but for `close`. One thread owns a listener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError
+from mmcached.wire.process.turns import TurnShare
+from mmcached.wire.sockets.channels import LINGER_MS, Frame, ReceivesT, decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.zmtp import HANDSHAKE, MessageReader, pack
+
+BACKLOG = 256
+READ_BYTES = 1 << 16
+MAX_REFUSED = 16
+"""Connections that are being told that they are too many."""
+REFUSED_S = 1.0
+"""How long one of them stays open: its client must not come back at once."""
+ACCEPT_PAUSE_S = 0.1
+MAX_ACCEPTED = 4
+"""Connections that are accepted in one round."""
+MAX_PIECES = 64
+"""Pieces in one call to the kernel."""
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one listener takes.
+
+    Attributes:
+        reserved_descriptors: the last numbers of the process, which connections leave free.
+        max_frames, max_message_bytes: of one message; see `limits`.
+        max_body_bytes: of a message without its payload, looked at before it is decoded.
+        max_queued_bytes: that wait for one peer.
+        max_held_bytes: that wait for all peers together, or have come of messages that have not ended.
+        stall_s: how long a peer may read nothing of what waits for it, or send no more of a message.
+    """
+
+    max_connections: int
+    reserved_descriptors: int
+    max_frames: int
+    max_message_bytes: int
+    max_body_bytes: int
+    max_queued_bytes: int
+    max_held_bytes: int
+    stall_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One peer.
+
+    Attributes:
+        queue, queued_bytes: what it has not taken yet.
+        held_bytes: that, and what has come of a message that has not ended, when it was last counted.
+        is_due: it is in the round: it may have something to read.
+        refused_since: it is one too many.
+    """
+
+    peer: bytes
+    socket: socket.socket
+    reader: MessageReader
+    read_at: float
+    sent_at: float
+    queue: deque[memoryview] = field(default_factory=deque)
+    queued_bytes: int = 0
+    held_bytes: int = 0
+    is_due: bool = False
+    is_open: bool = True
+    events: int = select.EPOLLIN
+    refused_since: float | None = None
+
+
+class Listener(Generic[ReceivesT]):
+    """Listens on a unix socket; a dead process's socket of that name is replaced.
+
+    Args:
+        address: `ipc://PATH`.
+        receives: the union of messages that this end takes.
+        refusal: what one peer too many is told.
+        clock: monotonic seconds.
+    Attributes:
+        num_refused, num_disconnected: peers that were too many, that did not read or did not end a message.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        receives: Any,
+        bounds: Bounds,
+        *,
+        refusal: object,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decoder = make_decoder(receives)
+        self._bounds = bounds
+        self._refusal = refusal
+        self._clock = clock
+        self._pause_bytes = bounds.max_queued_bytes // 4
+        self._connections: dict[bytes, _Connection] = {}
+        self._by_fd: dict[int, _Connection] = {}
+        self._due: deque[_Connection] = deque()
+        self._num_left_of_round = 0
+        self._last_peer = 0
+        self._num_refused_now = 0
+        self._held_bytes = 0
+        self._accept_again_at: float | None = None
+        self.num_refused = 0
+        self.num_disconnected = 0
+        self._path = address.removeprefix("ipc://")
+        self._socket = _listen(self._path)
+        self._identity = os.stat(self._path)
+        self._epoll = select.epoll()
+        self._epoll.register(self._socket.fileno(), select.EPOLLIN)
+
+    def __len__(self) -> int:
+        """Return how many peers are connected."""
+        return len(self._connections) - self._num_refused_now
+
+    def __contains__(self, peer: bytes) -> bool:
+        """Return whether a connection has not been closed here; see also `is_connected`."""
+        return peer in self._connections
+
+    def fileno(self) -> int:
+        """Readable whenever `serve` has something to do; see also `has_more`."""
+        return self._epoll.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `serve` left something that `fileno` does not tell of."""
+        return bool(self._due)
+
+    # ---- receiving
+
+    def serve(self, share: TurnShare) -> Iterator[tuple[bytes, ReceivesT | RemoteProtocolError, list[Frame]]]:
+        """Yield `(peer, message, payload)`, or what is wrong with a message of that peer: one of each in a round.
+
+        Connections that are ready while a round is served take part in the next one.
+        """
+        for _ in share:
+            if not self._num_left_of_round:
+                self._look()
+                self._num_left_of_round = len(self._due)
+            if not self._due:
+                return
+            self._num_left_of_round -= 1
+            connection = self._due.popleft()
+            connection.is_due = False
+            if not connection.is_open or not connection.events & select.EPOLLIN:
+                continue
+            try:
+                frames = self._next(connection)
+            except RemoteProtocolError as error:
+                if error.details["field"] == "zmtp":
+                    self._disconnect(connection)
+                else:
+                    self._make_due(connection)
+                yield connection.peer, error, []
+                continue
+            if frames is None:
+                continue
+            self._make_due(connection)
+            if connection.refused_since is not None:
+                with contextlib.suppress(PeerGone, ChannelFull):
+                    self.send(connection.peer, self._refusal)
+                continue
+            try:
+                if len(frames) > 1 and len(frames[1]) > self._bounds.max_body_bytes:
+                    reason = f"{len(frames[1])} bytes beside the payload, at most {self._bounds.max_body_bytes}"
+                    raise RemoteProtocolError(reason, "body")
+                message, payload = decode_frames(frames, self._decoder)
+            except RemoteProtocolError as error:
+                yield connection.peer, error, []
+            else:
+                yield connection.peer, message, payload
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether there is something to serve; wait up to `timeout_s`."""
+        poll = select.poll()
+        poll.register(self._epoll.fileno(), select.POLLIN)
+        return self.has_more or bool(poll.poll(max(0, round(timeout_s * 1000))))
+
+    def _look(self) -> None:
+        for fd, events in self._epoll.poll(0):
+            connection = self._by_fd.get(fd)
+            if connection is None:
+                for _ in range(MAX_ACCEPTED):
+                    self._accept()
+                continue
+            if events & select.EPOLLOUT:
+                self._write(connection)
+            if events & _READABLE and connection.is_open:
+                if events & select.EPOLLHUP and not connection.events & select.EPOLLIN:
+                    self._close(connection)  # it is not read, and will not read any more
+                else:
+                    self._make_due(connection)
+
+    def _make_due(self, connection: _Connection) -> None:
+        if not connection.is_due and connection.is_open and connection.events & select.EPOLLIN:
+            connection.is_due = True
+            self._due.append(connection)
+
+    def _next(self, connection: _Connection) -> list[Frame] | None:
+        """Return the next message of a connection if it has come; take up to one piece off its socket for it."""
+        message = connection.reader.next_message()
+        if message is not None:
+            return message
+        if connection.reader.has_more:
+            self._make_due(connection)
+            return None
+        try:
+            room = connection.reader.room()
+            if room is not None:
+                num_bytes = connection.socket.recv_into(room)
+                connection.reader.filled(num_bytes)
+                is_all = num_bytes < len(room)
+            else:
+                data = connection.socket.recv(READ_BYTES)
+                num_bytes = len(data)
+                connection.reader.feed(data)
+                is_all = num_bytes < READ_BYTES
+        except BlockingIOError:
+            return None
+        except OSError:
+            num_bytes, is_all = 0, True
+        if not num_bytes:
+            self._close(connection)
+            return None
+        connection.read_at = self._clock()
+        message = connection.reader.next_message()
+        if message is None and (connection.reader.has_more or not is_all):
+            self._make_due(connection)
+        self._count_held(connection)
+        return message
+
+    # ---- sending
+
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Send or queue one message; what is queued of mutable frames is copied.
+
+        Raises:
+            PeerGone: no such connection; nothing was queued.
+            ChannelFull: too much waits for it: it is disconnected.
+        """
+        connection = self._connections.get(peer)
+        if connection is None:
+            raise PeerGone(f"peer {peer.hex()} is not connected")
+        pieces = pack(encode_frames(message, payload))
+        if not connection.queue:
+            pieces = _send_now(connection.socket, pieces)
+            if not pieces:
+                return
+            connection.sent_at = self._clock()
+        num_bytes = sum(map(_nbytes, pieces))
+        # One message may be larger than the limit: a record is, and its client reads it.
+        if connection.queue and connection.queued_bytes + num_bytes > self._bounds.max_queued_bytes:
+            reason = f"{connection.queued_bytes >> 20} MiB wait for peer {peer.hex()}, and it does not read"
+            self._disconnect(connection)
+            raise ChannelFull(f"{reason} (limits.max_queued_mb_per_client); it is disconnected")
+        connection.queue.extend(_kept(piece) for piece in pieces)
+        connection.queued_bytes += num_bytes
+        self._watch(connection)
+        self._count_held(connection)
+
+    def _write(self, connection: _Connection) -> None:
+        pieces = [connection.queue[index] for index in range(min(MAX_PIECES, len(connection.queue)))]
+        num_sent = _send_once(connection.socket, pieces)
+        if num_sent:
+            connection.sent_at = self._clock()
+        connection.queued_bytes -= num_sent
+        while num_sent:
+            piece = connection.queue.popleft()
+            if num_sent < piece.nbytes:
+                connection.queue.appendleft(piece[num_sent:])
+                break
+            num_sent -= piece.nbytes
+        self._watch(connection)
+        self._count_held(connection)
+
+    def _watch(self, connection: _Connection) -> None:
+        """Ask the kernel for what concerns a connection now: a client that does not read is not read either."""
+        events = select.EPOLLIN if connection.queued_bytes <= self._pause_bytes else 0
+        if connection.queue:
+            events |= select.EPOLLOUT
+        if events != connection.events and connection.is_open:
+            was_paused = not connection.events & select.EPOLLIN
+            connection.events = events
+            self._epoll.modify(connection.socket.fileno(), events)
+            if was_paused:
+                self._make_due(connection)  # what was read of it before may hold messages
+
+    def _count_held(self, connection: _Connection) -> None:
+        """Count what a connection holds; if all hold too much, disconnect who holds most: others may go on."""
+        held_bytes = connection.queued_bytes + connection.reader.num_held_bytes
+        if held_bytes == connection.held_bytes or not connection.is_open:
+            return
+        self._held_bytes += held_bytes - connection.held_bytes
+        connection.held_bytes = held_bytes
+        while self._held_bytes > self._bounds.max_held_bytes:
+            self._disconnect(max(self._connections.values(), key=lambda one: one.held_bytes))
+
+    # ---- connections
+
+    def is_connected(self, peer: bytes) -> bool:
+        """Return whether a peer is there; one that has closed its end is not, though what it said is yet to be read."""
+        connection = self._connections.get(peer)
+        if connection is None:
+            return False
+        poll = select.poll()
+        poll.register(connection.socket.fileno(), 0)  # a hang-up is told in any case
+        return not poll.poll(0)
+
+    def disconnect(self, peer: bytes) -> None:
+        """Close a connection; what the kernel has taken for it already still arrives. An unknown peer changes nothing.
+
+        Its client will notice, and connect anew.
+        """
+        connection = self._connections.get(peer)
+        if connection is not None:
+            self._close(connection)
+
+    def check(self, now: float) -> None:
+        """Close connections that have made no progress for too long; accept again what had to wait."""
+        for connection in list(self._connections.values()):
+            since = now - self._bounds.stall_s
+            is_deaf = bool(connection.queue) and connection.sent_at < since
+            is_paused = not connection.events & select.EPOLLIN
+            is_endless = connection.reader.is_mid_message and not is_paused and connection.read_at < since
+            if is_deaf or is_endless:
+                self._disconnect(connection)
+            elif connection.refused_since is not None and now >= connection.refused_since + REFUSED_S:
+                self._close(connection)
+        if self._accept_again_at is not None and now >= self._accept_again_at:
+            self._accept_again_at = None
+            self._epoll.modify(self._socket.fileno(), select.EPOLLIN)
+
+    def _accept(self) -> None:
+        if self._accept_again_at is not None:
+            return
+        try:
+            accepted, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor, or no memory: somebody else has taken the reserve
+            self._pause_accepting()
+            return
+        highest = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - self._bounds.reserved_descriptors
+        is_refused = len(self) >= self._bounds.max_connections or accepted.fileno() >= highest - MAX_REFUSED
+        if accepted.fileno() >= highest or (is_refused and self._num_refused_now >= MAX_REFUSED):
+            self.num_refused += 1
+            accepted.close()
+            self._pause_accepting()
+            return
+        accepted.setblocking(False)
+        self._last_peer += 1
+        now = self._clock()
+        reader = MessageReader(max_frames=self._bounds.max_frames, max_bytes=self._bounds.max_message_bytes)
+        connection = _Connection(self._last_peer.to_bytes(5, "big"), accepted, reader, now, now)
+        if is_refused:
+            self.num_refused += 1
+            self._num_refused_now += 1
+            connection.refused_since = now
+        self._connections[connection.peer] = connection
+        self._by_fd[accepted.fileno()] = connection
+        self._epoll.register(accepted.fileno(), select.EPOLLIN)
+        if _send_once(accepted, [memoryview(HANDSHAKE)]) < len(HANDSHAKE):
+            self._close(connection)
+
+    def _pause_accepting(self) -> None:
+        self._accept_again_at = self._clock() + ACCEPT_PAUSE_S
+        self._epoll.modify(self._socket.fileno(), 0)
+
+    def _disconnect(self, connection: _Connection) -> None:
+        self.num_disconnected += 1
+        self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        if not connection.is_open:
+            return
+        connection.is_open = False
+        self._held_bytes -= connection.held_bytes
+        self._num_refused_now -= connection.refused_since is not None
+        self._epoll.unregister(connection.socket.fileno())
+        del self._by_fd[connection.socket.fileno()]
+        del self._connections[connection.peer]
+        connection.socket.close()
+        connection.queue.clear()
+
+    def close(self) -> None:
+        """Stop listening, send what is queued for up to `LINGER_MS`, and close. A second call does nothing."""
+        if self._epoll.closed:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._path), self._identity):  # else it is a successor's
+                os.unlink(self._path)
+        self._epoll.unregister(self._socket.fileno())
+        self._socket.close()
+        end = time.monotonic() + LINGER_MS / 1000
+        while any(connection.queue for connection in self._connections.values()) and time.monotonic() < end:
+            for fd, events in self._epoll.poll(max(0.0, end - time.monotonic())):
+                if events & select.EPOLLOUT:
+                    self._write(self._by_fd[fd])
+                else:
+                    self._close(self._by_fd[fd]) if events & select.EPOLLHUP else self._stop_reading(fd)
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._epoll.close()
+
+    def _stop_reading(self, fd: int) -> None:
+        connection = self._by_fd[fd]
+        connection.events = select.EPOLLOUT if connection.queue else 0
+        self._epoll.modify(fd, connection.events)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _listen(path: str) -> socket.socket:
+    """Return a listening socket of that name. What lies there is removed: its process has died."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listening.bind(path)
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _nbytes(piece: Frame) -> int:
+    return piece.nbytes if isinstance(piece, memoryview) else len(piece)
+
+
+def _kept(piece: Frame) -> memoryview:
+    """Return what stays as it is until it is sent."""
+    is_fixed = isinstance(piece, bytes) or (isinstance(piece, memoryview) and isinstance(piece.obj, bytes))
+    return memoryview(piece if is_fixed else bytes(piece)).cast("B")
+
+
+def _send_now(to: socket.socket, pieces: list[Frame]) -> list[Frame]:
+    """Send what the kernel takes at once; return what is left."""
+    while pieces:
+        num_sent = _send_once(to, pieces[:MAX_PIECES])
+        if not num_sent:
+            break
+        done = 0
+        while done < len(pieces) and num_sent >= (size := _nbytes(pieces[done])):
+            num_sent -= size
+            done += 1
+        pieces = pieces[done:]
+        if num_sent:
+            rest = memoryview(pieces[0]).cast("B")[num_sent:]
+            pieces = [rest, *pieces[1:]]
+    return pieces
+
+
+def _send_once(to: socket.socket, pieces: Sequence[Frame]) -> int:
+    """Return how many bytes the kernel has taken; 0 if none now, or never again: then reading tells."""
+    try:
+        return to.send(pieces[0]) if len(pieces) == 1 else to.sendmsg(pieces)
+    except OSError:
+        return 0

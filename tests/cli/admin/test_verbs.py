@@ -1,0 +1,276 @@
+"""The verbs against a service in another process: answers, exit statuses, and what they say when it hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from mmcached.cli.admin import observe, verbs
+from mmcached.cli.admin.observe import look_at
+from mmcached.cli.serve.seat import Seat, supervisor_pid
+from mmcached.cli.watch.service_status import ServiceStatus, process_state
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
+from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.client import Flushed, ToClient
+from mmcached.wire.messages.frontend import Flush, FromClient
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.unix_sockets import NamedListener
+from tests.client.fake_service import fake_service
+from tests.house import REPOSITORY
+from tests.shm.processes import DEADLINE_S, Process, wait_until
+from tests.shm.rings import make_ring
+from tests.shm.segment.test_sweep import planted
+
+Service = subprocess.Popen[str]
+ANSWERED = "1 engine(s) and 2 worker(s) answered the probe"
+
+
+@contextmanager
+def service(run_dir: Path, data_path: str = "works") -> Iterator[Service]:
+    command = [sys.executable, "-m", "tests.cli.service_child", str(run_dir), data_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
+        try:
+            assert child.stdout is not None
+            ready, _, _ = select.select([child.stdout], [], [], DEADLINE_S)
+            assert ready
+            assert child.stdout.readline() == "up\n"
+            yield child
+        finally:
+            child.kill()
+            child.wait(DEADLINE_S)
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    verbs.register(app)
+    return CliRunner().invoke(app, arguments)
+
+
+def call_at(run_dir: Path, *arguments: str) -> Result:
+    return call(*arguments, "--run-dir", str(run_dir))
+
+
+# ---- ping and status
+
+
+def test_a_service_that_works(run_dir: Path) -> None:
+    with service(run_dir) as child:
+        result = call_at(run_dir, "ping")
+        assert (result.exit_code, result.stdout) == (0, f"ready: {ANSWERED}\n")
+        result = call_at(run_dir, "status", "--json")
+        status = msgspec.json.decode(result.stdout, type=ServiceStatus)
+        assert (result.exit_code, status.ready, status.source) == (0, True, "supervisor")
+        assert status.stats.requests_done == 5
+        assert [(role.name, role.pid) for role in status.roles] == [("supervisor", child.pid), ("frontend", child.pid)]
+        result = call_at(run_dir, "status")
+        assert result.exit_code == 0
+        assert "frontend" in result.stdout
+        assert str(child.pid) in result.stdout
+
+
+def test_a_service_that_does_not(run_dir: Path) -> None:
+    with service(run_dir, "broken"):
+        result = call_at(run_dir, "ping")
+        assert (result.exit_code, result.stdout) == (1, "not ready: probe of the frontend: no answer within 0.2 s\n")
+        assert call_at(run_dir, "status").exit_code == 1
+
+
+@pytest.mark.parametrize("verb", ["ping", "status", "drain", "flush"])
+def test_no_service(run_dir: Path, verb: str) -> None:
+    result = call_at(run_dir, verb)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"no service in {run_dir}" in result.stderr
+
+
+def test_what_a_dead_service_has_left_is_no_service(run_dir: Path) -> None:
+    with service(run_dir):
+        pass
+    assert RunDir(run_dir).http_socket.exists()
+    assert call_at(run_dir, "ping").exit_code == 2
+
+
+def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, it keeps its seat and takes connections, and says nothing: the page and /proc tell."""
+    monkeypatch.setattr(observe, "HTTP_SLACK_S", 0.1)
+    with service(run_dir) as child:
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: process_state(child.pid) == "T")
+        result = call_at(run_dir, "status", "--json")
+        status = msgspec.json.decode(result.stdout, type=ServiceStatus)
+        assert (result.exit_code, status.ready, status.source) == (1, False, "page")
+        assert f"the supervisor (pid {child.pid}) does not answer (it is stopped, state T)" in status.reason
+        assert f"frontend (pid {child.pid}) is stopped (state T)" in status.reason
+        assert "probe of the frontend: no answer within 0.2 s" in status.reason
+        assert status.stats.requests_done == 5
+        assert [role.state for role in status.roles] == ["stopped", "stopped"]
+
+
+def test_a_supervisor_without_a_socket_is_looked_at_through_the_page(run_dir: Path) -> None:
+    with service(run_dir):
+        RunDir(run_dir).http_socket.unlink()
+        status = look_at(run_dir)
+        assert status is not None
+        assert (status.ready, status.source) == (True, "page")
+        assert "is just starting, or ending" in status.reason
+        assert ANSWERED in status.reason
+
+
+def test_a_page_that_cannot_be_read_is_said(run_dir: Path) -> None:
+    with service(run_dir):
+        RunDir(run_dir).http_socket.unlink()
+        (run_dir / "stats.page").unlink()
+        status = look_at(run_dir)
+        assert status is not None
+        assert "stats.page cannot be opened" in status.reason
+
+
+def test_nobody_asks_where_a_file_tells_him_to(run_dir: Path) -> None:
+    """An announcement is for people: it may say what it wants."""
+    secret = run_dir / "secret"
+    secret.write_text("{}")
+    with service(run_dir):
+        RunDir(run_dir).http_info.write_text(json.dumps({"url": f"file://{secret}#", "pid": 1}))
+        status = look_at(run_dir)
+        assert status is not None
+        assert status.source == "supervisor"
+
+
+def test_a_supervisor_that_is_just_starting(run_dir: Path) -> None:
+    RunDir(run_dir).create()
+    with Seat(RunDir(run_dir)), pytest.raises(ServiceUnavailable, match="just starting"):
+        supervisor_pid(run_dir)
+
+
+# ---- info
+
+
+def test_info_without_a_service(run_dir: Path) -> None:
+    facts = json.loads(call_at(run_dir, "info", "--json").stdout)
+    assert (facts["run_dir"], facts["config"]) == (str(run_dir), "defaults")
+    assert facts["config_digest"] == ServiceConfig().digest()
+    assert facts["word_store"]
+    assert facts["max_image_bytes"] == ServiceConfig().max_image_bytes
+    assert "config_digest" in call_at(run_dir, "info").stdout
+
+
+def test_info_tells_the_saved_configuration(run_dir: Path) -> None:
+    config = ServiceConfig(world_size=3)
+    config.save(RunDir(run_dir).config)
+    facts = json.loads(call_at(run_dir, "info", "--json").stdout)
+    assert (facts["config"], facts["config_digest"]) == ("saved", config.digest())
+
+
+# ---- shm
+
+
+def test_shm_lists_the_living_and_the_dead_and_removes_the_dead() -> None:
+    ours = make_ring()
+    names = {ours.announcement.data_name, ours.announcement.ctl_name}
+    with ours, Process() as writer:
+        announced = msgspec.convert(writer.ask("create", 1 << 16), RingAnnouncement)
+        theirs = {announced.data_name, announced.ctl_name}
+        assert shown() >= {(name, True, os.getpid()) for name in names}
+        assert {(name, is_live) for name, is_live, _ in shown()} >= {(name, True) for name in theirs}
+        writer.kill()
+        assert {(name, is_live) for name, is_live, _ in shown()} >= {(name, False) for name in theirs}
+        removed = set(call("shm", "gc").stdout.split()) - {"removed"}
+        assert removed >= theirs
+        assert not removed & names
+        left = {name for name, _, _ in shown()}
+        assert names <= left
+        assert not theirs & left
+        table = call("shm", "ls").stdout
+        assert "live" in table
+        assert ours.announcement.ctl_name in table
+
+
+def shown() -> set[tuple[str, bool, int | None]]:
+    return {(entry["name"], entry["is_live"], entry["pid"]) for entry in json.loads(call("shm", "ls", "--json").stdout)}
+
+
+def test_shm_says_what_a_segment_is_for() -> None:
+    with make_ring() as ring, make_ring(has_index=True) as store:
+        found = {entry["name"]: entry for entry in json.loads(call("shm", "ls", "--json").stdout)}
+        assert found[ring.announcement.data_name]["purpose"] == "ring"
+        assert found[store.announcement.data_name]["purpose"] == "store"
+
+
+def test_shm_passes_over_what_others_plant() -> None:
+    with planted() as names:
+        entries = call("shm", "ls", "--json")
+        assert entries.exit_code == 0
+        assert not names & {entry["name"] for entry in json.loads(entries.stdout)}
+        assert call("shm", "gc").exit_code == 0
+
+
+# ---- drain and flush
+
+
+def test_drain_ends_the_service_and_waits_for_its_end(run_dir: Path) -> None:
+    with service(run_dir) as child:
+        result = call_at(run_dir, "drain")
+        assert result.exit_code == 0
+        assert result.stdout.startswith("drained in ")
+        assert child.wait(DEADLINE_S) == 0
+    assert not RunDir(run_dir).http_socket.exists()
+
+
+def test_drain_does_not_wait_for_ever(run_dir: Path) -> None:
+    with service(run_dir) as child:
+        child.send_signal(signal.SIGSTOP)
+        result = call_at(run_dir, "drain", "--timeout", "0.05")
+        assert isinstance(result.exception, DeadlineExceeded)
+        assert result.exception.details["timeout_s"] == 0.05
+
+
+def test_flush_is_confirmed(run_dir: Path) -> None:
+    with service(run_dir):
+        result = call_at(run_dir, "flush")
+        assert (result.exit_code, result.stdout) == (0, "flushed\n")
+
+
+@pytest.mark.parametrize(("option", "is_new_epoch"), [([], False), (["--epoch"], True)])
+def test_flush_says_whether_the_weights_have_changed(run_dir: Path, option: list[str], is_new_epoch: bool) -> None:
+    def reply(message: FromClient) -> list[ToClient]:
+        return [Flushed(message.request_id)] if isinstance(message, Flush) else []
+
+    with (
+        fake_service(run_dir, reply) as received,
+        Seat(RunDir(run_dir)),
+        contextlib.closing(NamedListener(RunDir(run_dir).http_socket, 1).socket),
+    ):
+        result = call_at(run_dir, "flush", *option)
+    assert result.exit_code == 0, result.exception
+    assert result.stdout.startswith("flushed")
+    assert [message.new_epoch for message in received if isinstance(message, Flush)] == [is_new_epoch]
+
+
+# ---- how light they are
+
+
+def test_verbs_load_neither_torch_nor_the_server(run_dir: Path) -> None:
+    program = (
+        "import sys, typer\nfrom mmcached.cli.admin import verbs\n"
+        "app = typer.Typer(); verbs.register(app)\n"
+        f"try: app(['status', '--run-dir', {str(run_dir)!r}])\n"
+        "except SystemExit as error: print(error.code)\n"
+        "print(sorted({'torch', 'prometheus_client'} & set(sys.modules)))"
+    )
+    with service(run_dir):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["0", "[]"]

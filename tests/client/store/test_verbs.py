@@ -1,0 +1,586 @@
+"""What both clients promise of the store's verbs, against a real desk and a real ring in a thread."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmcached.client import Client, Hit
+from mmcached.client.store import verbs as store_verbs
+from mmcached.shm import ReaderRow
+from mmcached.wire.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LocalProtocolError,
+    PeerGone,
+    RequestAborted,
+    ServiceUnavailable,
+)
+from mmcached.wire.messages.frontend import (
+    Cancel,
+    ClaimRecord,
+    DropClaim,
+    Flush,
+    GetRecords,
+    HaveRecords,
+    PutRecord,
+    Reconcile,
+    TakeRow,
+)
+from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.paths import RunDir
+from tests.client.blocking import CLIENTS, Make
+from tests.client.records import every_dtype, is_equal, numbers
+from tests.client.store_service import StoreService
+from tests.integration.processes import eventually
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for a service that was not there sooner than users do; nothing here depends on when."""
+    monkeypatch.setattr(store_verbs, "RETRY_INTERVAL_S", 0.05)
+
+
+@pytest.fixture
+def service(run_dir: Path) -> Iterator[StoreService]:
+    with StoreService(run_dir) as running:
+        yield running
+
+
+@pytest.fixture(params=CLIENTS)
+def make(request: pytest.FixtureRequest) -> Make:
+    return CLIENTS[request.param]
+
+
+@pytest.fixture
+def client(service: StoreService, make: Make, run_dir: Path) -> Iterator[Any]:
+    with make(run_dir) as opened:
+        yield opened
+
+
+def no_leases(service: StoreService) -> None:
+    eventually(lambda: service.leases, lambda count: count == 0, "leases")
+
+
+# ---- records
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_every_dtype_comes_back_bit_for_bit(service: StoreService, client: Any, view: bool) -> None:
+    assert client.get("k") is None
+    assert client.put("k", every_dtype())
+    with client.get("k", view=view) as hit:
+        assert is_equal(hit.record, every_dtype())
+    del hit
+    no_leases(service)
+
+
+def test_the_first_writer_wins(client: Any) -> None:
+    assert client.put("k", numbers(1))
+    assert client.put("k", numbers(2)), "the key has a record"
+    assert is_equal(client.get("k", tensors="numpy").record, numbers(1))
+
+
+def test_many_keys_take_one_round_trip_and_keep_their_order(service: StoreService, client: Any) -> None:
+    for seed in (1, 2, 3):
+        client.put(f"k{seed}", numbers(seed))
+    hits = client.get_many(["k3", "none", "k1", "k3"], tensors="numpy")
+    assert [hit and hit.record["seed"] for hit in hits] == [3, None, 1, 3]
+    assert client.get_many([]) == []
+    assert service.count(GetRecords) == 1
+    many = [f"k{number % 700}" for number in range(900)]
+    assert [hit is not None for hit in client.get_many(many, tensors="numpy")] == client.contains_many(many)
+    assert service.count(GetRecords) == 1 + 4, "256 of them in each message"
+    no_leases(service)
+
+
+def test_tenants_do_not_see_each_other(service: StoreService, make: Make, run_dir: Path) -> None:
+    with make(run_dir, tenant="a") as a, make(run_dir, tenant="b") as b:
+        a.put("k", numbers(1))
+        assert b.get("k") is None
+        assert (a.contains_many(["k"]), b.contains_many(["k"])) == ([True], [False])
+
+
+def test_contains_asks_nobody_once_a_row_is_taken(service: StoreService, client: Any) -> None:
+    client.put("here", numbers(1))
+    before = len(service.received)
+    assert client.contains_many(["here", "gone", "here"]) == [True, False, True]
+    assert client.drop("here")
+    assert client.contains_many(["here"]) == [False]
+    assert len(service.received) == before + 1, "only the drop"
+
+
+def test_owned_tensors_are_writable_and_hold_no_lease(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    hit = client.get("k")
+    assert service.leases == 0
+    hit.record["x"].fill_(7)
+    assert is_equal(client.get("k", tensors="numpy").record, numbers(1))
+
+
+def test_view_holds_its_lease_until_the_last_tensor_of_it_dies(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    with client.get("k", view=True) as hit:
+        piece = hit.record["x"][10:20].view(torch.int8)
+        assert service.leases == 1
+    with pytest.raises(LocalProtocolError, match="closed"):
+        _ = hit.record
+    assert service.leases == 1, "a slice is still read"
+    assert bytes(piece.view(torch.uint8).numpy()) == numbers(1)["x"][10:20].tobytes()
+    del piece
+    no_leases(service)
+
+
+def test_view_of_which_nothing_is_kept_gives_back_at_the_end_of_with(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    with client.get("k", view=True, tensors="numpy") as hit:
+        assert not hit.record["x"].flags.writeable
+    assert service.leases == 0
+
+
+def test_view_outlives_its_client(service: StoreService, make: Make, run_dir: Path) -> None:
+    with make(run_dir) as client:
+        client.put("k", numbers(1))
+        array = client.get("k", view=True, tensors="numpy").record["x"]
+    assert service.leases == 1
+    assert is_equal(array, numbers(1)["x"])
+    del array
+    no_leases(service)
+
+
+def test_views_that_die_in_many_threads_give_back_each_once(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    hits = [client.get("k", view=True, tensors="numpy") for _ in range(200)]
+    assert service.leases == 200
+
+    def let_go() -> None:
+        while hits:
+            hits.pop()
+
+    threads = [threading.Thread(target=let_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    no_leases(service)
+    service.call(service.desk.check_integrity)
+
+
+def test_view_in_a_reference_cycle_gives_back_when_it_is_collected(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    cycle: dict[str, Any] = {"hit": client.get("k", view=True)}
+    cycle["self"] = cycle
+    del cycle
+    gc.collect()
+    no_leases(service)
+
+
+def test_a_dtype_that_numpy_lacks_is_bad_input_and_costs_no_lease(service: StoreService, client: Any) -> None:
+    client.put("k", {"x": torch.zeros(3, dtype=torch.bfloat16)})
+    client.put("other", numbers(1))
+    with pytest.raises(InvalidRequest, match="bfloat16"):
+        client.get_many(["other", "k", "other"], tensors="numpy", view=True)
+    no_leases(service)
+
+
+def test_large_record_does_not_fit_and_that_is_said(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert not client.put("k", {"x": np.zeros(9 << 20, np.uint8)})
+    assert client.get("k") is None
+    counters = client.store_counters()
+    assert counters.failures == 0
+    assert list(counters.causes.values()) == [3]
+    (reason,) = counters.causes
+    assert "store_max_object_mb" in reason
+    assert [record.message for record in caplog.records if reason in record.message] == [
+        f"a record was not kept: {reason} (1 times so far; see store_counters())"
+    ]
+
+
+def test_counters(client: Any) -> None:
+    client.get("k")
+    client.get_or_compute("k", lambda: numbers(1))
+    client.get_many(["k", "l"])
+    counters = client.store_counters()
+    assert (counters.queries, counters.hits, counters.computed) == (4, 1, 1)
+    assert (counters.puts, counters.stored, counters.failures) == (1, 1, 0)
+
+
+# ---- without a row
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_without_a_row_records_come_inline(
+    make: Make, run_dir: Path, caplog: pytest.LogCaptureFixture, view: bool
+) -> None:
+    with StoreService(run_dir, store_max_clients=1) as service, ExitStack() as stack:
+        announcement = service.desk.announcement
+        assert announcement is not None
+        stack.enter_context(ReaderRow.attach(announcement))
+        client = stack.enter_context(make(run_dir))
+        assert client.put("k", every_dtype())
+        hit = client.get("k", view=view)
+        assert is_equal(hit.record, every_dtype())
+        if not view:
+            hit.record["shapes"][1].fill_(3.0)
+        assert client.contains_many(["k", "l"]) == [True, False]
+        assert service.count(HaveRecords) == 1
+        assert client.store_counters().inline_hits == 1
+        assert service.leases == 0
+    assert [record.message for record in caplog.records if "slower" in record.message] == [
+        "records come through the socket, which is slower: "
+        "all 1 rows of the ring are in use; raise ring_max_rows (for clients: store_max_clients), or stop a reader"
+    ]
+
+
+def test_a_service_without_a_store_has_nothing_and_still_computes_once(make: Make, run_dir: Path) -> None:
+    with StoreService(run_dir, store_gb=0) as service, make(run_dir, fail_open=False) as client:
+        assert not client.put("k", numbers(1))
+        assert client.get("k") is None
+        assert client.contains_many(["k"]) == [False]
+        assert service.count(PutRecord) == 0
+        assert is_equal(client.get_or_compute("k", lambda: numbers(2)), numbers(2))
+
+
+# ---- get_or_compute
+
+
+def test_computed_once_then_found(service: StoreService, client: Any) -> None:
+    calls: list[int] = []
+
+    def compute() -> dict[str, Any]:
+        calls.append(1)
+        return numbers(3)
+
+    first = client.get_or_compute("k", compute)
+    second = client.get_or_compute("k", compute, tensors="numpy")
+    assert is_equal(first, second)
+    assert len(calls) == 1
+    no_leases(service)
+
+
+def test_who_waits_gets_the_others_result(service: StoreService, make: Make, run_dir: Path) -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("somebody else computes it")
+
+    found: list[Any] = []
+
+    def wait() -> None:
+        with make(run_dir) as second:
+            found.append(second.get_or_compute("k", never, tensors="numpy"))
+
+    def compute() -> dict[str, Any]:
+        waiter.start()
+        eventually(lambda: service.count(ClaimRecord), lambda count: count == 2, "the second claim")
+        return numbers(4)
+
+    waiter = threading.Thread(target=wait)
+    with make(run_dir) as first:
+        first.get_or_compute("k", compute)
+        waiter.join(30)
+    assert is_equal(found, [numbers(4)])
+
+
+def test_what_fn_raises_is_raised_and_the_next_computes(service: StoreService, client: Any) -> None:
+    def fail() -> dict[str, Any]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        client.get_or_compute("k", fail)
+    with pytest.raises(InvalidRequest, match="a record is a dict"):
+        client.get_or_compute("k", lambda: [1])
+    assert is_equal(client.get_or_compute("k", partial(numbers, 5)), numbers(5))
+    assert service.count(DropClaim) == 2
+    assert client.contains_many(["k"]) == [True]
+
+
+def test_who_waits_too_long_computes_without_storing(service: StoreService, make: Make, run_dir: Path) -> None:
+    with make(run_dir) as first, make(run_dir) as second:
+
+        def compute() -> dict[str, Any]:
+            mine: list[Any] = []
+            ask = partial(second.get_or_compute, "k", partial(numbers, 6), timeout_s=0.05)
+            thread = threading.Thread(target=lambda: mine.append(ask()))  # no loop runs there
+            thread.start()
+            thread.join(30)
+            assert is_equal(mine, [numbers(6)])
+            return numbers(7)
+
+        first.get_or_compute("k", compute)
+        assert is_equal(second.get("k", tensors="numpy").record, numbers(7))
+        assert second.store_counters().puts == 0
+
+
+def test_a_claim_that_comes_late_is_dropped(service: StoreService, client: Any) -> None:
+    service.hold = (ClaimRecord,)
+    assert is_equal(client.get_or_compute("k", partial(numbers, 1), timeout_s=0.05), numbers(1))
+    service.release()
+    assert client.put("other", numbers(2)), "a call after which the late answer has come"
+    eventually(lambda: service.count(DropClaim), lambda count: count == 1, "the claim given back")
+
+
+def test_new_epoch_forgets_and_refuses_what_was_computed_before(service: StoreService, client: Any) -> None:
+    client.put("old", numbers(1))
+
+    def compute() -> dict[str, Any]:
+        service.call(lambda: service.desk.flush(is_new_epoch=True))
+        return numbers(2)
+
+    client.get_or_compute("k", compute)
+    assert client.contains_many(["old", "k"]) == [False, False]
+    assert client.put("k", numbers(3))
+    client.invalidate()
+    assert service.received[-1] == Flush(service.received[-1].request_id, True)  # type: ignore[union-attr]
+    assert client.put("k", numbers(4)), "computed with the new weights, as far as this client can know"
+    assert is_equal(client.get("k", tensors="numpy").record, numbers(4))
+
+
+def test_a_wait_that_is_given_up_is_cancelled(service: StoreService, client: Any, run_dir: Path) -> None:
+    """Else the service might choose the one who has gone on to compute the record, and all others wait for nobody."""
+
+    def compute() -> dict[str, Any]:
+        service.hold = (ClaimRecord,)  # it would end the wait itself: whoever is served first decides
+        thread.start()
+        thread.join(30)
+        return numbers(1)
+
+    with Client(run_dir) as second:
+        second.drop("another")  # connects it: the short wait is for the answer alone
+        ask = partial(second.get_or_compute, "k", partial(numbers, 2), timeout_s=0.05)
+        thread = threading.Thread(target=ask)
+        client.get_or_compute("k", compute)
+        gave_up = [message for message in service.received if isinstance(message, ClaimRecord)][1]
+        # The two clients have a socket each: what the second said may be read after what the first said later.
+        cancel = Cancel(gave_up.client_id, gave_up.request_id)
+        eventually(lambda: service.received, lambda received: cancel in received, "the cancellation")
+
+
+def test_a_result_that_could_not_be_put_gives_the_claim_back(service: StoreService, client: Any) -> None:
+    def compute() -> dict[str, Any]:
+        service.hold = (PutRecord,)
+        return numbers(1)
+
+    assert is_equal(client.get_or_compute("k", compute, timeout_s=0.2), numbers(1))
+    eventually(lambda: service.count(DropClaim), lambda count: count == 1, "the claim given back")
+    service.hold = ()
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("key", ["x" * 257, 5, "\ud800"])
+def test_bad_keys_are_refused_here(client: Any, service: StoreService, key: Any) -> None:
+    before = len(service.received)
+    for verb in (client.get, client.drop, partial(client.put, record={}), partial(client.get_or_compute, fn=dict)):
+        with pytest.raises(InvalidRequest, match="key"):
+            verb(key)
+    with pytest.raises(InvalidRequest):
+        client.contains_many("text")
+    with pytest.raises(InvalidRequest):
+        client.get_many(["k"] * 4097)
+    assert len(service.received) == before
+
+
+def test_other_bad_input_raises_although_the_store_fails_open(client: Any) -> None:
+    with pytest.raises(InvalidRequest, match="timeout_s"):
+        client.get("k", timeout_s=0)
+    with pytest.raises(InvalidRequest, match="tensors"):
+        client.get("k", tensors="jax")
+    with pytest.raises(InvalidRequest, match=r"\$\.x"):
+        client.put("k", {"x": object()})
+
+
+def test_without_a_service_everything_is_a_miss(make: Make, run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    RunDir(run_dir).create()
+    with make(run_dir) as client, caplog.at_level(logging.WARNING):
+        assert client.get("k") is None
+        assert client.get_many(["k", "l"]) == [None, None]
+        assert client.contains_many(["k"]) == [False]
+        assert not client.put("k", numbers(1))
+        assert not client.drop("k")
+        assert is_equal(client.get_or_compute("k", partial(numbers, 2)), numbers(2))
+        with pytest.raises(ServiceUnavailable):
+            client.invalidate(timeout_s=0.05)
+        assert client.store_counters().failures == 7
+    assert len([record for record in caplog.records if "without the service" in record.message]) == 1
+
+
+def test_without_a_service_strict_clients_hear_why(make: Make, run_dir: Path) -> None:
+    RunDir(run_dir).create()
+    with pytest.raises(ServiceUnavailable), make(run_dir, fail_open=False, connect_timeout_s=0.05):
+        pass
+    with StoreService(run_dir) as service, make(run_dir, fail_open=False) as client:
+        client.put("k", numbers(1))
+        service.hold = (GetRecords,)
+        with pytest.raises(DeadlineExceeded):
+            client.get("k", timeout_s=0.05)
+
+
+def test_a_missing_run_directory_is_a_service_that_comes_later(make: Make, run_dir: Path) -> None:
+    with make(run_dir / "later") as client:
+        assert client.get("k") is None
+        with StoreService(run_dir / "later"):
+            eventually(lambda: client.put("k", numbers(1)), bool, "the service is found")
+
+
+def test_late_is_a_miss_and_the_late_answers_leases_go_back(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    service.hold = (GetRecords,)
+    assert client.get("k", timeout_s=0.05, view=True) is None
+    assert client.store_counters().failures == 1
+    service.release()
+    eventually(lambda: (client.put("k", numbers(1)), service.leases)[1], lambda count: count == 0, "the late lease")
+    service.call(lambda: None)
+    assert client.get("k", tensors="numpy").record["seed"] == 1
+
+
+def test_closed_client_raises(service: StoreService, make: Make, run_dir: Path) -> None:
+    with make(run_dir) as client:
+        client.close()
+        with pytest.raises(RequestAborted, match="closed"):
+            client.put("k", numbers(1))
+        client.close()
+
+
+# ---- restarts
+
+
+def test_after_a_restart_it_works_by_itself_and_old_views_stay(make: Make, run_dir: Path) -> None:
+    with make(run_dir) as client:
+        with StoreService(run_dir):
+            eventually(lambda: client.put("k", numbers(1)), bool, "stored")
+            old = client.get("k", view=True, tensors="numpy").record["x"]
+        assert client.contains_many(["k"]) == [False], "a dead writer holds nothing"
+        assert client.get("k", timeout_s=5.0) is None
+        with StoreService(run_dir) as second:
+            eventually(lambda: client.put("l", numbers(2)), bool, "stored in the second")
+            assert client.contains_many(["k", "l"]) == [False, True]
+            with client.get("l", view=True, tensors="numpy") as hit:
+                assert is_equal(hit.record, numbers(2))
+                assert second.leases == 1, "through shared memory again"
+            assert is_equal(old, numbers(1)["x"])
+            del hit, old
+            no_leases(second)
+
+
+def test_death_in_the_middle_of_a_call_is_a_miss_or_typed(make: Make, run_dir: Path) -> None:
+    """The connection goes while the call is open; the client does not wait for its deadline."""
+    with ExitStack() as stack:
+        service = stack.enter_context(StoreService(run_dir))
+        client = stack.enter_context(make(run_dir))
+        strict = stack.enter_context(make(run_dir, fail_open=False))
+        assert client.put("k", numbers(1))
+        service.hold = (GetRecords, ClaimRecord)
+        results: list[Any] = []
+
+        def ask(which: Any, verb: str, *values: Any) -> None:
+            try:
+                results.append(getattr(which, verb)(*values))
+            except PeerGone as error:
+                results.append(type(error))
+
+        calls = [(client, "get", "k"), (strict, "get_or_compute", "k", partial(numbers, 2))]
+        threads = [threading.Thread(target=ask, args=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(service._held), lambda count: count == 2, "both calls are open")
+        service.__exit__(None, None, None)
+        for thread in threads:
+            thread.join(30)
+        assert sorted(map(repr, results)) == sorted([repr(None), repr(PeerGone)])
+
+
+def test_presence_is_renewed_in_a_new_run_directory(make: Make, run_dir: Path) -> None:
+    with make(run_dir) as client:
+        with StoreService(run_dir):
+            eventually(lambda: client.put("k", numbers(1)), bool, "stored")
+        for path in sorted(run_dir.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        with StoreService(run_dir):
+            eventually(lambda: client.put("k", numbers(1)), bool, "stored again")
+            eventually(lambda: list((run_dir / "clients").iterdir()), bool, "a lock file")
+
+
+def test_barrier_is_answered(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    hit = client.get("k", view=True)
+    taken = next(message for message in service.received if isinstance(message, TakeRow))
+    ring = service.desk.tier.ring
+    assert ring is not None
+
+    def lose_a_lease_and_ask() -> None:
+        handle = service.desk.tier.find("", "k")
+        assert handle is not None
+        ring.grant(taken.row, handle)
+        link = service.desk.rows._rows[taken.client_id]
+        barrier = ring.open_barrier(taken.row)
+        assert barrier is not None
+        service._channel.send(
+            link.peer, Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+        )
+
+    service.call(lose_a_lease_and_ask)
+    assert service.leases == 2
+    eventually(
+        lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], lambda count: count == 1, "the answer"
+    )
+    eventually(lambda: service.leases, lambda count: count == 1, "the lost lease")
+    assert isinstance(hit, Hit)
+    del hit
+    no_leases(service)
+
+
+def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreService, run_dir: Path) -> None:
+    """The frontend lives on, only the connection is new: what it sent over the old one is asked for."""
+    with Client(run_dir) as client:
+        client.put("k", numbers(1))
+        view = client.get("k", view=True)
+        link = client._incarnation._link
+        assert link is not None
+        service.hold = (GetRecords,)
+        assert client.get("k", timeout_s=0.05) is None
+        service.release()  # its lease is under way when the connection goes
+        assert service.leases == 2
+        link._socket._channel.socket.disconnect(service.directory.client_address)
+        link._socket._channel.socket.connect(service.directory.client_address)
+        client._incarnation.verbs.lose_contact()
+        eventually(lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], bool, "the barrier's answer")
+        eventually(lambda: service.leases, lambda count: count == 1, "the view's lease")
+        assert service.count(TakeRow) >= 2
+        assert len({message.nonce for message in service.received if isinstance(message, TakeRow)}) == 1
+        hit = client.get("k", view=True)
+        assert service.leases == 2, "through shared memory again"
+        del hit, view
+        no_leases(service)
+
+
+def test_the_wrong_directory_is_said_and_counted(run_dir: Path, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with make(run_dir / "wrong") as client:
+        for _ in range(3):
+            assert client.get("k") is None
+            assert not client.put("k", numbers(1))
+        assert client.store_counters().causes == {"service_unavailable": 7}
+    (warning,) = [record.message for record in caplog.records if record.name == "mmcached.client"]
+    assert str(run_dir / "wrong") in warning
+
+
+def test_clients_of_one_process_each_have_a_row(service: StoreService, run_dir: Path) -> None:
+    with Client(run_dir) as first, Client(run_dir) as second:
+        first.put("k", numbers(1))
+        hits = [first.get("k", view=True), second.get("k", view=True)]
+        assert service.leases == 2
+        assert service.count(TakeRow) == 2
+        del hits
+    no_leases(service)

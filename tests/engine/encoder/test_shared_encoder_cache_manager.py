@@ -1,0 +1,307 @@
+"""Sharing by content: order of eviction, one encoding per step, sizes that differ, epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mmcached.engine import Request, SharedEncoderCacheManager
+from mmcached.engine.encoder.encoder_inputs import EncoderStepBudget
+from mmcached.engine.encoder.shared_encoder_entry import SharedEntry
+from mmcached.wire.errors import InvalidRequest, InvariantError
+from tests.engine.builders import encode
+
+
+def allocate_and_free(book: SharedEncoderCacheManager, *requests: Request) -> None:
+    for request in requests:
+        for input_id in range(len(request.features)):
+            book.allocate(request, input_id)
+        book.free(request)
+
+
+# ---- eviction
+
+
+def test_the_longest_released_goes_first() -> None:
+    book = SharedEncoderCacheManager(9)
+    allocate_and_free(book, *(encode(request_id, (mm_hash, 3)) for request_id, mm_hash in enumerate("abc")))
+    again = encode(7, ("a", 3))
+    book.check_and_update_cache(again, 0)
+    book.free(again)
+    assert list(book.freeable) == ["b", "c", "a"]
+    book.allocate(encode(8, ("d", 4)), 0)
+    assert list(book.freeable) == ["a"]
+
+
+def test_only_as_much_is_evicted_as_needed() -> None:
+    book = SharedEncoderCacheManager(10)
+    allocate_and_free(book, *(encode(request_id, (mm_hash, 3)) for request_id, mm_hash in enumerate("abc")))
+    book.allocate(encode(7, ("d", 2)), 0)
+    assert book.take_freed() == ["a"]
+    assert book.num_free_slots == 2
+
+
+def test_items_of_a_request_are_released_in_the_order_in_which_they_were_taken_up() -> None:
+    book = SharedEncoderCacheManager(10)
+    request = encode(1, ("a", 1), ("b", 1), ("c", 1))
+    for input_id in (2, 0, 1):
+        book.allocate(request, input_id)
+    book.free(request)
+    assert list(book.freeable) == ["c", "a", "b"]
+
+
+# ---- one encoding for all
+
+
+def test_several_requests_in_a_step_share_one_reservation() -> None:
+    book = SharedEncoderCacheManager(10)
+    first, second = encode(1, ("a", 4)), encode(2, ("b", 4), ("a", 4))
+    book.begin_step(0)
+    book.allocate(first, 0)
+    assert book.check_and_update_cache(second, 1)
+    assert [reserved.key for reserved in book.reserved_inputs()] == ["a"]
+    book.free(first)  # the second still needs it: it stays in the plan, now on the second's account
+    (reserved,) = book.reserved_inputs()
+    assert (reserved.request_id, reserved.input_id) == (2, 1)
+    book.commit(0)
+    assert book.has_cache(second, 1)
+    book.check_integrity()
+
+
+def test_a_reservation_moves_to_another_occurrence_in_its_request() -> None:
+    book = SharedEncoderCacheManager(10)
+    request = encode(1, ("a", 4), ("a", 4))
+    book.begin_step(0)
+    book.allocate(request, 0)
+    book.check_and_update_cache(request, 1)
+    book.free_encoder_input(request, 0)
+    assert book.reserved_inputs() == [("a", 1, 1)]
+    book.free(request)
+    assert book.reserved_inputs() == []
+    assert book.num_free_slots == 10
+
+
+def test_withdrawing_takes_the_reservation_from_all_who_share_it() -> None:
+    book = SharedEncoderCacheManager(10)
+    first, second = encode(1, ("a", 4)), encode(2, ("b", 4), ("a", 4), ("a", 4))
+    book.allocate(second, 0)
+    book.begin_step(0)
+    book.allocate(first, 0)
+    book.check_and_update_cache(second, 1)
+    book.check_and_update_cache(second, 2)
+    book.withdraw(0)
+    assert book.holders() == {2}
+    assert book.get_cached_input_ids(second) == {0}
+    assert not book.has_cache(second, 1)
+    assert (book.num_free_slots, book.num_freeable_slots) == (6, 6)
+    assert list(book.freeable) == []
+    book.check_integrity()
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_hits_are_items_that_are_not_encoded_again(*, is_same: bool) -> None:
+    book = SharedEncoderCacheManager(10)
+    book.allocate(encode(1, ("a", 4)), 0)
+    book.check_and_update_cache(encode(2, ("a" if is_same else "b", 4)), 0)
+    assert (book.stats().queries, book.stats().hits) == ((2, 1) if is_same else (1, 0))
+
+
+# ---- one content, two sizes
+
+LOOKING: list[Callable[[SharedEncoderCacheManager, Request], object]] = [
+    lambda book, request: book.has_cache(request, 0),
+    lambda book, request: book.num_embeds_to_pin(request, 0),
+    lambda book, request: book.check_and_update_cache(request, 0),
+    lambda book, request: book.allocate(request, 0),
+    lambda book, request: EncoderStepBudget(book, 100).plan(request, [0]),
+]
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("look", LOOKING)
+def test_another_number_of_embeddings_is_refused_and_changes_nothing(
+    look: Callable[[SharedEncoderCacheManager, Request], object], *, is_held: bool
+) -> None:
+    book = SharedEncoderCacheManager(10)
+    first, wrong, right = encode(1, ("a", 3)), encode(2, ("a", 4)), encode(3, ("a", 3))
+    book.allocate(first, 0)
+    if not is_held:
+        book.free(first)
+    before = book.cached, book.freeable, book.num_free_slots, book.stats()
+    with pytest.raises(InvalidRequest, match=r"features\[0\].num_embeds = 4: an item of equal content has 3"):
+        look(book, wrong)
+    assert (book.cached, book.freeable, book.num_free_slots, book.stats()) == before
+    assert book.get_cached_num_encoder_embeds(wrong, 0) == 3
+    book.free(wrong)
+    book.check_integrity()
+    assert book.check_and_update_cache(right, 0)
+
+
+def test_another_number_of_embeddings_is_refused_in_the_step_that_encodes_the_first() -> None:
+    book = SharedEncoderCacheManager(10)
+    book.begin_step(0)
+    book.allocate(encode(1, ("a", 3)), 0)
+    with pytest.raises(InvalidRequest):
+        book.check_and_update_cache(encode(2, ("a", 4)), 0)
+    book.commit(0)
+    assert book.num_embeds_by_hash == {"a": 3}
+
+
+# ---- epochs
+
+
+def test_what_is_cached_is_unreachable_in_the_next_epoch() -> None:
+    book = SharedEncoderCacheManager(10)
+    allocate_and_free(book, encode(1, ("a", 4)), encode(2, ("b", 4)))
+    book.new_epoch()
+    assert not book.check_and_update_cache(encode(3, ("a", 4)), 0)
+    assert (book.num_free_slots, book.num_freeable_slots) == (10, 10)
+    assert book.take_freed() == ["a", "b"]
+
+
+def test_a_content_is_encoded_anew_beside_its_old_output() -> None:
+    book = SharedEncoderCacheManager(10)
+    old, new = encode(1, ("a", 4), ("a", 4)), encode(2, ("a", 4))
+    book.allocate(old, 0)
+    book.new_epoch()
+    assert not book.has_cache(old, 1), "another occurrence of it is a new reference"
+    book.begin_step(0)
+    book.allocate(new, 0)
+    assert book.check_and_update_cache(old, 1)
+    assert [book.entry_key(old, 0), book.entry_key(old, 1), book.entry_key(new, 0)] == ["a", "a@1", "a@1"]
+    assert book.reserved_inputs() == [("a@1", 2, 0)]
+    book.commit(0)
+    assert book.ready_keys() == {"a", "a@1"}
+    book.free(old)
+    book.free(new)
+    assert book.take_freed() == ["a"]
+    assert book.freeable == {"a@1": 4}
+    book.check_integrity()
+
+
+def test_old_outputs_of_several_epochs_make_no_room_until_they_end() -> None:
+    book = SharedEncoderCacheManager(10)
+    requests = [encode(request_id, ("a", 3)) for request_id in range(3)]
+    for request in requests:
+        book.allocate(request, 0)
+        book.new_epoch()
+    assert not book.can_allocate(encode(7, ("b", 2)), 0)
+    book.check_integrity()
+    book.free(requests[1])
+    assert book.take_freed() == ["a@1"]
+    assert book.num_free_slots == 4
+
+
+def test_an_old_output_of_another_size_is_no_contradiction() -> None:
+    book = SharedEncoderCacheManager(10)
+    old, new = encode(1, ("a", 4)), encode(2, ("a", 5))
+    book.allocate(old, 0)
+    book.new_epoch()
+    book.allocate(new, 0)
+    assert book.num_embeds_by_hash == {"a@1": 5, "a": 4}
+
+
+def test_no_two_contents_share_a_key_over_the_epochs() -> None:
+    book = SharedEncoderCacheManager(100)
+    keys = []
+    for epoch in range(3):
+        for number, mm_hash in enumerate(["a", "a@1", "a@2", "a@1@1", "@"]):
+            request = encode(10 * epoch + number, (mm_hash, 1))
+            book.allocate(request, 0)
+            keys.append(book.entry_key(request, 0))
+        book.new_epoch()
+    assert len(set(keys)) == len(keys)
+    book.check_integrity()
+
+
+# ---- a look inside
+
+
+def misplace_free_slots(book: SharedEncoderCacheManager) -> None:
+    book._num_free -= 1
+    book._num_freeable -= 1
+
+
+def misplace_freeable_slots(book: SharedEncoderCacheManager) -> None:
+    book._num_freeable += 1
+
+
+def forget_a_reference(book: SharedEncoderCacheManager) -> None:
+    del book._held[1][0]
+
+
+def forget_all_references(book: SharedEncoderCacheManager) -> None:
+    book._held[1].clear()
+
+
+def count_a_reference_twice(book: SharedEncoderCacheManager) -> None:
+    book._entries["a"].num_references += 1
+
+
+def evict_what_is_held(book: SharedEncoderCacheManager) -> None:
+    book._evictable["a"] = book._entries["a"]
+    book._num_freeable += book._entries["a"].num_embeds
+
+
+def hide_what_is_idle(book: SharedEncoderCacheManager) -> None:
+    book._num_freeable -= book._evictable.pop("c").num_embeds
+
+
+def call_what_is_in_the_table_old(book: SharedEncoderCacheManager) -> None:
+    book._entries["c"].is_old = True
+
+
+def name_two_alike(book: SharedEncoderCacheManager) -> None:
+    book._entries["b"].key = "a"
+
+
+def evict_what_is_not_there(book: SharedEncoderCacheManager) -> None:
+    book._evictable["z"] = SharedEntry("z", "z", 0, 0)
+
+
+def reserve_without_a_step(book: SharedEncoderCacheManager) -> None:
+    book._reserved["a"] = book._entries["a"], 1, 0
+
+
+def reserve_what_is_idle(book: SharedEncoderCacheManager) -> None:
+    book.begin_step(0)
+    book._reserved["c"] = book._entries["c"], 2, 0
+
+
+def take_an_entry_from_its_holder(book: SharedEncoderCacheManager) -> None:
+    book._num_free += book._entries["a"].num_embeds
+    book._num_freeable += book._entries["a"].num_embeds
+    del book._entries["a"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (misplace_free_slots, "7 free . 12 used are not 20"),
+        (misplace_freeable_slots, "12 freeable: not 8 free . 3 idle"),
+        (forget_a_reference, "has 0 reference"),
+        (forget_all_references, "request 1 is listed and refers to nothing"),
+        (count_a_reference_twice, "has 1 reference"),
+        (evict_what_is_held, "evictable is what is of this epoch and nobody refers to"),
+        (hide_what_is_idle, "evictable is what is of this epoch and nobody refers to"),
+        (call_what_is_in_the_table_old, "is old and in the table"),
+        (name_two_alike, "the same key"),
+        (evict_what_is_not_there, "evictable without being there: {'z'}"),
+        (reserve_without_a_step, "without a step"),
+        (reserve_what_is_idle, "reserved without reference"),
+        (take_an_entry_from_its_holder, "item 0 of request 1 refers to .* which is gone"),
+    ],
+)
+def test_books_that_contradict_themselves_say_so(
+    harm: Callable[[SharedEncoderCacheManager], None], complaint: str
+) -> None:
+    book = SharedEncoderCacheManager(20)
+    allocate_and_free(book, encode(2, ("c", 3)))
+    holder = encode(1, ("a", 4), ("b", 5))
+    book.allocate(holder, 0)
+    book.allocate(holder, 1)
+    book.check_integrity()
+    harm(book)
+    with pytest.raises(InvariantError, match=complaint):
+        book.check_integrity()

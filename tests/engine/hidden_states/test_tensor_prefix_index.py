@@ -1,0 +1,477 @@
+"""TensorPrefixIndex: random schedules beside a plain worker, a mutant for each rule, then case by case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from mmcached.engine import Request, RequestStatus
+from mmcached.engine.hidden_states.listed_rows import Report
+from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
+from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.messages.parts import RowsWanted
+from tests.engine.prefix_world import ACTIONS, NUMBERS, Setting, World, lead
+from tests.house.drawing import examples
+
+SETTINGS = st.builds(Setting, st.integers(1, 4), st.sampled_from([1000, 1000, 3]))
+EVERYWHERE = [
+    *ACTIONS,
+    *("hit", "hit within a block", "hit on what is only reserved", "several open"),
+    *("preempted with others", "lost by a withdrawal"),
+]
+
+
+class IndexBesideWorker(RuleBasedStateMachine):
+    @initialize(setting=SETTINGS)
+    def start(self, setting: Setting) -> None:
+        self.world = World(setting)
+
+    @rule(action=st.sampled_from(list(ACTIONS)), number=st.integers(0, NUMBERS - 1))
+    def act(self, action: str, number: int) -> None:
+        self.world.do(action, number)
+
+
+IndexBesideWorker.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
+TestIndexBesideWorker = IndexBesideWorker.TestCase
+
+
+def test_long_histories_reach_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(25):
+        seen += lead(seed, 300)
+    assert {what: seen[what] for what in EVERYWHERE if seen[what] < 5} == {}
+
+
+@pytest.mark.soak
+def test_histories_for_minutes(draw_seeds: Callable[[int], range]) -> None:
+    for seed in draw_seeds(5000):
+        lead(seed, 300)
+
+
+# ---- without one of its rules
+
+
+class PublishesBeforeCommit(TensorPrefixIndex):
+    def reserve(
+        self,
+        request: Request,
+        start: int,
+        num_tokens: int,
+        *,
+        written: Collection[str],
+        needed: Collection[str] = (),
+    ) -> BlockNames:
+        names = super().reserve(request, start, num_tokens, written=written, needed=needed)
+        for digest in names.digests:
+            self._listed.take({digest: dict.fromkeys(written, self.block_size)})
+        return names
+
+
+class ListsWhatWasReserved(TensorPrefixIndex):
+    """Takes what a chunk promised for written, whatever the worker says."""
+
+    def commit(self, step_id: int, report: Report) -> None:
+        (step, *_) = self._steps
+        promised = {digest: dict.fromkeys(each.keys, end) for each in step.promises for digest, _, end in each.rows}
+        super().commit(step_id, {**report, **promised})
+
+
+class ForgetsNoLosses(TensorPrefixIndex):
+    def commit(self, step_id: int, report: Report) -> None:
+        super().commit(step_id, {digest: rows for digest, rows in report.items() if any(rows.values())})
+
+
+class RoundsDown(TensorPrefixIndex):
+    def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
+        return super().usable_prefix(request, num_kv_hit_tokens, keys) // self.block_size * self.block_size
+
+
+class LooksAtOneKey(TensorPrefixIndex):
+    def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
+        return super().usable_prefix(request, num_kv_hit_tokens, list(keys)[:1])
+
+
+class OverlooksGaps(TensorPrefixIndex):
+    """Takes the last block of a hit for the whole."""
+
+    def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
+        for num_tokens in range(num_kv_hit_tokens, 0, -1):
+            index, offset = divmod(num_tokens - 1, self.block_size)
+            if index < len(request.block_hashes):
+                digest = request.block_hashes[index]
+                if all(self._listed.num_rows(digest, key) > offset for key in keys):
+                    return num_tokens
+        return 0 if keys else num_kv_hit_tokens
+
+
+class WithdrawsAlone(TensorPrefixIndex):
+    """Lets those stay who count on what a request would have written."""
+
+    def withdraw_request(self, request: Request) -> list[int]:
+        if request.request_id not in self._residents:
+            return []
+        self._leave(request.request_id)
+        return [request.request_id]
+
+
+class KeepsPromisesOfTheWithdrawn(TensorPrefixIndex):
+    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
+        kept = [promise for step in self._steps if step.step_id >= step_id for promise in step.promises]
+        lost = super().withdraw(step_id, report)
+        for promise in kept:
+            self._listed.take({digest: dict.fromkeys(promise.keys, end) for digest, _, end in promise.rows})
+        return lost
+
+
+class NamesNobodyAfterAWithdrawal(TensorPrefixIndex):
+    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
+        super().withdraw(step_id, report)
+        return []
+
+
+class TellsNamesOnce(TensorPrefixIndex):
+    """Takes what a withdrawn step was to tell the worker for told."""
+
+    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
+        self._residents.begin_anew = lambda request_ids: None  # type: ignore[method-assign]
+        return super().withdraw(step_id, report)
+
+
+class TellsReleasesOnce(TensorPrefixIndex):
+    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
+        for step in self._steps:
+            step.told_released.clear()
+        return super().withdraw(step_id, report)
+
+
+class RemembersFormerEpochs(TensorPrefixIndex):
+    def new_epoch(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+
+class ListsWhatFormerEpochsReport(TensorPrefixIndex):
+    def new_epoch(self) -> int:
+        epoch = super().new_epoch()
+        for step in self._steps:
+            step.is_void = False
+        return epoch
+
+
+class NamesWhatFormerEpochsComputed(TensorPrefixIndex):
+    def new_epoch(self) -> int:
+        self._residents.make_void = lambda: None  # type: ignore[method-assign]
+        return super().new_epoch()
+
+
+class GrowsWithoutBound(TensorPrefixIndex):
+    def __init__(self, block_size: int, *, max_blocks: int) -> None:
+        super().__init__(block_size, max_blocks=max_blocks)
+        self.max_blocks = max_blocks
+        self._listed._max_blocks = 1 << 30
+
+    def check_integrity(self) -> None:
+        self._listed._max_blocks = self.max_blocks
+        super().check_integrity()
+        self._listed._max_blocks = 1 << 30
+
+
+MUTANTS = [
+    PublishesBeforeCommit,
+    ListsWhatWasReserved,
+    ForgetsNoLosses,
+    RoundsDown,
+    LooksAtOneKey,
+    OverlooksGaps,
+    WithdrawsAlone,
+    KeepsPromisesOfTheWithdrawn,
+    NamesNobodyAfterAWithdrawal,
+    TellsNamesOnce,
+    TellsReleasesOnce,
+    RemembersFormerEpochs,
+    ListsWhatFormerEpochsReport,
+    NamesWhatFormerEpochsComputed,
+    GrowsWithoutBound,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_caught(mutant: type[TensorPrefixIndex]) -> None:
+    """Each rule is needed: without it, the checks of random schedules fail."""
+    for seed in range(100):
+        try:
+            lead(seed, 150, lambda block_size, max_blocks: mutant(block_size, max_blocks=max_blocks))
+        except (AssertionError, InvariantError):
+            return
+    pytest.fail(f"100 histories, and {mutant.__name__} was not told from the product")
+
+
+# ---- case by case
+
+BLOCK = 4
+HIDDEN = ("hidden_states",)
+PROMPT = list(range(1, 20))
+
+
+def make_index(max_blocks: int = 100) -> TensorPrefixIndex:
+    return TensorPrefixIndex(BLOCK, max_blocks=max_blocks)
+
+
+def a_request(request_id: int, prompt: list[int] | None = None) -> Request:
+    request = Request(request_id, "generate", prompt or PROMPT, [], max_tokens=9, rows=RowsWanted())
+    extend_block_hashes(request, BLOCK)
+    return request
+
+
+def write(index: TensorPrefixIndex, request: Request, step_id: int, *, end: int = 19) -> None:
+    """Have a request computed from token 0 to `end` in a step of its own, and reported so."""
+    index.begin_step(step_id)
+    index.reserve(request, 0, end, written=HIDDEN)
+    index.launch_step(step_id)
+    full = [(digest, BLOCK) for digest in request.block_hashes[: end // BLOCK]]
+    part = [(digest, end % BLOCK) for digest in request.block_hashes[end // BLOCK : end // BLOCK + 1]]
+    index.commit(step_id, {digest: {"hidden_states": num} for digest, num in full + part})
+
+
+def test_a_hit_of_any_length_is_clamped_to_what_is_there() -> None:
+    index, writer = make_index(), a_request(0)
+    assert index.usable_prefix(writer, 16, HIDDEN) == 0
+    write(index, writer, 0, end=10)
+    reader = a_request(1)
+    assert [index.usable_prefix(reader, num, HIDDEN) for num in (4, 8, 9, 10, 11, 16)] == [4, 8, 9, 10, 10, 10]
+    assert index.usable_prefix(reader, 16, ()) == 16
+    assert index.usable_prefix(reader, 16, ("codes",)) == 0
+    assert index.usable_prefix(reader, 16, ("hidden_states", "codes")) == 0
+    assert index.usable_prefix(a_request(2, [7, 7, 7, 7, 7]), 4, HIDDEN) == 0
+
+
+def test_a_block_that_has_no_digest_yet_is_not_usable() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0, end=16)
+    assert len(writer.block_hashes) == 4
+    assert index.usable_prefix(a_request(1), 18, HIDDEN) == 16
+
+
+def test_rows_of_a_step_that_is_open_can_be_counted_on() -> None:
+    index, writer, reader = make_index(), a_request(0), a_request(1)
+    index.begin_step(7)
+    index.reserve(writer, 0, 9, written=HIDDEN)
+    assert index.usable_prefix(reader, 16, HIDDEN) == 9
+    index.launch_step(7)
+    index.begin_step(8)
+    index.reserve(writer, 9, 10, written=HIDDEN)
+    assert index.usable_prefix(reader, 16, HIDDEN) == 16
+    assert index.withdraw(8) == []
+    assert index.usable_prefix(reader, 16, HIDDEN) == 9
+    index.commit(7, {})
+    assert index.usable_prefix(reader, 16, HIDDEN) == 0
+
+
+def test_who_counts_on_a_withdrawn_request_goes_with_it() -> None:
+    index = make_index()
+    writer, reader, third, other = a_request(0), a_request(1), a_request(2), a_request(3, [5] * 9)
+    index.begin_step(0)
+    index.reserve(writer, 0, 8, written=HIDDEN)
+    index.reserve(other, 0, 8, written=HIDDEN)
+    index.reserve(reader, 8, 6, written=HIDDEN, needed=HIDDEN)
+    index.reserve(third, 14, 2, written=HIDDEN, needed=HIDDEN)
+    with pytest.raises(LocalProtocolError, match=r"\[1, 2\]"):
+        index.release(writer)
+    assert index.withdraw_request(writer) == [2, 1, 0]
+    assert index.holders() == {3}
+    assert index.usable_prefix(reader, 16, HIDDEN) == 0
+    assert index.usable_prefix(a_request(4, [5] * 9), 8, HIDDEN) == 8
+    index.release(other)
+    index.check_integrity()
+
+
+def test_a_request_without_wishes_counts_on_nobody() -> None:
+    index, writer, reader = make_index(), a_request(0), a_request(1)
+    index.begin_step(0)
+    index.reserve(writer, 0, 8, written=HIDDEN)
+    index.reserve(reader, 8, 8, written=HIDDEN)
+    assert index.withdraw_request(writer) == [0]
+
+
+def test_a_worker_is_told_each_digest_once_and_again_after_a_withdrawal() -> None:
+    index, request = make_index(), a_request(0)
+    index.begin_step(0)
+    assert index.reserve(request, 0, 6, written=HIDDEN) == BlockNames(0, request.block_hashes[:2])
+    index.launch_step(0)
+    index.commit(0, {})
+    index.begin_step(1)
+    assert index.reserve(request, 6, 1, written=HIDDEN) == BlockNames(2, [])
+    index.launch_step(1)
+    index.withdraw(1)
+    index.begin_step(2)
+    assert index.reserve(request, 6, 6, written=HIDDEN) == BlockNames(0, request.block_hashes[:3])
+
+
+def test_releases_are_told_until_a_step_with_them_is_committed() -> None:
+    index, first, second = make_index(), a_request(0), a_request(1)
+    index.begin_step(0)
+    index.reserve(first, 0, 4, written=HIDDEN)
+    index.reserve(second, 0, 4, written=HIDDEN)
+    index.commit(0, {})
+    index.release(first)
+    index.release(first)
+    with pytest.raises(LocalProtocolError, match="begin one first"):
+        index.take_released()
+    index.begin_step(1)
+    assert index.take_released() == [0]
+    index.release(second)
+    assert index.take_released() == [0, 1]
+    index.withdraw(1)
+    index.begin_step(2)
+    assert index.take_released() == [0, 1]
+    index.commit(2, {})
+    index.begin_step(3)
+    assert index.take_released() == []
+
+
+def test_what_a_worker_has_evicted_is_not_found() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0)
+    index.begin_step(1)
+    index.commit(1, {writer.block_hashes[3]: {}, writer.block_hashes[1]: {"hidden_states": 2, "codes": 4}})
+    assert index.usable_prefix(a_request(1), 16, HIDDEN) == 6
+    assert index.stats().blocks == 3
+
+
+def test_a_withdrawn_step_is_believed_what_it_lost_and_nothing_else() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0, end=8)
+    index.begin_step(1)
+    index.withdraw(1, {writer.block_hashes[1]: {"hidden_states": 1}, writer.block_hashes[2]: {"hidden_states": 4}})
+    assert index.usable_prefix(a_request(1), 16, HIDDEN) == 5
+    assert index.stats().blocks == 2
+
+
+def test_who_lacked_rows_counts_only_on_what_is_listed_from_then_on() -> None:
+    index, writer, unlucky, other = make_index(), a_request(0), a_request(1), a_request(2)
+    write(index, writer, 0, end=16)
+    index.note_missing(unlucky, "hidden_states", 9)
+    assert index.usable_prefix(other, 16, HIDDEN) == 9
+    index.begin_step(1)
+    index.reserve(writer, 9, 7, written=HIDDEN)
+    assert index.usable_prefix(other, 16, HIDDEN) == 16
+    assert index.usable_prefix(unlucky, 16, HIDDEN) == 9
+    unlucky.status = RequestStatus.ABORTED
+    index.release(unlucky)
+    assert index.usable_prefix(unlucky, 16, HIDDEN) == 16
+
+
+def test_a_new_epoch_forgets_and_ignores_what_came_before_it() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0, end=8)
+    index.begin_step(1)
+    index.reserve(writer, 8, 4, written=HIDDEN)
+    index.launch_step(1)
+    assert index.new_epoch() == 1
+    assert index.usable_prefix(a_request(1), 16, HIDDEN) == 0
+    index.commit(1, {writer.block_hashes[0]: {"hidden_states": 4}})
+    assert index.stats().blocks == 0
+    index.begin_step(2)
+    assert index.reserve(writer, 12, 4, written=HIDDEN) == BlockNames(0, ())
+    assert index.usable_prefix(a_request(1), 16, HIDDEN) == 0
+    assert index.stats().reserved == 0
+    again = a_request(1)
+    assert index.reserve(again, 0, 4, written=HIDDEN) == BlockNames(0, again.block_hashes[:1])
+
+
+def test_a_reset_forgets_requests_and_steps_too() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0)
+    index.begin_step(1)
+    index.reserve(a_request(1), 16, 3, written=HIDDEN, needed=HIDDEN)
+    index.reset()
+    assert (index.stats().blocks, index.stats().steps, index.holders()) == (0, 0, set())
+    index.begin_step(0)
+    assert index.take_released() == []
+
+
+def test_steps_end_in_their_order() -> None:
+    index = make_index()
+    with pytest.raises(LocalProtocolError, match="begin one first"):
+        index.reserve(a_request(0), 0, 1, written=HIDDEN)
+    index.begin_step(3)
+    with pytest.raises(LocalProtocolError, match="cannot begin"):
+        index.begin_step(3)
+    with pytest.raises(LocalProtocolError, match="being built is"):
+        index.launch_step(4)
+    index.launch_step(3)
+    with pytest.raises(LocalProtocolError, match="cannot be launched"):
+        index.launch_step(3)
+    index.begin_step(4)
+    index.begin_step(5)
+    with pytest.raises(LocalProtocolError, match="the oldest that has not ended is 3"):
+        index.commit(4, {})
+    with pytest.raises(LocalProtocolError, match="open are"):
+        index.withdraw(6)
+    index.withdraw(4)
+    index.commit(3, {})
+    assert index.stats().steps == 0
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {b"short": {}},
+        {bytes(32): {"hidden_states": 5}},
+        {bytes(32): {"hidden_states": -1}},
+        {bytes(32): {"hidden_states": 1.5}},
+        {bytes(32): {"hidden_states": 4.0}},
+        {bytes(32): {"hidden_states": True}},
+        {bytes(32): {"hidden_states": "4"}},
+        {bytes(32): {"hidden_states": None}},
+        {bytes(32): {7: 4}},
+        {bytes(32): None},
+        {bytes(32): 4},
+        {"x" * 32: {"hidden_states": 4}},
+        {7: {}},
+        {None: {}},
+    ],
+)
+def test_a_report_that_cannot_be_changes_nothing(report: Any) -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0)
+    index.begin_step(1)
+    good: Report = {writer.block_hashes[0]: {}}
+    for take in (index.commit, index.withdraw):
+        with pytest.raises(RemoteProtocolError):
+            take(1, {**good, **report})
+    assert (index.stats().blocks, index.stats().steps) == (4, 1)
+
+
+@pytest.mark.parametrize("report", [[1], "report", 7, [b"x" * 32]])
+def test_a_report_that_is_none_changes_nothing(report: Any) -> None:
+    index = make_index()
+    index.begin_step(1)
+    for take in (index.commit, index.withdraw):
+        with pytest.raises(RemoteProtocolError):
+            take(1, report)
+    assert index.stats().steps == 1
+
+
+def test_blocks_reported_longest_ago_are_dropped_for_room_and_listed_when_they_are_told_again() -> None:
+    index, old, new = make_index(max_blocks=4), a_request(0), a_request(1, [9] * 8)
+    write(index, old, 0, end=16)
+    write(index, new, 1, end=8)
+    assert index.usable_prefix(a_request(2), 16, HIDDEN) == 0
+    assert index.usable_prefix(new, 8, HIDDEN) == 8
+    assert (index.stats().blocks, index.stats().dropped) == (4, 2)
+    write(index, old, 2, end=16)
+    assert index.usable_prefix(a_request(2), 16, HIDDEN) == 16
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0)])
+def test_sizes_are_at_least_one(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError):
+        TensorPrefixIndex(sizes[0], max_blocks=sizes[1])

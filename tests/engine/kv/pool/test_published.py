@@ -1,0 +1,140 @@
+"""Lookups, copies of the same content, watches, and the checker itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmcached.engine.kv.pool.published import PublishedBlocks
+from mmcached.wire.errors import InvariantError
+
+
+def held_blocks(num_blocks: int) -> PublishedBlocks:
+    """Of that many blocks, all but block 0 can be published."""
+    return PublishedBlocks([0, *[1] * (num_blocks - 1)])
+
+
+@pytest.mark.parametrize("num_found", [0, 1, 7, 8, 9, 24, 56, 119, 120, 121, 200])
+def test_a_prefix_ends_at_the_first_key_that_is_not_there(num_found: int) -> None:
+    blocks = held_blocks(201)
+    keys = [b"%d" % index for index in range(200)]
+    block_ids = list(range(1, 201))
+    there = [index for index in range(200) if index != num_found]
+    blocks.add([block_ids[index] for index in there], [keys[index] for index in there])
+    assert blocks.find_prefix(keys) == block_ids[:num_found]
+    assert blocks.find_prefix(iter(keys[:num_found])) == block_ids[:num_found]
+
+
+def test_holds_compares_place_by_place() -> None:
+    blocks = held_blocks(4)
+    blocks.add([1, 2, 3], [b"one", b"two", b"two"])
+    assert blocks.holds([], [])
+    assert blocks.holds((3, 1), (b"two", b"one"))
+    assert not blocks.holds([1, 3], [b"two", b"one"])
+    assert not blocks.holds([1], [b"one", b"two"])
+    assert not blocks.holds([0], [b"one"])
+
+
+def test_of_several_with_one_content_the_first_is_found_until_it_goes() -> None:
+    blocks = held_blocks(5)
+    assert list(blocks.add([1, 2, 3, 4], [b"same", b"same", b"other", b"same"])) == [1, 3]
+    assert (blocks.find(b"same"), len(blocks)) == (1, 4)
+    found = []
+    for block_id in (2, 1, 4):
+        blocks.remove([block_id])
+        blocks.check_integrity()
+        found.append((blocks.find(b"same"), len(blocks), blocks.num_forgotten))
+    assert found == [(1, 3, 0), (4, 2, 1), (None, 1, 2)]
+
+
+def test_a_first_and_its_successor_may_go_together() -> None:
+    blocks = held_blocks(5)
+    blocks.add([1, 2, 3, 4], [b"same", b"same", b"same", b"other"])
+    assert blocks.remove_and_tell([1, 4, 2]) == [b"other"]
+    assert (blocks.find(b"same"), blocks.key_of[1:]) == (3, [None, None, b"same", None])
+    assert blocks.remove_and_tell([3]) == [b"same"]
+    blocks.check_integrity()
+
+
+def test_a_key_is_told_once_though_all_its_blocks_go_at_once() -> None:
+    blocks = held_blocks(4)
+    blocks.add([1, 2, 3], [b"same", b"other", b"same"])
+    assert blocks.remove_and_tell([1, 2, 3]) == [b"same", b"other"]
+    assert len(blocks) == 0
+    blocks.check_integrity()
+
+
+@pytest.mark.parametrize("last_key", [b"three", b"two"])
+@pytest.mark.parametrize("published_ids", [[1], [2, 1], [1, 2, 3]])
+def test_removing_what_is_not_published_is_a_bug(published_ids: list[int], last_key: bytes) -> None:
+    blocks = held_blocks(5)
+    blocks.add([1, 2, 3], [b"one", b"two", last_key])
+    with pytest.raises(InvariantError, match="cannot be found"):
+        blocks.remove([*published_ids, 4])
+
+
+def test_a_refused_publication_leaves_no_trace() -> None:
+    blocks = held_blocks(5)
+    blocks.add([3], [b"three"])
+    for block_ids in ([1, 2, 3], [3, 1, 2], [1, 0, 2], [1, 2, 1]):
+        with pytest.raises(InvariantError, match="cannot be published"):
+            blocks.add(block_ids, [b"a", b"b", b"c"])
+        assert blocks.key_of == [None, None, None, b"three", None]
+    with pytest.raises(InvariantError, match="2 blocks cannot be published under 1 keys"):
+        blocks.add([1, 2], [b"a"])
+    assert (blocks.find(b"a"), len(blocks)) == (None, 1)
+    blocks.check_integrity()
+
+
+def test_a_watch_breaks_with_its_first_block_and_for_ever() -> None:
+    blocks = held_blocks(6)
+    blocks.add([1, 2, 3, 4], [b"one", b"two", b"three", b"two"])
+    both, one, copy, none = (blocks.watch(frozenset(ids)) for ids in ([1, 2], [1], [4], []))
+    blocks.remove([3])
+    assert both.is_intact
+    blocks.remove([2])
+    assert (both.is_intact, one.is_intact, copy.is_intact) == (False, True, True)
+    blocks.add([2], [b"two"])
+    assert not both.is_intact
+    blocks.remove([4])
+    assert not copy.is_intact, "its block has lost its content, though the content is still there"
+    blocks.clear()
+    assert (one.is_intact, none.is_intact) == (False, True)
+
+
+def test_nobody_keeps_a_watch_that_nobody_needs() -> None:
+    blocks = held_blocks(4)
+    blocks.add([1, 2, 3], [b"one", b"two", b"three"])
+    given_up, broken, kept = (blocks.watch(frozenset([block_id])) for block_id in (1, 2, 3))
+    blocks.unwatch(given_up)
+    blocks.unwatch(given_up)
+    blocks.remove([1, 2])
+    assert (given_up.is_intact, broken.is_intact, kept.is_intact) == (True, False, True)
+    assert blocks._watches == [kept]
+    blocks.unwatch(broken)
+    assert blocks._watches == [kept]
+
+
+def test_the_checker_sees_each_map_that_is_wrong() -> None:
+    def lose_a_block(blocks: PublishedBlocks) -> None:
+        blocks.key_of[1] = None
+
+    def lose_a_key(blocks: PublishedBlocks) -> None:
+        del blocks._first[b"one"]
+
+    def lose_the_first(blocks: PublishedBlocks) -> None:
+        del blocks._first[b"same"]
+        blocks.key_of[2] = None
+
+    def keep_an_empty_list(blocks: PublishedBlocks) -> None:
+        blocks._copies[b"one"] = {}
+
+    def miscount(blocks: PublishedBlocks) -> None:
+        blocks._num_copies += 1
+
+    for breaking in (lose_a_block, lose_a_key, lose_the_first, keep_an_empty_list, miscount):
+        blocks = held_blocks(4)
+        blocks.add([1, 2, 3], [b"one", b"same", b"same"])
+        blocks.check_integrity()
+        breaking(blocks)
+        with pytest.raises(InvariantError):
+            blocks.check_integrity()

@@ -1,0 +1,141 @@
+"""WorkerGroup and StepResults: who is attached, who was replaced, when a step is complete; ranks must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import zmq
+
+from mmcached.engine.encoder.encoder_bytes import EmbeddingRow
+from mmcached.engine.server.step_results import StepResults
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput, WorkerAttached, WorkerHello
+from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
+from mmcached.wire.stats import WorkerStats
+
+DEADLINE_S = 20.0
+
+
+class Wiring:
+    """A group of two ranks behind a real socket."""
+
+    def __init__(self, run_dir: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self._context = stack.enter_context(zmq.Context())
+        self._address = f"ipc://{run_dir}/workers.sock"
+        self.router: RouterChannel[FromWorker] = stack.enter_context(
+            RouterChannel(self._context, self._address, FromWorker)
+        )
+        self.group = WorkerGroup(self.router, 2, nonce=5, config_digest="d")
+
+    def worker(self, hello: WorkerHello) -> tuple[DealerChannel[to_worker.FromEngineToWorker], bytes]:
+        """Connect a worker and return its end with the identity that the group sees."""
+        channel: DealerChannel[to_worker.FromEngineToWorker] = self._stack.enter_context(
+            DealerChannel(self._context, self._address, to_worker.FromEngineToWorker)
+        )
+        channel.send(hello)
+        assert self.router.wait(DEADLINE_S)
+        raw = self.router.receive_raw()
+        assert raw is not None
+        return channel, raw[0]
+
+
+@pytest.fixture
+def wiring(run_dir: Path) -> Iterator[Wiring]:
+    with ExitStack() as stack:
+        yield Wiring(run_dir, stack)
+
+
+def test_all_ranks_must_attach_and_stale_answers_do_not_count(wiring: Wiring) -> None:
+    group = wiring.group
+    for rank in range(2):
+        hello = WorkerHello(rank, 10 + rank, "d", "cpu")
+        channel, peer = wiring.worker(hello)
+        accepted = group.hello(peer, hello)
+        assert accepted is not None
+        assert accepted[1] is False
+        group.attach(accepted[0], None)
+        assert channel.receive(DEADLINE_S)[0] == to_worker.Attach(5, None, 0, 0)
+        assert not group.are_all_attached
+        assert group.attached(WorkerAttached(10 + rank, 6, 0), None) is None, "of another engine"
+        assert group.attached(WorkerAttached(10 + rank, 5, 99), None) is None, "of another ring"
+        assert group.attached(WorkerAttached(77, 5, 0), None) is None, "of another process"
+        assert group.embedding_row is None or rank
+        assert group.attached(WorkerAttached(10 + rank, 5, 0, 100, 2 + rank), None) is accepted[0]
+        assert group.embedding_row == EmbeddingRow(100, 2 + rank)
+    assert group.are_all_attached
+    assert group.epochs == [10, 11]
+
+
+def test_a_new_process_of_a_rank_replaces_the_old_and_remembers_whom_to_certify(wiring: Wiring) -> None:
+    group = wiring.group
+    hello = WorkerHello(0, 10, "d", "cpu")
+    _, peer = wiring.worker(hello)
+    first = group.hello(peer, hello)
+    assert first is not None
+    first[0].is_attached = True
+    again = group.hello(b"other connection", hello)
+    assert again == (first[0], False)
+    assert again[0].is_attached
+    second = group.hello(peer, WorkerHello(0, 12, "d", "cpu"))
+    assert second is not None
+    assert (second[0].former_epoch, second[1]) == (10, True)
+    third = group.hello(peer, WorkerHello(0, 13, "d", "cpu"))
+    assert third is not None
+    assert third[0].former_epoch == 10, "the second was never attached: it has read nothing"
+    assert group.by_epoch(12) is None
+
+
+def test_another_configuration_is_refused_with_the_reason(wiring: Wiring) -> None:
+    hello = WorkerHello(0, 10, "other", "cpu")
+    channel, peer = wiring.worker(hello)
+    assert wiring.group.hello(peer, hello) is None
+    refused, _ = channel.receive(DEADLINE_S)
+    assert isinstance(refused, to_worker.WorkerRefused)
+    assert "config digest" in refused.error.message
+
+
+def test_plans_to_a_rank_that_is_gone_raise_and_news_do_not(wiring: Wiring) -> None:
+    hello = WorkerHello(0, 10, "d", "cpu")
+    wiring.group.hello(b"nobody", hello)
+    (link,) = wiring.group.in_rank_order()
+    with pytest.raises(PeerGone):
+        wiring.group.send(link, to_worker.ClearCaches(5))
+    wiring.group.tell_all(to_worker.ClearCaches(5))
+    assert wiring.group.epochs == [10]
+
+
+def output(digest: bytes) -> StepOutput:
+    return StepOutput(1, 2, 3, digest, [], [], [], [], WorkerStats())
+
+
+def test_step_is_complete_when_every_rank_has_answered() -> None:
+    results = StepResults(3, 2, deadline=0.0)
+    results.add(1, output(b"x"), [b"1"])
+    results.add(1, output(b"x"), [b"1"])
+    assert not results.is_complete
+    assert results.missing_ranks == [0]
+    results.add(0, output(b"x"), [b"0"])
+    assert results.is_complete
+    assert results.answer() == (output(b"x"), [b"0"])
+
+
+def test_ranks_that_differ_are_an_invariant_error() -> None:
+    results = StepResults(3, 2, deadline=0.0)
+    results.add(0, output(b"x"), [])
+    results.add(1, output(b"y"), [])
+    with pytest.raises(InvariantError, match=r"ranks \[1\]"):
+        results.answer()
+
+
+def test_one_failed_rank_fails_the_step() -> None:
+    results = StepResults(3, 2, deadline=0.0)
+    failed = StepFailed(1, 2, 3, ErrorInfo("stale_handle", "gone", True, {}), [])
+    results.add(0, output(b"x"), [])
+    results.add(1, failed, [])
+    assert results.failure() == failed

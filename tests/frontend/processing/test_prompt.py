@@ -1,0 +1,140 @@
+"""Prompts: markers, limits, placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmcached.cache import PlaceholderRange, ResolvedPromptUpdate
+from mmcached.frontend.processing.prompt import check_length, expand, tokenise
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_MARKER, IMAGE_TOKEN_ID, VOCABULARY_SIZE
+
+LIMITS: dict[str, Any] = {"max_model_len": 100, "max_tokens": 10}
+
+
+def update(length: int) -> list[ResolvedPromptUpdate]:
+    return [ResolvedPromptUpdate("image", IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, length)]
+
+
+def test_text_becomes_bytes() -> None:
+    assert tokenise("aé", 0, **LIMITS) == [BEGIN_TOKEN_ID, 97, 0xC3, 0xA9]
+
+
+def test_markers_become_image_tokens() -> None:
+    expected = [BEGIN_TOKEN_ID, IMAGE_TOKEN_ID, 97, IMAGE_TOKEN_ID, IMAGE_TOKEN_ID]
+    assert tokenise("<image>a<image><image>", 3, **LIMITS) == expected
+
+
+def test_ids_are_taken_as_they_are() -> None:
+    token_ids = [5, IMAGE_TOKEN_ID, 0, VOCABULARY_SIZE - 1]
+    result = tokenise(token_ids, token_ids.count(IMAGE_TOKEN_ID), **LIMITS)
+    assert result == token_ids
+    assert result is not token_ids
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_empty(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest, match="empty") as caught:
+        tokenise(prompt, 0, **LIMITS)
+    assert caught.value.details["field"] == "prompt"
+
+
+@pytest.mark.parametrize(("prompt", "num_images"), [("a", 1), ("<image>", 0), ("<image><image>", 1), ([1, 258], 2)])
+def test_markers_and_images_must_agree(prompt: Any, num_images: int) -> None:
+    num_markers = prompt.count(IMAGE_MARKER if isinstance(prompt, str) else IMAGE_TOKEN_ID)
+    with pytest.raises(InvalidRequest) as caught:
+        tokenise(prompt, num_images, **LIMITS)
+    assert f"{num_markers} image marker" in str(caught.value)
+    assert f"{num_images} image(s)" in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [-1, VOCABULARY_SIZE, 2**40, True, 1.0, "1", None])
+def test_ids_outside_the_vocabulary(bad: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tokenise([1, bad, 2], 0, **LIMITS)
+    assert caught.value.details["field"] == "prompt[1]"
+    assert str(VOCABULARY_SIZE) in str(caught.value)
+
+
+def test_half_a_surrogate_pair() -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        tokenise("a\ud800", 0, **LIMITS)
+
+
+def test_too_long() -> None:
+    assert len(tokenise("x" * 89, 0, **LIMITS)) == 90
+    with pytest.raises(InvalidRequest) as caught:
+        tokenise("x" * 90, 0, **LIMITS)
+    assert caught.value.details["limit"] == "at most 100 together (max_model_len)"
+    assert "91 tokens and 10 to generate" in str(caught.value)
+    check_length(90, **LIMITS)
+    with pytest.raises(InvalidRequest):
+        check_length(91, **LIMITS)
+
+
+def test_expand() -> None:
+    tokens, ranges = expand([7, IMAGE_TOKEN_ID, 9, IMAGE_TOKEN_ID], [update(3), update(1)])
+    assert tokens == [7, *[IMAGE_TOKEN_ID] * 3, 9, IMAGE_TOKEN_ID]
+    assert ranges == [PlaceholderRange(1, 3), PlaceholderRange(5, 1)]
+
+
+def test_placeholders_may_be_another_token() -> None:
+    tokens, _ = expand([IMAGE_TOKEN_ID], [[ResolvedPromptUpdate("image", IMAGE_TOKEN_ID, 42, 2)]])
+    assert tokens == [42, 42]
+
+
+@pytest.mark.parametrize("num_updates", [0, 2])
+def test_updates_must_agree_with_markers(num_updates: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        expand([1, IMAGE_TOKEN_ID], [update(2)] * num_updates)
+    assert "1 image marker" in str(caught.value)
+    assert f"{num_updates} image(s)" in str(caught.value)
+
+
+@given(
+    st.lists(st.sampled_from(["<image>", "a", "<", "image>", "ä", "<imag"]), min_size=1), st.lists(st.integers(1, 9))
+)
+def test_expansion_properties(pieces: list[str], lengths: list[int]) -> None:
+    text = "".join(pieces)
+    num_images = text.count(IMAGE_MARKER)
+    lengths = (lengths + [1] * num_images)[:num_images]
+    tokens = tokenise(text, num_images, max_model_len=10_000, max_tokens=0)
+    expanded, ranges = expand(tokens, [update(length) for length in lengths])
+    assert len(expanded) == len(tokens) - num_images + sum(lengths)
+    assert [place.length for place in ranges] == lengths
+    covered = [index for place in ranges for index in range(place.offset, place.offset + place.length)]
+    assert covered == [index for index, token in enumerate(expanded) if token == IMAGE_TOKEN_ID]
+    others = bytes(token for token in expanded[1:] if token != IMAGE_TOKEN_ID)
+    assert others == text.replace(IMAGE_MARKER, "").encode()
+
+
+class _Unread(str):
+    """Text that tells if anybody works on it."""
+
+    __slots__ = ()
+
+    def split(self, *_: object, **__: object) -> list[str]:
+        raise AssertionError("work was done")
+
+
+class _UnreadIds(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("work was done")
+
+
+@pytest.mark.parametrize("prompt", [_Unread("x" * 1000), _UnreadIds([1] * 1000)])
+def test_the_length_is_looked_at_before_anything_is_done(prompt: str | list[int]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tokenise(prompt, 0, max_model_len=999, max_tokens=1)
+    assert caught.value.details["field"] == "prompt"
+    assert "1000 long" in str(caught.value)
+
+
+def test_markers_of_images_are_no_length() -> None:
+    prompt = IMAGE_MARKER * 3 + "ab"
+    assert len(tokenise(prompt, 3, max_model_len=7, max_tokens=1)) == 6

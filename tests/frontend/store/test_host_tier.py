@@ -1,0 +1,327 @@
+"""The host tier against a dict: first writer wins, quotas, epochs, and what the ring evicts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mmcached.cache.store_keys import store_key
+from mmcached.frontend.store.host_tier import HostTier, Refusal, host_tier_from_config, store_ring_from_config
+from mmcached.shm import EncodedRecord, ReaderRow, encode
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.store.codec import decode_frames
+from mmcached.wire.config import GIB, MIB, ServiceConfig
+from mmcached.wire.errors import InvariantError, LeaseRefused, StaleHandle
+from mmcached.wire.handle import Handle
+from tests.house.drawing import examples
+from tests.shm.rings import attached, make_ring, reading
+
+EPOCH = 1000
+ROOM = 10 * 1088
+"""For about ten records of 900 bytes."""
+
+
+def encoded(value: int, num_bytes: int = 900) -> EncodedRecord:
+    return encode({"value": value, "pixels": np.full(num_bytes, value, np.uint8)})
+
+
+CHUNK = chunk_bytes(encoded(0).nbytes)
+
+
+def make_tier(data_bytes: int = ROOM, *, quota: int | None = None, max_object_bytes: int = 5000) -> HostTier:
+    ring = make_ring(data_bytes, max_object_bytes=max_object_bytes, has_index=True)
+    return HostTier(ring, first_epoch=EPOCH, tenant_quota_bytes=quota)
+
+
+def value_at(tier: HostTier, handle: Handle) -> int:
+    record = decode_frames(tier.frames(handle), tensors="numpy")
+    assert set(record["pixels"].tolist()) <= {record["value"]}
+    return int(record["value"])
+
+
+def value_of(tier: HostTier, key: str, tenant: str = "") -> int | None:
+    handle = tier.get(tenant, key)
+    return None if handle is None else value_at(tier, handle)
+
+
+@pytest.fixture
+def tier() -> Iterator[HostTier]:
+    with make_tier() as made:
+        yield made
+
+
+def test_put_then_get(tier: HostTier) -> None:
+    assert tier.put("", "a", encoded(3), epoch=EPOCH) is None
+    assert value_of(tier, "a") == 3
+    assert value_of(tier, "b") is None
+    assert (tier.has("", "a"), tier.has("", "b")) == (True, False)
+    assert (tier.num_queries, tier.num_hits, tier.num_puts) == (2, 1, 1)
+    tier.check_integrity()
+
+
+def test_the_first_writer_wins(tier: HostTier) -> None:
+    for value in (1, 2):
+        assert tier.put("", "a", encoded(value), epoch=EPOCH) is None
+    assert value_of(tier, "a") == 1
+    assert tier.ring_stats().puts == 1
+
+
+def test_tenants_do_not_see_each_other(tier: HostTier) -> None:
+    tier.put("one", "a", encoded(1), epoch=EPOCH)
+    assert value_of(tier, "a", "two") is None
+    tier.put("two", "a", encoded(2), epoch=EPOCH)
+    assert [value_of(tier, "a", tenant) for tenant in ("one", "two")] == [1, 2]
+    assert tier.drop("one", "a")
+    assert [tier.has(tenant, "a") for tenant in ("one", "two")] == [False, True]
+    tier.check_integrity()
+
+
+def test_the_shared_index_shows_what_is_there(tier: HostTier) -> None:
+    assert tier.ring is not None
+    with reading(tier.ring) as reader:
+        assert reader.index is not None
+        tier.put("t", "a", encoded(1), epoch=EPOCH)
+        assert reader.index.contains(store_key("t", "a"))
+        assert not reader.index.contains(store_key("", "a"))
+        tier.drop("t", "a")
+        assert not reader.index.contains(store_key("t", "a"))
+
+
+def test_what_is_refused_says_why_and_changes_nothing(tier: HostTier) -> None:
+    tier.put("", "a", encoded(1), epoch=EPOCH)
+    assert tier.put("", "b", encoded(2, 5000), epoch=EPOCH) is Refusal.TOO_LARGE
+    assert tier.put("", "b", encoded(2), epoch=EPOCH - 1) is Refusal.OLD_EPOCH
+    assert tier.put("", "a", encoded(2), epoch=EPOCH - 1) is Refusal.OLD_EPOCH
+    assert tier.ring is not None
+    with attached(tier.ring) as row:
+        handles = []
+        for index in range(10):  # leased, so they stay
+            tier.put("", f"more {index}", encoded(index), epoch=EPOCH)
+            found = tier.get("", f"more {index}")
+            assert found is not None
+            tier.ring.grant(row.row, found)
+            handles.append(found)
+        assert tier.put("", "b", encoded(2), epoch=EPOCH) is Refusal.FULL
+        for handle in handles:
+            row.give_back(handle)
+    assert tier.put("", "b", encoded(2), epoch=EPOCH) is None
+    assert tier.num_refusals == 4
+    tier.check_integrity()
+
+
+def test_what_was_got_of_late_has_another_chance(tier: HostTier) -> None:
+    tier.put("", "hot", encoded(1), epoch=EPOCH)
+    for index in range(40):
+        tier.get("", "hot")
+        tier.put("", f"cold {index}", encoded(2), epoch=EPOCH)
+    assert tier.has("", "hot")
+    assert not tier.has("", "cold 0")
+    tier.check_integrity()
+
+
+def test_over_its_quota_a_tenant_loses_its_own_oldest() -> None:
+    with make_tier(20 * CHUNK, quota=3 * CHUNK) as tier:
+        tier.put("other", "x", encoded(9), epoch=EPOCH)
+        for key in "abc":
+            tier.put("t", key, encoded(1), epoch=EPOCH)
+        tier.get("t", "a")
+        tier.put("t", "d", encoded(1), epoch=EPOCH)
+        assert [key for key in "abcd" if tier.has("t", key)] == ["a", "c", "d"]
+        tier.put("t", "e", encoded(1, 2 * CHUNK), epoch=EPOCH)
+        assert [key for key in "abcde" if tier.has("t", key)] == ["e"]
+        assert tier.has("other", "x")
+        assert tier.num_quota_evictions == 4
+        assert tier.put("t", "f", encoded(1, 3 * CHUNK), epoch=EPOCH) is Refusal.TENANT_QUOTA
+        assert tier.has("t", "e"), "what never fits costs nothing"
+        tier.check_integrity()
+
+
+def test_what_is_too_large_costs_its_tenant_nothing() -> None:
+    with make_tier(20 * CHUNK, quota=3 * CHUNK, max_object_bytes=CHUNK) as tier:
+        for key in "abc":
+            tier.put("t", key, encoded(1), epoch=EPOCH)
+        assert tier.put("t", "d", encoded(1, 2 * CHUNK), epoch=EPOCH) is Refusal.TOO_LARGE
+        assert [key for key in "abcd" if tier.has("t", key)] == ["a", "b", "c"]
+
+
+def test_a_new_epoch_forgets_and_keeps_nothing_of_before(tier: HostTier) -> None:
+    tier.put("", "a", encoded(1), epoch=EPOCH)
+    handle = tier.get("", "a")
+    tier.begin_epoch()
+    assert (tier.epoch, tier.num_epochs) == (EPOCH + 1, 1)
+    assert value_of(tier, "a") is None
+    assert tier.put("", "a", encoded(1), epoch=EPOCH) is Refusal.OLD_EPOCH
+    assert tier.put("", "a", encoded(2), epoch=tier.epoch) is None
+    assert value_of(tier, "a") == 2
+    assert handle is not None
+    with pytest.raises(StaleHandle):
+        tier.frames(handle)
+
+
+def test_clear_keeps_the_epoch(tier: HostTier) -> None:
+    tier.put("", "a", encoded(1), epoch=EPOCH)
+    tier.clear()
+    assert not tier.has("", "a")
+    assert tier.put("", "a", encoded(2), epoch=EPOCH) is None
+    tier.check_integrity()
+
+
+def test_without_a_ring_nothing_is_kept() -> None:
+    with HostTier(None, first_epoch=EPOCH) as tier:
+        assert tier.put("", "a", encoded(1), epoch=EPOCH) is Refusal.NO_STORE
+        assert (tier.get("", "a"), tier.find("", "a"), tier.ring) == (None, None, None)
+        assert not tier.has("", "a")
+        assert not tier.drop("", "a")
+        tier.begin_epoch()
+        assert tier.ring_stats().data_bytes == 0
+        tier.check_integrity()
+
+
+def test_the_configuration_decides_sizes_and_quotas() -> None:
+    with host_tier_from_config(ServiceConfig(store_gb=0)) as tier:
+        assert tier.ring is None
+        first_epoch = tier.epoch
+    config = ServiceConfig(
+        store_gb=MIB / GIB, store_num_slots=16, store_max_clients=5, store_tenant_quota_gb=4096 / GIB
+    )
+    with host_tier_from_config(config) as tier:
+        assert tier.put("", "a", encoded(1), epoch=tier.epoch) is Refusal.NO_STORE
+        tier.adopt(store_ring_from_config(config))
+        assert tier.ring is not None
+        names = tier.ring.announcement
+        assert (names.data_bytes, names.num_slots, names.max_rows) == (MIB, 16, 5)
+        assert names.index_words >= 32
+        assert tier.epoch > first_epoch, "an epoch of a former frontend is never the present one"
+        assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.TENANT_QUOTA
+
+
+def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None:
+    config = ServiceConfig(store_gb=4 * MIB / GIB, store_num_slots=256, store_max_clients=6)
+    with host_tier_from_config(config) as tier, contextlib.ExitStack() as stack:
+        tier.adopt(store_ring_from_config(config))
+        assert tier.ring is not None
+        handles = []
+        for index in range(120):
+            tier.put("", str(index), encoded(index, 32_000), epoch=tier.epoch)
+            handles.append(tier.find("", str(index)))
+        held = []
+        for number in range(5):  # each views as much as it can, and never gives back
+            row = stack.enter_context(attached(tier.ring))
+            mine = [handle for handle in handles[24 * number :] if handle is not None and is_granted(tier, row, handle)]
+            held.append(sum(chunk_bytes(handle.nbytes) for handle in mine))
+        assert held == sorted(held, reverse=True)
+        assert held[0] >= 0.9 * MIB, "one alone gets a quarter, as before"
+        assert held[-1] > 0, "there is something left for the last"
+        assert tier.ring_stats().pinned_bytes <= 2 * MIB
+        shared = next(handle for handle in handles if handle is not None and tier.ring.is_leased(handle))
+        last = stack.enter_context(attached(tier.ring))
+        assert is_granted(tier, last, shared), "what is leased already costs nobody anything"
+        kept = [tier.put("", f"honest {index}", encoded(1, 32_000), epoch=tier.epoch) for index in range(20)]
+        assert kept == [None] * 20
+        assert all(tier.has("", f"honest {index}") for index in range(20))
+
+
+def is_granted(tier: HostTier, row: ReaderRow, handle: Handle) -> bool:
+    assert tier.ring is not None
+    try:
+        tier.ring.grant(row.row, handle)
+    except LeaseRefused:
+        return False
+    return True
+
+
+def test_books_that_contradict_themselves_are_found(tier: HostTier) -> None:
+    tier.put("t", "a", encoded(1), epoch=EPOCH)
+    tier._tenant_to_books["t"].num_bytes += 1
+    with pytest.raises(InvariantError, match="bytes in 1 records"):
+        tier.check_integrity()
+    tier._tenant_to_books.clear()
+    with pytest.raises(InvariantError, match="0 records of tenants"):
+        tier.check_integrity()
+
+
+class TierModel(RuleBasedStateMachine):
+    """A dict says which value each key must have; what the ring evicts goes from it, and the ring counts that."""
+
+    TENANTS = ("", "one", "two")
+    KEYS = ("a", "b", "c", "d", "e")
+    QUOTA = 4 * CHUNK
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tier = make_tier(8 * CHUNK, quota=self.QUOTA)
+        self.model: dict[tuple[str, str], tuple[int, int]] = {}  # value and bytes, the least recently used first
+        self.epoch = EPOCH
+
+    def teardown(self) -> None:
+        self.tier.close()
+
+    def taken_by(self, tenant: str) -> int:
+        return sum(size for (owner, _), (_, size) in self.model.items() if owner == tenant)
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        key=st.sampled_from(KEYS),
+        value=st.integers(0, 255),
+        num_bytes=st.sampled_from([0, 900, 2 * CHUNK, 4 * CHUNK]),
+        age=st.sampled_from([0, 0, 0, 1]),
+    )
+    def put(self, tenant: str, key: str, value: int, num_bytes: int, age: int) -> None:
+        record = encoded(value, num_bytes)
+        size = chunk_bytes(record.nbytes)
+        evictions = self.tier.ring_stats().evictions
+        refusal = self.tier.put(tenant, key, record, epoch=self.epoch - age)
+        if age:
+            assert refusal is Refusal.OLD_EPOCH
+        elif (tenant, key) in self.model:
+            assert refusal is None
+        elif size > self.QUOTA:
+            assert refusal is Refusal.TENANT_QUOTA
+        else:
+            assert refusal is None, "nothing is leased, so there is room"
+            while self.taken_by(tenant) + size > self.QUOTA:
+                del self.model[next(name for name in self.model if name[0] == tenant)]
+            lost = [name for name in self.model if not self.tier.has(*name)]
+            assert len(lost) == self.tier.ring_stats().evictions - evictions, "nobody else's for a quota"
+            for name in lost:
+                del self.model[name]
+            self.model[tenant, key] = (value, size)
+
+    @rule(tenant=st.sampled_from(TENANTS), key=st.sampled_from(KEYS))
+    def get(self, tenant: str, key: str) -> None:
+        found = value_of(self.tier, key, tenant)
+        if (tenant, key) not in self.model:
+            assert found is None
+            return
+        self.model[tenant, key] = entry = self.model.pop((tenant, key))
+        assert found == entry[0]
+
+    @rule(tenant=st.sampled_from(TENANTS), key=st.sampled_from(KEYS))
+    def drop(self, tenant: str, key: str) -> None:
+        assert self.tier.drop(tenant, key) == ((tenant, key) in self.model)
+        self.model.pop((tenant, key), None)
+
+    @rule(is_new_epoch=st.booleans())
+    def flush(self, is_new_epoch: bool) -> None:
+        if is_new_epoch:
+            self.tier.begin_epoch()
+            self.epoch += 1
+        else:
+            self.tier.clear()
+        self.model.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        self.tier.check_integrity()
+        names = {(tenant, key) for tenant in self.TENANTS for key in self.KEYS if self.tier.has(tenant, key)}
+        assert names == self.model.keys()
+
+
+TestTierModel = TierModel.TestCase
+TestTierModel.settings = settings(max_examples=examples(25), stateful_step_count=30)

@@ -1,0 +1,672 @@
+"""The desk of the store, between one real Frontend with its real ring and clients with real rows and connections."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import posix_ipc
+import pytest
+
+from mmcached.cache.store_keys import store_key
+from mmcached.frontend.server import CHECK_INTERVAL_S
+from mmcached.frontend.store import record_sender
+from mmcached.frontend.store.host_tier import Refusal
+from mmcached.frontend.store.store_desk import StoreDesk
+from mmcached.shm import ReaderRow, RingReader, encode
+from mmcached.shm.store.codec import Record, decode
+from mmcached.wire.config import GIB, KIB, ServiceConfig
+from mmcached.wire.errors import ChannelFull, error_from_wire
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Barrier, Inline
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.stats import StoreStats
+from tests.clock import Clock
+from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
+from tests.house import REPOSITORY
+
+STORE_BYTES = 64 * KIB
+CONFIG = ServiceConfig(
+    mm_processor_cache_gb=0,
+    store_gb=STORE_BYTES / GIB,
+    store_num_slots=64,
+    store_max_clients=2,
+    store_client_quota_gb=16 * KIB / GIB,
+    max_num_requests=4,
+    limits=LimitsConfig(claim_timeout_s=20.0),
+)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
+    with Bench(run_dir, CONFIG, clock) as bench:
+        yield bench
+        bench.frontend._desk.check_integrity()
+
+
+def record_of(value: int, num_bytes: int = 1000) -> Record:
+    return {"value": value, "pixels": np.full(num_bytes, value, np.uint8)}
+
+
+def value_of(client: FakeClient, answer: to_client.Records, index: int = 0) -> int:
+    """Return what `record_of` was given, and give the lease back."""
+    record = client.read(answer, index)
+    assert set(record["pixels"].tolist()) == {record["value"]}
+    return int(record["value"])
+
+
+def store_stats(bench: Bench) -> StoreStats:
+    return bench.frontend.stats().store
+
+
+def until(bench: Bench, wanted: Callable[[StoreStats], bool]) -> None:
+    bench.pump(lambda: wanted(store_stats(bench)))
+
+
+def look_again(clock: Clock) -> None:
+    """Let the time come at which the frontend looks at deaths and deadlines."""
+    clock.now += CHECK_INTERVAL_S
+
+
+def wait_for(bench: Bench, client: FakeClient, key: str, *, timeout_s: float = 60.0) -> int:
+    """Send a claim of what somebody else computes, and return its number when it waits."""
+    before = store_stats(bench).waits
+    number = client.ask(key, timeout_s=timeout_s)
+    until(bench, lambda stats: stats.waits == before + 1)
+    return number
+
+
+# ---- get and put
+
+
+def test_what_one_client_puts_another_reads_in_place(bench: Bench) -> None:
+    writer, reader = bench.connect_client(has_row=False), bench.connect_client()
+    assert writer.put("a", record_of(7)).is_stored
+    answer = reader.get("a", "missing", "a")
+    assert [type(record) for record in answer.records] == [Handle, type(None), Handle]
+    assert [lease and lease.seq for lease in answer.leases] == [1, None, 2]
+    assert reader.payload == []
+    assert store_stats(bench).ring.leases == 2
+    assert [value_of(reader, answer, index) for index in (0, 2)] == [7, 7]
+    stats = store_stats(bench)
+    assert (stats.queries, stats.hits, stats.puts, stats.rows, stats.ring.leases) == (3, 2, 1, 1, 0)
+
+
+def test_a_client_without_a_row_gets_the_same_record_as_frames(bench: Bench) -> None:
+    client = bench.connect_client(has_row=False)
+    client.put("a", record_of(1))
+    client.put("b", record_of(2))
+    answer = client.get("a", "b")
+    assert all(isinstance(record, Inline) for record in answer.records)
+    assert answer.leases == [None, None]
+    assert [value_of(client, answer, index) for index in (0, 1)] == [1, 2]
+    stats = store_stats(bench)
+    assert (stats.inline_records, stats.ring.grants, stats.rows) == (2, 0, 0)
+
+
+def test_a_client_that_holds_its_quota_gets_frames(bench: Bench) -> None:
+    client = bench.connect_client()
+    for index in range(4):
+        client.put(str(index), record_of(index, 6000))
+    answer = client.get("0", "1", "2", "3")
+    assert [type(record) for record in answer.records] == [Handle, Handle, Inline, Inline]
+    assert [value_of(client, answer, index) for index in range(4)] == [0, 1, 2, 3]
+    assert isinstance(client.get("3").records[0], Handle), "it has given back"
+
+
+def test_an_answer_with_frames_has_a_limit_and_one_record_always_fits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_sender, "MAX_INLINE_BYTES", 2500)
+    client = bench.connect_client(has_row=False)
+    client.put("a", record_of(1))
+    client.put("large", record_of(2, 3000))
+    kinds = [type(record) for record in client.get("a", "missing", "a", "a", "a").records]
+    assert kinds == [Inline, type(None), Inline, type(None), type(None)]
+    assert store_stats(bench).withheld_records == 2
+    assert value_of(client, client.get("large")) == 2
+
+
+def test_what_a_key_has_stays_and_tenants_are_apart(bench: Bench) -> None:
+    client = bench.connect_client()
+    assert client.put("a", record_of(1), tenant="t").is_stored
+    assert client.put("a", record_of(2), tenant="t").is_stored
+    assert client.get("a").records == [None]
+    assert value_of(client, client.get("a", tenant="t")) == 1
+
+
+@pytest.mark.parametrize("byte", [0x00, 0xFF])
+@pytest.mark.parametrize("reach", ["what a client maps", "the control object, by its name"])
+def test_a_client_that_writes_over_all_it_may_write_costs_no_one_else_a_byte(
+    bench: Bench, clock: Clock, byte: int, reach: str
+) -> None:
+    victim, wild = bench.connect_client(), bench.connect_client()
+    victim.put("held", record_of(7))
+    answer = victim.get("held")
+    handle = answer.records[0]
+    assert isinstance(handle, Handle)
+    wild.get("held")
+    look_again(clock)
+    bench.frontend.poll(0)
+    assert victim.row is not None
+    assert wild.row is not None
+    with RingReader.open(victim.row.announcement) as reader:
+        view = decode(reader.view(handle), tensors="numpy")["pixels"]
+        if reach == "what a client maps":
+            words = wild.row._control.words  # type: ignore[union-attr]
+            words[:] = memoryview(bytes([byte]) * words.nbytes).cast("Q")
+        else:
+            with posix_ipc_words(victim.row.announcement.ctl_name) as words:
+                words[:] = memoryview(bytes([byte]) * words.nbytes).cast("Q")
+        look_again(clock)
+        for index in range(200):
+            assert victim.put(f"new {index}", record_of(index % 100, 2000)).is_stored
+            if index == 100:
+                bench.frontend._desk.flush(is_new_epoch=False)
+        assert set(view.tolist()) == {7}
+        assert value_of(victim, victim.get("new 199")) == 99
+        del view
+    assert wild.put("still served", record_of(3)).is_stored
+    assert isinstance(wild.get("still served").records[0], Inline), "its row is frozen"
+    if reach == "what a client maps":
+        assert isinstance(victim.get("new 199").records[0], Handle)
+    for client in (victim, wild):
+        client.close()
+    look_again(clock)
+    bench.frontend.poll(0)
+    assert store_stats(bench).ring.pinned_bytes == 0
+    bench.clients.clear()
+    if reach == "what a client maps":
+        fresh = bench.connect_client()
+        assert isinstance(fresh.get("still served").records[0], Handle)
+
+
+@contextlib.contextmanager
+def posix_ipc_words(name: str) -> Iterator[memoryview]:
+    fd = posix_ipc.SharedMemory(name).fd
+    with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
+        os.close(fd)
+        yield words
+
+
+def test_a_claim_has_a_deadline_of_its_own(bench: Bench, clock: Clock) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    former = owner.claim("k")
+    wait_for(bench, waiter, "k", timeout_s=59)
+    clock.now += CONFIG.limits.claim_timeout_s + 1
+    assert waiter.answer(to_client.Claimed).claim != former.claim
+    assert owner.put("k", record_of(1), claim=former.claim).is_stored, "a late put is a put"
+
+
+def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(bench: Bench) -> None:
+    client = bench.connect_client()
+    client.put("a", record_of(1), tenant="t")
+    client.channel.send(to_frontend.HaveRecords(9, ["a", "b"], "t"))
+    assert client.answer(to_client.Present) == to_client.Present(9, [True, False])
+    assert client.row is not None
+    with RingReader.open(client.row.announcement) as reader:
+        assert reader.index is not None
+        assert [reader.index.contains(store_key("t", key)) for key in ("a", "b")] == [True, False]
+    client.channel.send(to_frontend.DropRecord(10, "a", "t"))
+    dropped = client.answer(to_client.Stored)
+    assert (dropped.request_id, dropped.is_stored) == (10, False)
+    with RingReader.open(client.row.announcement) as reader:
+        assert reader.index is not None
+        assert not reader.index.contains(store_key("t", "a"))
+    assert client.get("a", tenant="t").records == [None]
+
+
+def test_what_is_not_kept_says_why(bench: Bench) -> None:
+    client = bench.connect_client()
+    answer = client.put("a", record_of(1, STORE_BYTES))
+    assert (answer.is_stored, answer.reason) == (False, Refusal.TOO_LARGE)
+    client.send_put("a", record_of(1), epoch=bench.first_epoch - 1)
+    answer = client.answer(to_client.Stored)
+    assert (answer.is_stored, answer.reason, answer.store_epoch) == (False, Refusal.OLD_EPOCH, bench.first_epoch)
+    assert (store_stats(bench).refusals, store_stats(bench).puts) == (2, 0)
+
+
+def test_frames_that_are_no_record_are_refused_and_keep_nothing(bench: Bench) -> None:
+    client = bench.connect_client()
+    claim = client.claim("a").claim
+    for payload in ([], [b"no record"], [b"no record", b"tensor"]):
+        put = to_frontend.PutRecord(client.client_id, 9, "a", bench.first_epoch, claim=claim)
+        client.channel.send(put, payload)
+        failed = client.answer(to_client.Failed)
+        assert (failed.request_id, failed.error.code) == (9, "remote_protocol_error")
+    assert client.get("a").records == [None]
+    stats = bench.frontend.stats()
+    assert (stats.protocol_errors, stats.store.computing, stats.store.puts) == (3, 1, 0)
+    assert client.put("a", record_of(1), claim=claim).is_stored, "the claim is as it was"
+
+
+# ---- get or compute
+
+
+def test_the_first_who_asks_computes_and_the_others_get_it(bench: Bench) -> None:
+    owner, reader, plain = bench.connect_client(), bench.connect_client(), bench.connect_client(has_row=False)
+    claimed = owner.claim("a")
+    assert claimed.store_epoch == bench.first_epoch
+    numbers = [wait_for(bench, client, "a") for client in (reader, plain)]
+    assert owner.put("a", record_of(5), claim=claimed.claim).is_stored
+    answers = [client.answer(to_client.Records) for client in (reader, plain)]
+    assert [answer.request_id for answer in answers] == numbers
+    assert isinstance(answers[0].leases[0], LeaseId)
+    assert isinstance(answers[1].records[0], Inline)
+    assert [value_of(client, answer) for client, answer in zip((reader, plain), answers, strict=True)] == [5, 5]
+    stats = store_stats(bench)
+    assert (stats.claims, stats.waits, stats.computing, stats.waiting, stats.ring.leases) == (1, 2, 0, 0, 0)
+    owner.ask("a")
+    assert value_of(owner, owner.answer(to_client.Records)) == 5, "a hit"
+
+
+def test_what_is_not_kept_goes_to_those_who_wait_all_the_same(bench: Bench) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    claim = owner.claim("a").claim
+    wait_for(bench, waiter, "a")
+    assert owner.put("a", record_of(5, STORE_BYTES), claim=claim).reason == Refusal.TOO_LARGE
+    answer = waiter.answer(to_client.Records)
+    assert isinstance(answer.records[0], Inline)
+    assert value_of(waiter, answer) == 5
+    assert waiter.claim("a").claim != claim, "it was not kept, so the next who asks computes"
+
+
+def test_a_put_without_a_claim_serves_those_who_wait_too(bench: Bench) -> None:
+    owner, waiter, other = (bench.connect_client(has_row=False) for _ in range(3))
+    claim = owner.claim("a").claim
+    wait_for(bench, waiter, "a")
+    other.put("a", record_of(1))
+    assert value_of(waiter, waiter.answer(to_client.Records)) == 1
+    assert owner.put("a", record_of(2), claim=claim).is_stored
+    assert value_of(owner, owner.get("a")) == 1
+    assert store_stats(bench).computing == 0
+
+
+@pytest.mark.parametrize("how", ["drop", "bye", "death", "old epoch"])
+def test_when_the_owner_does_not_compute_the_next_does(bench: Bench, clock: Clock, how: str) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    claim = owner.claim("a").claim
+    number = wait_for(bench, waiter, "a")
+    match how:
+        case "drop":
+            owner.channel.send(to_frontend.DropClaim(owner.client_id, claim))
+        case "bye":
+            owner.channel.send(to_frontend.ClientBye(owner.client_id))
+        case "death":
+            owner.presence.close()
+            look_again(clock)
+        case "old epoch":
+            owner.send_put("a", record_of(1), epoch=bench.first_epoch - 1, claim=claim)
+    claimed = waiter.answer(to_client.Claimed)
+    assert claimed.request_id == number
+    assert claimed.claim != claim
+    assert waiter.put("a", record_of(2), claim=claimed.claim).is_stored
+    assert store_stats(bench).computing == 0
+
+
+def test_a_token_of_another_client_or_key_is_refused(bench: Bench) -> None:
+    owner, thief = bench.connect_client(has_row=False), bench.connect_client(has_row=False)
+    claim = owner.claim("a").claim
+    for client, key in ((thief, "a"), (owner, "b")):
+        client.send_put(key, record_of(1), epoch=bench.first_epoch, claim=claim)
+        assert client.answer(to_client.Failed).error.code == "remote_protocol_error"
+    thief.channel.send(to_frontend.DropClaim(thief.client_id, claim))
+    bench.pump(lambda: bench.frontend.stats().protocol_errors == 3)
+    stats = store_stats(bench)
+    assert (stats.puts, stats.computing) == (0, 1)
+    assert owner.put("a", record_of(1), claim=claim).is_stored
+
+
+def test_who_waits_too_long_is_told_so(bench: Bench, clock: Clock) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    owner.claim("a")
+    number = wait_for(bench, waiter, "a", timeout_s=5.0)
+    clock.now += 6
+    failed = waiter.answer(to_client.Failed)
+    assert (failed.request_id, failed.error.code) == (number, "deadline_exceeded")
+    assert error_from_wire(failed.error).details["timeout_s"] == 5.0
+    assert (store_stats(bench).waiting, store_stats(bench).computing) == (0, 1)
+
+
+def test_who_cancels_does_not_wait(bench: Bench) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    claim = owner.claim("a").claim
+    number = wait_for(bench, waiter, "a")
+    waiter.channel.send(to_frontend.Cancel(waiter.client_id, number))
+    until(bench, lambda stats: stats.waiting == 0)
+    owner.put("a", record_of(1), claim=claim)
+    assert not waiter.channel.wait(0)
+    assert store_stats(bench).ring.leases == 0
+
+
+def test_an_owner_that_gave_up_before_it_heard_passes_the_claim_on(bench: Bench) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    request_id = owner.claim("a").request_id
+    number = wait_for(bench, waiter, "a")
+    owner.channel.send(to_frontend.Cancel(owner.client_id, request_id))
+    assert waiter.answer(to_client.Claimed).request_id == number
+
+
+def test_claims_and_waits_are_bounded(bench: Bench) -> None:
+    client = bench.connect_client()
+    for index in range(4):
+        client.claim(str(index))
+    client.ask("one more")
+    assert error_from_wire(client.answer(to_client.Failed).error).retryable
+
+
+def test_without_a_store_it_is_computed_once_all_the_same(run_dir: Path, clock: Clock) -> None:
+    with Bench(run_dir, ServiceConfig(mm_processor_cache_gb=0, store_gb=0), clock) as bench:
+        owner, waiter = bench.connect_client(has_row=False), bench.connect_client(has_row=False)
+        assert owner.hello().store_ring is None
+        claim = owner.claim("a").claim
+        wait_for(bench, waiter, "a")
+        assert owner.put("a", record_of(3), claim=claim).reason == Refusal.NO_STORE
+        assert value_of(waiter, waiter.answer(to_client.Records)) == 3
+        assert waiter.get("a").records == [None]
+
+
+def test_those_who_wait_are_told_that_the_service_stops(run_dir: Path, clock: Clock) -> None:
+    with Bench(run_dir, CONFIG, clock) as bench:
+        owner, waiter = bench.connect_client(), bench.connect_client()
+        owner.claim("a")
+        number = wait_for(bench, waiter, "a")
+        bench.frontend.close()
+        message, _ = waiter.channel.receive(DEADLINE_S)
+    assert isinstance(message, to_client.Failed)
+    assert (message.request_id, message.error.code) == (number, "request_aborted")
+
+
+# ---- epochs
+
+
+@pytest.mark.parametrize("is_new_epoch", [False, True])
+def test_a_flush_forgets_and_a_new_epoch_also_what_is_being_computed(bench: Bench, is_new_epoch: bool) -> None:
+    owner, first, second = (bench.connect_client(has_row=False) for _ in range(3))
+    owner.put("kept", record_of(1))
+    claim = owner.claim("a").claim
+    numbers = [wait_for(bench, client, "a") for client in (first, second)]
+    bench.client.send(to_frontend.Flush(7, is_new_epoch))
+    assert bench.answer(to_client.Flushed).request_id == 7
+    assert owner.get("kept").records == [None]
+    claimed = first.answer(to_client.Claimed) if is_new_epoch else None
+    owner.send_put("a", record_of(2), epoch=bench.first_epoch, claim=claim)
+    stored = owner.answer(to_client.Stored)
+    assert stored.is_stored == (not is_new_epoch)
+    assert stored.store_epoch == owner.hello().store_epoch == bench.first_epoch + is_new_epoch
+    if claimed is not None:
+        assert (claimed.request_id, claimed.store_epoch) == (numbers[0], bench.first_epoch + 1)
+        assert not second.channel.wait(0), "it waits on"
+        assert first.put("a", record_of(3), claim=claimed.claim).is_stored
+    assert value_of(second, second.answer(to_client.Records)) == (3 if is_new_epoch else 2)
+    assert store_stats(bench).new_epochs == is_new_epoch
+
+
+def test_who_reads_under_a_lease_reads_on_over_a_new_epoch(bench: Bench) -> None:
+    client = bench.connect_client()
+    client.put("a", record_of(1))
+    answer = client.get("a")
+    bench.client.send(to_frontend.Flush(1, True))
+    bench.answer(to_client.Flushed)
+    for index in range(100):
+        client.put(f"more {index}", record_of(9))
+    (found,), (lease,) = answer.records, answer.leases
+    assert isinstance(found, Handle)
+    assert lease is not None
+    assert client.row is not None
+    data = bench.frontend._desk.tier.ring
+    assert data is not None
+    payload = bytes(data._data[found.offset : found.offset + found.nbytes])
+    assert payload.count(b"\x01" * 1000) == 1
+    client.row.give_back(found)
+    assert store_stats(bench).ring.leases == 0
+
+
+# ---- rows
+
+
+def test_rows_are_for_those_who_hold_them(bench: Bench) -> None:
+    client, other = bench.connect_client(), bench.connect_client(has_row=False)
+    assert client.row is not None
+    names = client.row.announcement
+    for epoch, row, nonce in (
+        (names.epoch, client.row.row, client.row.nonce),  # another client's
+        (names.epoch, 1 - client.row.row, 77),  # nobody holds it
+        (names.epoch, 99, 1),
+    ):
+        other.channel.send(to_frontend.TakeRow(other.client_id, 5, epoch, row, nonce))
+        assert other.answer(to_client.RowTaken) == to_client.RowTaken(5, False)
+    client.put("a", record_of(1))
+    stolen = to_frontend.GetRecords(other.client_id, 6, ["a"], nonce=client.row.nonce)
+    other.channel.send(stolen)
+    assert isinstance(other.answer(to_client.Records).records[0], Inline)
+    client.channel.send(to_frontend.GetRecords(client.client_id, 7, ["a"]))
+    assert isinstance(client.answer(to_client.Records).records[0], Inline), "it names no row"
+    client.channel.send(to_frontend.TakeRow(client.client_id, 8, names.epoch + 1, client.row.row, client.row.nonce))
+    assert not client.answer(to_client.RowTaken).is_attached, "another ring's"
+    assert store_stats(bench).rows == 1
+
+
+def test_a_row_that_is_announced_again_stays_as_it_is(bench: Bench) -> None:
+    client = bench.connect_client()
+    client.put("a", record_of(1))
+    held = client.get("a")
+    for _ in range(2):
+        client.channel.send(client.row_message())
+        assert client.answer(to_client.RowTaken).is_attached
+    assert isinstance(client.get("a").records[0], Handle), "no barrier: nothing can be lost within a connection"
+    assert value_of(client, held) == 1
+
+
+def test_a_client_may_lose_its_row_and_take_another(bench: Bench, clock: Clock) -> None:
+    client = bench.connect_client()
+    client.put("a", record_of(1))
+    client.get("a")
+    assert client.row is not None
+    client.row.close()
+    look_again(clock)
+    until(bench, lambda stats: (stats.rows, stats.ring.leases) == (0, 0))
+    assert isinstance(client.get("a").records[0], Inline)
+    client.row = None
+    assert client.take_row()
+    assert value_of(client, client.get("a")) == 1
+    client.channel.send(to_frontend.ClientBye(client.client_id))
+    until(bench, lambda stats: stats.rows == 0)
+
+
+def test_leases_that_were_lost_with_a_connection_come_back(bench: Bench) -> None:
+    client = bench.connect_client()
+    client.put("a", record_of(1))
+    client.put("b", record_of(2))
+    held = client.get("a")
+    assert client.row is not None
+    client.channel.send(to_frontend.GetRecords(client.client_id, 9, ["a", "b"], nonce=client.row.nonce))
+    until(bench, lambda stats: stats.ring.leases == 3)  # and the answer is never read
+    client.connect_anew()
+    assert client.take_row()
+    barrier = client.answer(Barrier)
+    assert len(barrier.slots) == 2
+    assert isinstance(client.get("b").records[0], Inline), "no lease before the answer"
+    counts = client.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+    assert counts is not None
+    client.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
+    until(bench, lambda stats: stats.ring.leases == 1)
+    assert store_stats(bench).ring.lost_leases == 2
+    assert value_of(client, client.get("b")) == 2, "in place again"
+    assert value_of(client, held) == 1
+    assert store_stats(bench).ring.leases == 0
+
+
+def test_an_answer_to_a_barrier_that_cannot_be_takes_nothing(bench: Bench) -> None:
+    client, other = bench.connect_client(), bench.connect_client(has_row=False)
+    client.put("a", record_of(1))
+    client.get("a")
+    client.connect_anew()
+    client.take_row()
+    barrier = client.answer(Barrier)
+    for peer, counts in ((client, {}), (client, {barrier.slots[0]: 5}), (other, {barrier.slots[0]: 0})):
+        peer.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
+    bench.pump(lambda: bench.frontend.stats().protocol_errors == 3)
+    assert store_stats(bench).ring.leases == 1
+
+
+def test_a_claim_over_a_lost_connection_passes_on(bench: Bench) -> None:
+    owner, waiter = bench.connect_client(), bench.connect_client()
+    claim = owner.claim("a").claim
+    wait_for(bench, waiter, "a")
+    owner.connect_anew()
+    claimed = waiter.answer(to_client.Claimed)
+    assert owner.put("a", record_of(1), claim=claim).is_stored, "its record is as good as any"
+    assert waiter.put("a", record_of(2), claim=claimed.claim).is_stored
+    assert value_of(waiter, waiter.get("a")) == 1
+
+
+def test_a_client_that_is_gone_holds_nothing(bench: Bench, clock: Clock) -> None:
+    client, other = bench.connect_client(), bench.connect_client(has_row=False)
+    client.put("a", record_of(1))
+    client.get("a")
+    client.claim("b")
+    bench.clients.remove(client)
+    client.close()
+    look_again(clock)
+    until(bench, lambda stats: (stats.rows, stats.ring.leases, stats.computing) == (0, 0, 0))
+    assert other.take_row()
+    assert value_of(other, other.get("a")) == 1
+
+
+def test_a_killed_process_gives_back_by_its_locks_and_its_claim_passes_on(bench: Bench, clock: Clock) -> None:
+    waiter = bench.connect_client(has_row=False)
+    waiter.put("a", record_of(1))
+    command = [sys.executable, "-m", "tests.frontend.store_child", str(bench.directory.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
+        assert child.stdout is not None
+        until(bench, lambda stats: stats.ring.leases == 1 and stats.computing == 1)
+        assert child.stdout.readline() == "ready\n"
+        wait_for(bench, waiter, "slow")
+        look_again(clock)
+        bench.frontend.poll(0)
+        assert store_stats(bench).ring.leases == 1, "it lives"
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(DEADLINE_S) == -signal.SIGKILL
+    look_again(clock)
+    claimed = waiter.answer(to_client.Claimed)
+    assert waiter.put("slow", record_of(2), claim=claimed.claim).is_stored
+    until(bench, lambda stats: (stats.rows, stats.ring.leases) == (0, 0))
+
+
+# ---- answers that cannot be sent
+
+
+class Sender:
+    """Takes what the desk sends; refuses it for peers that do not read."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, to_client.ToClient]] = []
+        self.deaf: set[bytes] = set()
+
+    def __call__(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> None:
+        if peer in self.deaf:
+            raise ChannelFull("it does not read")
+        self.sent.append((peer, message))
+
+
+@pytest.fixture
+def sender() -> Sender:
+    return Sender()
+
+
+@pytest.fixture
+def desk(sender: Sender, clock: Clock) -> Iterator[StoreDesk]:
+    with StoreDesk.from_config(CONFIG, send=sender, clock=clock) as desk:
+        yield desk
+        desk.check_integrity()
+
+
+ANN, BOB, EVE = (letter * 32 for letter in "abe")
+
+
+def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreDesk, sender: Sender) -> None:
+    assert desk.announcement is not None
+    frames = encode(record_of(1)).frames()
+    for key in ("a", "b"):
+        desk.handle(b"ann", to_frontend.PutRecord(ANN, 1, key, desk.tier.epoch), frames)
+    with ReaderRow.attach(desk.announcement) as row:
+        take = to_frontend.TakeRow(ANN, 2, desk.announcement.epoch, row.row, row.nonce)
+        get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], nonce=row.nonce)
+        desk.handle(b"ann", take, [])
+        desk.handle(b"ann", get, [])
+        sender.deaf.add(b"ann")
+        desk.handle(b"ann", get, [])
+        sender.deaf.clear()
+        desk.handle(b"ann", get, [])
+        answers = [message for _, message in sender.sent if isinstance(message, to_client.Records)]
+        seqs = [lease.seq for answer in answers for lease in answer.leases if lease is not None]
+        assert seqs == [1, 2, 3, 4, 5, 6], "no gap"
+        assert desk.stats().ring.leases == 6
+
+
+def test_a_lease_goes_only_where_the_row_is_known(desk: StoreDesk, sender: Sender) -> None:
+    """A question that was read late from a former connection is answered there, where nobody listens any more."""
+    assert desk.announcement is not None
+    desk.handle(b"old", to_frontend.PutRecord(ANN, 1, "a", desk.tier.epoch), encode(record_of(1)).frames())
+    with ReaderRow.attach(desk.announcement) as row:
+        take = to_frontend.TakeRow(ANN, 2, desk.announcement.epoch, row.row, row.nonce)
+        for peer in (b"old", b"new"):
+            desk.handle(peer, take, [])
+        for peer in (b"old", b"new"):
+            desk.handle(peer, to_frontend.GetRecords(ANN, 3, ["a"], nonce=row.nonce), [])
+        kinds = [(peer, type(m.records[0])) for peer, m in sender.sent if isinstance(m, to_client.Records)]
+        assert kinds == [(b"old", Inline), (b"new", Handle)]
+
+
+def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreDesk, sender: Sender) -> None:
+    for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
+        desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
+    (_, claimed) = sender.sent.pop()
+    assert isinstance(claimed, to_client.Claimed)
+    sender.deaf.add(b"bob")
+    desk.end_client(ANN)
+    ((peer, claimed),) = sender.sent
+    assert peer == b"eve"
+    assert isinstance(claimed, to_client.Claimed)
+    sender.deaf.add(b"eve")
+    desk.handle(b"eve", to_frontend.DropClaim(EVE, claimed.claim), [])
+    assert (desk.stats().computing, desk.stats().waiting) == (0, 0)
+    desk.handle(b"eve", to_frontend.ClaimRecord(EVE, 2, "a", 5.0), [])
+    assert desk.stats().computing == 0, "the first owner cannot be told either"
+
+
+def test_a_row_over_another_connection_ends_what_was_under_way_over_the_former(desk: StoreDesk) -> None:
+    desk.handle(b"old", to_frontend.ClaimRecord(ANN, 1, "a", 5.0), [])
+    desk.handle(b"old", to_frontend.TakeRow(ANN, 2, 0, 0, 0), [])
+    assert desk.stats().computing == 1
+    desk.handle(b"new", to_frontend.TakeRow(ANN, 3, 0, 0, 0), [])
+    assert desk.stats().computing == 0
+
+
+def test_one_who_waits_and_does_not_read_costs_the_others_nothing(desk: StoreDesk, sender: Sender) -> None:
+    for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
+        desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
+    sender.deaf.add(b"bob")
+    desk.handle(b"ann", to_frontend.PutRecord(ANN, 2, "a", desk.tier.epoch), encode(record_of(1)).frames())
+    assert [(peer, type(m)) for peer, m in sender.sent[1:]] == [(b"eve", to_client.Records), (b"ann", to_client.Stored)]
+
+
+def test_what_is_wrong_about_a_message_without_an_answer_is_only_counted(desk: StoreDesk, sender: Sender) -> None:
+    desk.handle(b"ann", to_frontend.Reconcile(1, 2, {}), [])
+    assert (desk.num_protocol_errors, sender.sent) == (1, [])

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmcached.shm.files import locks
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """Two open file descriptions of one file."""
+    path = tmp_path / "locked"
+    fds = [os.open(path, os.O_CREAT | os.O_RDWR, 0o600) for _ in range(2)]
+    yield fds[0], fds[1]
+    for fd in fds:
+        os.close(fd)
+
+
+def test_exclusive_keeps_everybody_off(two: tuple[int, int]) -> None:
+    mine, other = two
+    assert locks.try_exclusive(mine, 5)
+    assert not locks.try_exclusive(other, 5)
+    assert not locks.try_shared(other, 5)
+    assert locks.try_exclusive(other, 6)
+    assert locks.try_exclusive(mine, 5)  # again: nothing changes
+
+
+def test_shared_admits_shared_only(two: tuple[int, int]) -> None:
+    mine, other = two
+    assert locks.try_shared(mine, 5)
+    assert locks.try_shared(other, 5)
+    assert not locks.try_exclusive(mine, 5)
+    locks.unlock(other, 5)
+    assert locks.try_exclusive(mine, 5)
+
+
+def test_downgrade_admits_shared(two: tuple[int, int]) -> None:
+    mine, other = two
+    assert locks.try_exclusive(mine, 5)
+    locks.downgrade(mine, 5)
+    assert locks.try_shared(other, 5)
+    assert not locks.try_exclusive(other, 5)
+
+
+def test_is_free_sees_others_only_and_takes_nothing(two: tuple[int, int]) -> None:
+    mine, other = two
+    for lock in (locks.try_exclusive, locks.try_shared):
+        assert lock(mine, 5)
+        assert not locks.is_free(other, 5)
+        assert locks.is_free(mine, 5)
+        locks.unlock(mine, 5)
+        assert locks.is_free(other, 5)
+    assert locks.try_exclusive(mine, 5)
+
+
+def test_a_duplicate_keeps_the_lock_until_it_is_dropped(two: tuple[int, int]) -> None:
+    mine, other = two
+    duplicate = os.dup(mine)
+    try:
+        assert locks.try_exclusive(duplicate, 5)
+        assert not locks.is_free(other, 5)
+        locks.unlock_all(mine)
+        assert locks.is_free(other, 5)
+    finally:
+        os.close(duplicate)
+
+
+def test_no_two_meanings_share_a_byte() -> None:
+    rows = 64
+    used = [locks.WRITER_BYTE]
+    used += [locks.row_byte(row) for row in range(rows)]
+    used += [locks.engine_byte(row, rows) for row in range(rows)]
+    used += [locks.worker_byte(row, rank, rows) for row in range(rows) for rank in range(locks.MAX_RANKS)]
+    assert len(set(used)) == len(used)

@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import isqrt
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mmcached.shm.ring.allocator import (
+    COOLER_SPEED,
+    HIT_HEAT,
+    IDLE_RINGS,
+    MAX_HEAT,
+    NEW_HEAT,
+    Extent,
+    Plan,
+    RingAllocator,
+)
+from mmcached.shm.ring.places import MANY_PLACES
+from mmcached.wire.errors import InvariantError
+from tests.house.drawing import examples
+
+
+def never(slot: int) -> bool:
+    return False
+
+
+def place(allocator: RingAllocator, size: int, pinned: set[int] | None = None) -> Plan:
+    plan = allocator.plan(size, (pinned or set()).__contains__)
+    assert plan is not None
+    allocator.apply(plan)
+    allocator.check_integrity()
+    return plan
+
+
+def full_ring(num_chunks: int, size: int = 10) -> tuple[RingAllocator, list[Extent]]:
+    allocator = RingAllocator(num_chunks * size, 2 * num_chunks)
+    return allocator, [place(allocator, size).extent for _ in range(num_chunks)]
+
+
+def test_without_hits_the_oldest_go_first() -> None:
+    allocator, chunks = full_ring(10)
+    assert [place(allocator, 10).victims for _ in range(10)] == [(chunk,) for chunk in chunks]
+
+
+def test_the_drawing() -> None:
+    allocator = RingAllocator(59, 20)
+    sizes = {"A": 6, "gap": 3, "pinned": 15, "C": 6, "D": 6, "gap 2": 4, "E": 4, "F": 4, "gap 3": 11}
+    slots = {name: place(allocator, size).extent.slot for name, size in sizes.items()}
+    allocator.free(slots["pinned"])
+    slots["pinned"] = place(allocator, 15).extent.slot  # now the hand is behind it
+    for name in ("gap", "gap 2", "gap 3"):
+        allocator.free(slots[name])
+    names = dict(zip(slots.values(), slots.keys(), strict=True))
+    places = [
+        (offset, [names[chunk.extent.slot] for chunk in allocator._chunks[first:last]])
+        for _, offset, first, last in allocator._places(6)
+    ]
+    assert places == [(24, ["C"]), (30, ["D"]), (36, ["E"]), (44, ["F"]), (48, [])]
+
+
+def test_only_what_is_in_the_way_is_evicted() -> None:
+    allocator = RingAllocator(100, 10)
+    first = [place(allocator, 30).extent for _ in range(3)]
+    assert [extent.offset for extent in first] == [0, 30, 60]
+    plan = place(allocator, 40)  # 10 bytes are left at the end: no chunk crosses it
+    assert plan.extent.offset == 0
+    assert plan.victims == (first[0], first[1])
+    assert place(allocator, 20).victims == ()  # the rest of the second victim
+    at_the_end = place(allocator, 10)
+    assert at_the_end.extent.offset == 90  # nothing goes while bytes are free
+    assert place(allocator, 10, {0, 1, 3, at_the_end.extent.slot}).victims == (first[2],)
+
+
+def test_islands_are_stepped_over() -> None:
+    allocator = RingAllocator(100, 10)
+    chunks = [place(allocator, 20).extent for _ in range(5)]
+    pinned = {chunks[0].slot, chunks[2].slot}
+    plan = place(allocator, 40, pinned)
+    assert plan.extent.offset == 60
+    assert plan.victims == (chunks[3], chunks[4])
+    assert allocator.plan(41, pinned.__contains__) is None
+
+
+def test_slot_ids_run_out_too() -> None:
+    allocator = RingAllocator(1000, 3)
+    first, second, third = (place(allocator, 10).extent for _ in range(3))
+    plan = place(allocator, 10, {first.slot})
+    assert plan.victims == (second,)
+    assert plan.extent == Extent(second.slot, 30, 10)
+    assert allocator.plan(10, lambda slot: True) is None
+    assert third.slot in allocator.slots()
+
+
+def test_the_slot_id_of_least_worth_is_taken() -> None:
+    allocator = RingAllocator(1000, 20)
+    chunks = [place(allocator, 10).extent for _ in range(20)]
+    for chunk in chunks:
+        if chunk is not chunks[15]:
+            allocator.hit(chunk.slot)
+    plan = place(allocator, 10)
+    assert plan.victims == (chunks[15],)
+    assert plan.extent == Extent(15, 200, 10)
+
+
+def test_freeing_the_last_one_moves_the_hand_back() -> None:
+    allocator = RingAllocator(100, 10)
+    place(allocator, 30)
+    last = place(allocator, 30).extent
+    allocator.free(last.slot)
+    assert place(allocator, 10).extent.offset == 30
+
+
+def test_planning_changes_nothing() -> None:
+    allocator = RingAllocator(100, 10)
+    hot = place(allocator, 60).extent
+    allocator.hit(hot.slot)
+    before = heats(allocator)
+    assert allocator.plan(60, never) == allocator.plan(60, never)
+    assert allocator.plan(60, lambda slot: True) is None
+    assert allocator.used_bytes == 60
+    assert heats(allocator) == before
+    allocator.check_integrity()
+
+
+def test_the_hit_outlive_the_others() -> None:
+    allocator, chunks = full_ring(20)
+    hot = set(chunks[::4])
+    for chunk in hot:
+        allocator.hit(chunk.slot)
+    evicted = [victim for _ in range(15) for victim in place(allocator, 10).victims]
+    assert evicted == [chunk for chunk in chunks if chunk not in hot]
+
+
+def test_the_hottest_goes_at_last_if_nobody_hits_it_any_more() -> None:
+    allocator, chunks = full_ring(8)
+    for _ in range(100):
+        allocator.hit(chunks[3].slot)
+    turns_to_zero = COOLER_SPEED * MAX_HEAT.bit_length()
+    evicted = [victim for _ in range(8 * (turns_to_zero + 1)) for victim in place(allocator, 10).victims]
+    assert chunks[3] in evicted
+
+
+def test_what_is_hit_again_and_again_stays() -> None:
+    allocator, chunks = full_ring(8)
+    for _ in range(500):
+        allocator.hit(chunks[3].slot)
+        assert chunks[3] not in place(allocator, 10).victims
+
+
+@pytest.mark.parametrize("hits_of_each", [0, 1, 3])
+@pytest.mark.parametrize("large_first", [True, False])
+def test_what_nobody_asks_for_is_gone_when_twice_the_ring_was_placed(large_first: bool, hits_of_each: int) -> None:
+    # 15 of 16 in 250 and 600 of 1: without an end to idleness, all newcomers would share the one hole of 10.
+    allocator = RingAllocator(250, 1000)
+    sizes = (16, 1) if large_first else (1, 16)
+    former = {place(allocator, sizes[0]).extent for _ in range(240 // sizes[0])}
+    for chunk in former:
+        for _ in range(hits_of_each):
+            allocator.hit(chunk.slot)
+    begun = allocator._placed_bytes
+    newcomers = list[Extent]()
+    while allocator._placed_bytes - begun < IDLE_RINGS * 250:
+        if allocator._placed_bytes - begun > 250 and newcomers:
+            allocator.hit(newcomers[-1].slot)  # what is young may be hit as often as it likes
+        newcomers.append(place(allocator, sizes[1]).extent)
+    present = {allocator.extent(slot) for slot in allocator.slots()}
+    assert not former & present
+    for _ in range(250):
+        place(allocator, 1)
+    assert allocator.used_bytes > 0.9 * 250
+
+
+def test_hits_on_what_was_idle_for_long_shield_the_idle() -> None:
+    allocator, chunks = full_ring(8)
+    for chunk in chunks:
+        for _ in range(3):
+            allocator.hit(chunk.slot)
+    pinned = {chunk.slot for chunk in chunks[:7]}  # the newcomers share a hole
+    for _ in range(7):
+        place(allocator, 10, pinned)
+    allocator.hit(chunks[0].slot)  # after 7/8 of the ring
+    for _ in range(IDLE_RINGS * 8 - 1):
+        assert not place(allocator, 10, pinned).idle
+    assert place(allocator, 10).idle == (*chunks[1:7], chunks[0])
+
+
+def test_what_is_pinned_is_in_use() -> None:
+    allocator, chunks = full_ring(8)
+    pinned = {chunks[0].slot}
+    for _ in range(IDLE_RINGS * 8):
+        assert chunks[0] not in place(allocator, 10, pinned).evicted
+    for _ in range(IDLE_RINGS * 8 - 1):
+        allocator.hit(place(allocator, 10, pinned).extent.slot)
+    assert allocator.has(chunks[0].slot)
+
+
+def test_of_two_as_cold_the_smaller_is_worth_less() -> None:
+    allocator = RingAllocator(200, 10)
+    hot, large, small = (place(allocator, size).extent for size in (100, 64, 36))
+    allocator.hit(hot.slot)
+    assert place(allocator, 30).victims == (small,)
+    assert place(allocator, 60).victims == (large,)
+
+
+def test_a_place_as_cheap_as_the_last_one_is_taken_without_comparing_many() -> None:
+    allocator, chunks = full_ring(2 * MANY_PLACES)
+    cold = {chunks[11], chunks[MANY_PLACES]}
+    for chunk in chunks:
+        if chunk not in cold:
+            allocator.hit(chunk.slot)
+    # Nothing was paid in an empty ring, so here many are compared; the first of two equals is taken.
+    assert place(allocator, 10).victims == (chunks[11],)
+    pinned = {chunk.slot for chunk in chunks if chunk is not chunks[20]}
+    assert place(allocator, 10, pinned).victims == (chunks[20],)
+    # Such a price was paid: the next hot one is good enough, though one of the many places would cost less.
+    assert place(allocator, 10).victims == (chunks[21],)
+
+
+def test_heat_and_many_pins_are_no_reason_to_refuse() -> None:
+    allocator, chunks = full_ring(3 * MANY_PLACES)
+    for chunk in chunks:
+        allocator.hit(chunk.slot)
+    only = chunks[2 * MANY_PLACES + 3]
+    pinned = {chunk.slot for chunk in chunks if chunk is not only}
+    assert place(allocator, 10, pinned).victims == (only,)
+
+
+@pytest.mark.parametrize("num_slots", [200, 100])  # bytes run out; bytes and slot ids run out
+def test_a_pin_is_asked_for_once_per_plan(num_slots: int) -> None:
+    allocator = RingAllocator(1000, num_slots)
+    for _ in range(100):
+        place(allocator, 10)
+    asked = Counter[int]()
+
+    def is_pinned(slot: int) -> bool:
+        asked[slot] += 1
+        return slot != 70
+
+    assert allocator.plan(25, is_pinned) is None
+    assert set(asked.values()) == {1}
+    asked.clear()
+    plan = allocator.plan(10, is_pinned)
+    assert plan is not None
+    assert [victim.slot for victim in plan.victims] == [70]
+    assert set(asked.values()) == {1}
+
+
+def test_a_cheap_place_needs_few_questions() -> None:
+    allocator, chunks = full_ring(1000)
+    asked = list[int]()
+
+    def is_pinned(slot: int) -> bool:
+        asked.append(slot)
+        return False
+
+    assert allocator.plan(10, is_pinned) is not None
+    assert asked == [chunks[0].slot]
+
+
+def lose_a_byte(allocator: RingAllocator) -> None:
+    allocator._used_bytes -= 1
+
+
+def overlap(allocator: RingAllocator) -> None:
+    allocator._chunks[0].extent = Extent(allocator._chunks[0].extent.slot, 0, 31)
+
+
+def leave_the_ring(allocator: RingAllocator) -> None:
+    allocator.capacity = 59
+
+
+def put_the_hand_inside(allocator: RingAllocator) -> None:
+    allocator._hand = 10
+
+
+def misjudge(allocator: RingAllocator) -> None:
+    allocator._chunks[1].worth += 1
+
+
+def misplace(allocator: RingAllocator) -> None:
+    allocator._offsets[1] += 1
+
+
+def forget_a_slot(allocator: RingAllocator) -> None:
+    allocator._free_slots.pop()
+
+
+def misorder(allocator: RingAllocator) -> None:
+    allocator._slot_to_use[0] = allocator._slot_to_use.pop(0) - 1
+
+
+def mistake_a_slot(allocator: RingAllocator) -> None:
+    del allocator._slot_to_chunk[0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lose_a_byte,
+        overlap,
+        leave_the_ring,
+        put_the_hand_inside,
+        misjudge,
+        misplace,
+        forget_a_slot,
+        misorder,
+        mistake_a_slot,
+    ],
+)
+def test_integrity_finds_damage(damage: Callable[[RingAllocator], None]) -> None:
+    allocator = RingAllocator(100, 10)
+    place(allocator, 30)
+    place(allocator, 30)
+    damage(allocator)
+    with pytest.raises(InvariantError):
+        allocator.check_integrity()
+
+
+def heats(allocator: RingAllocator) -> dict[int, int]:
+    return {slot: chunk.heat for slot, chunk in allocator._slot_to_chunk.items()}
+
+
+class AllocatorModel(RuleBasedStateMachine):
+    """Against plain dicts and brute force over every byte at which a place could begin."""
+
+    capacity = 24
+    num_slots = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocator = RingAllocator(self.capacity, self.num_slots)
+        self.twin = RingAllocator(self.capacity, self.num_slots)
+        self.chunks: dict[int, Extent] = {}
+        self.heats: dict[int, int] = {}
+        self.pinned: set[int] = set()
+        self.placed_bytes = 0
+        self.bargain_per_root = 0.0
+        self.uses: dict[int, int] = {}
+        self.shielded_until = 0
+
+    def overlapping(self, start: int, size: int) -> list[Extent]:
+        found = [chunk for chunk in self.chunks.values() if chunk.offset < start + size and start < chunk.end]
+        return sorted(found, key=lambda chunk: chunk.offset)
+
+    def worth(self, chunks: list[Extent]) -> int:
+        return sum(self.heats[chunk.slot] * isqrt(chunk.size) for chunk in chunks)
+
+    def least_worth(self, size: int) -> int | None:
+        """Return what the cheapest place costs, or None if there is none."""
+        windows = [self.overlapping(start, size) for start in range(self.capacity - size + 1)]
+        costs = [self.worth(chunks) for chunks in windows if not self.pinned & {chunk.slot for chunk in chunks}]
+        return min(costs, default=None)
+
+    @rule(size=st.integers(1, 30))
+    def place(self, size: int) -> None:
+        least = self.least_worth(size)
+        plan = self.allocator.plan(size, self.pinned.__contains__)
+        assert plan == self.twin.plan(size, self.pinned.__contains__)
+        if plan is None:
+            has_slot = len(self.chunks) < self.num_slots or self.chunks.keys() - self.pinned
+            assert least is None or not has_slot
+            return
+        assert least is not None
+        self.check_place(plan, least)
+        self.allocator.apply(plan)
+        self.twin.apply(plan)
+        self.bargain_per_root = self.worth(list(plan.victims)) / isqrt(size)
+        self.check_idle(plan)
+        for victim in plan.evicted:
+            del self.chunks[victim.slot], self.heats[victim.slot], self.uses[victim.slot]
+        self.uses |= dict.fromkeys(plan.used, self.placed_bytes)
+        assert plan.extent.slot not in self.chunks
+        self.chunks[plan.extent.slot] = plan.extent
+        self.heats[plan.extent.slot] = NEW_HEAT
+        self.cool(size)
+        self.uses[plan.extent.slot] = self.placed_bytes
+
+    def check_idle(self, plan: Plan) -> None:
+        now = self.placed_bytes + plan.extent.size
+        oldest = now - IDLE_RINGS * self.capacity
+        overdue = {slot for slot, used_at in self.uses.items() if used_at <= oldest and now >= self.shielded_until}
+        assert set(plan.used) == overdue & self.pinned
+        assert {chunk.slot for chunk in plan.idle} == overdue - self.pinned - {chunk.slot for chunk in plan.victims}
+
+    def check_place(self, plan: Plan, least: int) -> None:
+        extent, victims = plan.extent, list(plan.victims)
+        assert 0 <= extent.offset <= extent.end <= self.capacity
+        assert not self.pinned & {victim.slot for victim in victims}
+        in_the_way = self.overlapping(extent.offset, extent.size)
+        assert self.worth(in_the_way) <= max(least, self.bargain_per_root * isqrt(extent.size))
+        if not in_the_way and len(self.chunks) == self.num_slots:
+            unpinned = [chunk for chunk in self.chunks.values() if chunk.slot not in self.pinned]
+            assert [self.worth(victims)] == [min(self.worth([chunk]) for chunk in unpinned)]
+            assert len(victims) == 1
+        else:
+            assert victims == in_the_way
+
+    def cool(self, size: int) -> None:
+        before = self.placed_bytes // COOLER_SPEED
+        self.placed_bytes += size
+        for byte in range(before, self.placed_bytes // COOLER_SPEED):
+            for chunk in self.chunks.values():
+                if chunk.offset == byte % self.capacity:
+                    self.heats[chunk.slot] //= 2
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data(), times=st.integers(1, 4))
+    def hit(self, data: st.DataObject, times: int) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.chunks)))
+        for _ in range(times):
+            self.allocator.hit(slot)
+            self.twin.hit(slot)
+            self.heats[slot] = min(self.heats[slot] + HIT_HEAT, MAX_HEAT)
+            if self.placed_bytes - self.uses[slot] > 3 * self.capacity // 4:
+                self.shielded_until = self.placed_bytes + IDLE_RINGS * self.capacity
+            self.uses[slot] = self.placed_bytes
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data())
+    def toggle_pin(self, data: st.DataObject) -> None:
+        self.pinned ^= {data.draw(st.sampled_from(sorted(self.chunks)))}
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.chunks)))
+        self.allocator.free(slot)
+        self.twin.free(slot)
+        del self.chunks[slot], self.heats[slot], self.uses[slot]
+        self.pinned.discard(slot)
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.allocator.check_integrity()
+        assert {slot: self.allocator.extent(slot) for slot in self.allocator.slots()} == self.chunks
+        assert heats(self.allocator) == self.heats
+        assert self.allocator.used_bytes == sum(chunk.size for chunk in self.chunks.values())
+
+
+TestAllocatorModel = AllocatorModel.TestCase
+TestAllocatorModel.settings = settings(max_examples=examples(80), stateful_step_count=40)

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mmcached.shm.ring.leases import ROWS_PER_LOOK, Barrier, LeaseTable, Overrun
+from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
+from mmcached.wire.handle import LeaseId
+from tests.house.drawing import examples
+
+ROWS, SLOTS = 3, 4
+
+
+@pytest.fixture
+def cells() -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    return np.zeros((ROWS, SLOTS), np.uint64)
+
+
+Cells = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+
+def test_what_the_cells_hold_at_attach_counts_as_granted(cells: Cells) -> None:
+    cells[1] = [7, 0, 2**40, 1]
+    table = LeaseTable(cells)
+    table.attach(1, nonce=5)
+    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [False] * SLOTS
+    assert table.grant(1, 2) == LeaseId(5, 1, slot=2)
+    assert table.is_pinned(2)
+    cells[1, 2] += np.uint64(1)
+    assert not table.is_pinned(2)
+    table.check_integrity()
+
+
+def test_undo_restores_count_and_seq_and_only_the_last(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    first = table.grant(0, 1)
+    second = table.grant(0, 1)
+    with pytest.raises(LocalProtocolError):
+        table.undo(0, 1, first)
+    assert table.num_leases() == 2
+    table.undo(0, 1, second)
+    assert table.grant(0, 1) == second
+    table.undo(0, 1, second)
+    table.undo(0, 1, first)
+    assert not table.is_pinned(1)
+    assert table.num_leases() == 0
+    table.check_integrity()
+
+
+def test_undo_after_the_row_was_voided_or_taken_anew_changes_nothing(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    lease = table.grant(0, 1)
+    table.void(0)
+    table.undo(0, 1, lease)
+    table.attach(0, nonce=6)
+    kept = table.grant(0, 1)
+    table.undo(0, 1, lease)
+    assert table.is_pinned(1)
+    assert kept == LeaseId(6, 1, slot=1)
+
+
+def test_rows_pin_apart(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    for row in range(2):
+        table.attach(row, nonce=row + 1)
+        table.grant(row, 0)
+    cells[0, 0] += np.uint64(1)
+    assert table.is_pinned(0)
+    table.void(1)
+    assert not table.is_pinned(0)
+    with pytest.raises(PeerGone):
+        table.grant(1, 0)
+    assert table.grant(0, 0).seq == 2
+
+
+def test_a_stopped_row_gets_nothing_and_keeps_its_leases(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.grant(0, 0)
+    table.stop(0)
+    with pytest.raises(PeerGone):
+        table.grant(0, 1)
+    assert table.is_pinned(0)
+    assert table.grantable_rows() == []
+    assert table.attached_rows() == [0]
+
+
+def test_an_overrun_fences_the_row_until_it_is_void(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.attach(1, nonce=6)
+    table.grant(0, 0)
+    table.grant(0, 1)
+    cells[0, 3] += np.uint64(1)  # never granted
+    with pytest.raises(PeerGone):
+        table.grant(0, 3)  # would make the counts equal
+    with pytest.raises(InvariantError):
+        table.check_integrity()
+    assert table.fence_overruns() == {0: Overrun(3, 0, 1)}
+    assert table.fence_overruns() == {}
+    with pytest.raises(PeerGone):
+        table.grant(0, 2)
+    # Its word counts for nothing now: what it held stays pinned whatever its cells say.
+    cells[0, 0] += np.uint64(1)
+    cells[0, 1] += np.uint64(1)
+    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, True, False, False]
+    assert table.pinned_slots() == {0, 1}
+    assert table.num_leases() == 0
+    assert table.grant(1, 0).nonce == 6
+    table.void(0)
+    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, False, False, False]
+    table.check_integrity()
+
+
+@pytest.mark.parametrize("scribble", [0, 2**64 - 1])
+def test_whatever_is_written_over_a_row_it_holds_what_it_held(cells: Cells, scribble: int) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    for slot in (0, 1, 2):
+        table.grant(0, slot)
+    cells[0, :2] += np.uint64(1)
+    assert table.fence_overruns() == {}
+    table.grant(0, 1)
+    cells[0] = scribble
+    assert list(table.fence_overruns()) == [0]
+    assert table.pinned_slots() == {1, 2}
+    cells[0] = [1, 2, 1, 0]  # as if all had come back
+    assert table.pinned_slots() == {1, 2}
+    with pytest.raises(PeerGone):
+        table.grant(0, 3)
+    table.void(0)
+    assert table.pinned_slots() == set()
+    cells[0] = 2**64 - 1
+    assert not table.attach(0, nonce=7), "one lease more would be none"
+
+
+def test_of_many_rows_some_are_looked_at_each_time_and_all_in_the_end() -> None:
+    cells = np.zeros((3 * ROWS_PER_LOOK, 1), np.uint64)
+    table = LeaseTable(cells)
+    for row in range(len(cells)):
+        table.attach(row, nonce=row + 1)
+    cells[:] = 1
+    found = [set(table.fence_overruns()) for _ in range(4)]
+    assert [len(rows) for rows in found] == [ROWS_PER_LOOK] * 3 + [0]
+    assert set().union(*found) == set(range(len(cells)))
+
+
+def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.attach(1, nonce=6)
+    assert table.open_barrier(0) is None, "nothing is out"
+    assert table.open_barrier(2) is None, "nobody is there"
+    table.grant(0, 1)
+    table.grant(0, 1)
+    barrier = table.open_barrier(0)
+    assert barrier is not None
+    assert (barrier.nonce, barrier.last_seq, barrier.slots) == (5, 2, (1,))
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 2)
+    assert table.grant(1, 1).seq == 1, "other rows go on"
+    assert table.reconcile(0, 5, barrier.barrier_id, {1: 1}) == 1
+    assert table.num_leases() == 2
+    assert table.grant(0, 2).seq == 3, "a lost number is not given again"
+    table.check_integrity()
+
+
+def test_lost_leases_come_back_and_those_that_are_read_stay(cells: Cells) -> None:
+    cells[0] = [9, 0, 3, 0]  # a row with a past: counts go on from there
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    for slot in (0, 0, 2):
+        table.grant(0, slot)
+    cells[0, 0] += np.uint64(1)  # one of the two has come and gone back; the others never came
+    barrier = table.open_barrier(0)
+    assert barrier is not None
+    assert barrier.slots == (0, 2)
+    assert table.reconcile(0, 5, barrier.barrier_id, {0: 1, 2: 0}) == 2
+    assert table.pinned_slots() == set()
+    table.check_integrity()
+
+
+def test_only_the_answer_to_the_last_barrier_counts(cells: Cells) -> None:
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.grant(0, 0)
+    first = table.open_barrier(0)
+    assert first is not None
+    assert table.reconcile(0, 5, first.barrier_id, {0: 1}) == 0
+    table.grant(0, 1)
+    second = table.open_barrier(0)
+    assert second is not None
+    assert table.reconcile(0, 5, first.barrier_id, {0: 0}) is None
+    assert table.reconcile(0, 4, second.barrier_id, {0: 0, 1: 0}) is None
+    assert table.reconcile(1, 5, second.barrier_id, {0: 0, 1: 0}) is None
+    assert table.num_leases() == 2
+    assert table.reconcile(0, 5, second.barrier_id, {0: 1, 1: 0}) == 1
+    assert table.reconcile(0, 5, second.barrier_id, {0: 0, 1: 0}) is None
+    assert table.pinned_slots() == {0}
+
+
+@pytest.mark.parametrize("received", [{}, {0: 1}, {0: 1, 1: 0, 2: 0}, {0: 2, 1: 0}, {0: 0, 1: 0}], ids=str)
+def test_an_answer_that_cannot_be_is_refused_and_the_barrier_stays(cells: Cells, received: dict[int, int]) -> None:
+    """Too few slots, too many, more than was granted, less than came back."""
+    table = LeaseTable(cells)
+    table.attach(0, nonce=5)
+    table.grant(0, 0)
+    table.grant(0, 1)
+    barrier = table.open_barrier(0)
+    assert barrier is not None
+    cells[0, 0] += np.uint64(1)
+    with pytest.raises(RemoteProtocolError):
+        table.reconcile(0, 5, barrier.barrier_id, received)
+    assert table.num_leases() == 1
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 2)
+    assert table.reconcile(0, 5, barrier.barrier_id, {0: 1, 1: 0}) == 1
+    table.check_integrity()
+
+
+def test_a_quota_counts_each_chunk_once_and_what_came_back_not_at_all(cells: Cells) -> None:
+    table = LeaseTable(cells, quota_bytes=100)
+    table.attach(0, nonce=5)
+    table.attach(1, nonce=6)
+    table.grant(0, 0, 60)
+    table.grant(0, 0, 60)
+    with pytest.raises(LeaseRefused) as caught:
+        table.grant(0, 1, 41)
+    assert "60" in caught.value.details["reason"]  # type: ignore[operator]
+    assert table.num_leases() == 2
+    table.grant(0, 1, 40)
+    table.grant(1, 2, 100)
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 2, 1)
+    cells[0, 0] += np.uint64(2)
+    table.grant(0, 2, 60)
+    with pytest.raises(LeaseRefused):
+        table.grant(0, 0, 1)
+    cells[0, 1] += np.uint64(1)
+    table.grant(0, 1, 30)  # the slot has another, smaller chunk by now
+    table.grant(0, 0, 10)
+    table.check_integrity()
+
+
+@dataclass
+class Reader:
+    """One incarnation, the queue to it, and what became of each lease."""
+
+    received: ReceivedLeases
+    queue: list[tuple[int, LeaseId] | Barrier] = field(default_factory=list)
+    answers: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    is_barred: bool = False
+    is_stopped: bool = False
+
+    def leased(self) -> list[int]:
+        queued = [entry[0] for entry in self.queue if not isinstance(entry, Barrier)]
+        return [*queued, *self.held, *self.lost]
+
+
+class LeaseModel(RuleBasedStateMachine):
+    """Both ends and the queue between them, against lists: a slot is pinned exactly while a lease of it is out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: Cells = np.zeros((ROWS, SLOTS), np.uint64)
+        self.table = LeaseTable(self.cells)
+        self.readers: dict[int, Reader] = {}
+        self.nonce = 0
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def take_row(self, row: int) -> None:
+        """A first or a new incarnation; nobody zeroes the cells."""
+        self.nonce += 1
+        self.table.attach(row, self.nonce)
+        self.readers[row] = Reader(ReceivedLeases(self.nonce))
+
+    @rule(row=st.integers(0, ROWS - 1), slot=st.integers(0, SLOTS - 1), is_sent=st.booleans())
+    def grant(self, row: int, slot: int, is_sent: bool) -> None:
+        reader = self.readers.get(row)
+        if reader is None or reader.is_stopped or reader.is_barred:
+            with pytest.raises(LeaseRefused if reader and not reader.is_stopped else PeerGone):
+                self.table.grant(row, slot)
+            return
+        lease = self.table.grant(row, slot)
+        if is_sent:
+            reader.queue.append((slot, lease))
+        else:
+            self.table.undo(row, slot, lease)
+
+    @precondition(lambda self: any(reader.queue for reader in self.readers.values()))
+    @rule(data=st.data(), is_lost=st.booleans())
+    def deliver(self, data: st.DataObject, is_lost: bool) -> None:
+        reader = data.draw(st.sampled_from([each for each in self.readers.values() if each.queue]))
+        match reader.queue.pop(0):
+            case Barrier() as barrier if not is_lost:
+                counts = reader.received.answer(barrier.nonce, barrier.last_seq, barrier.slots)
+                assert counts is not None
+                reader.answers.append((barrier.barrier_id, counts))
+            case (slot, lease) if is_lost:
+                reader.lost.append(slot)
+            case (slot, lease):
+                assert reader.received.has_gap_before(lease) == (lease.seq != reader.received.last_seq + 1)
+                assert reader.received.receive(slot, lease)
+                assert not reader.received.receive(slot, lease), "it came twice"
+                reader.held.append(slot)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(self.readers)))
+        reader = self.readers[row]
+        barrier = self.table.open_barrier(row)
+        assert (barrier is not None) == (not reader.is_stopped and (reader.is_barred or bool(reader.leased())))
+        if barrier is not None:
+            reader.queue.append(barrier)
+            reader.is_barred = True
+
+    @precondition(lambda self: any(reader.answers for reader in self.readers.values()))
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        """Answers may come late, but in order."""
+        row = data.draw(st.sampled_from(sorted(row for row, reader in self.readers.items() if reader.answers)))
+        reader = self.readers[row]
+        barrier_id, counts = reader.answers.pop(0)
+        lost = self.table.reconcile(row, reader.received.nonce, barrier_id, counts)
+        if lost is not None:
+            assert lost == len(reader.lost)
+            reader.lost.clear()
+            reader.is_barred = False
+
+    @precondition(lambda self: any(reader.held for reader in self.readers.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(row for row, reader in self.readers.items() if reader.held)))
+        slot = data.draw(st.sampled_from(sorted(self.readers[row].held)))
+        self.readers[row].held.remove(slot)
+        self.cells[row, slot] += np.uint64(1)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), is_whole=st.booleans())
+    def die(self, data: st.DataObject, is_whole: bool) -> None:
+        row = data.draw(st.sampled_from(sorted(self.readers)))
+        if is_whole:
+            self.table.void(row)
+            del self.readers[row]
+        else:
+            self.table.stop(row)
+            self.readers[row].is_stopped = True
+
+    @invariant()
+    def agrees(self) -> None:
+        leased = [slot for reader in self.readers.values() for slot in reader.leased()]
+        assert {slot for slot in range(SLOTS) if self.table.is_pinned(slot)} == set(leased)
+        assert self.table.pinned_slots() == set(leased)
+        assert self.table.num_leases() == len(leased)
+        assert self.table.attached_rows() == sorted(self.readers)
+        assert self.table.fence_overruns() == {}
+        self.table.check_integrity()
+
+
+TestLeaseModel = LeaseModel.TestCase
+TestLeaseModel.settings = settings(max_examples=examples(80), stateful_step_count=50)

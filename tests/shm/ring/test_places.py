@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmcached.shm.ring.places import MANY_PLACES, Pins, Place, choose
+
+
+def never(index: int) -> bool:
+    return False
+
+
+def singles(prices: Iterable[int]) -> Iterator[Place]:
+    """Yield one place per chunk."""
+    return ((price, 0, index, index + 1) for index, price in enumerate(prices))
+
+
+def test_of_equals_the_first() -> None:
+    assert choose(singles([3, 2, 1, 2, 1]), Pins(never), bargain=0) == (1, 0, 2, 3)
+
+
+def test_a_bargain_is_taken_before_the_next_are_looked_at() -> None:
+    places = singles([5, 5, 4, 3, 1, 1])
+    assert choose(places, Pins(never), bargain=3) == (3, 0, 3, 4)
+    assert next(places)[2] == 4
+
+
+def test_no_more_than_many_are_compared() -> None:
+    places = singles([*[5] * (MANY_PLACES - 1), 4, 3])
+    assert choose(places, Pins(never), bargain=0) == (4, 0, MANY_PLACES - 1, MANY_PLACES)
+
+
+def test_a_pinned_bargain_ends_nothing() -> None:
+    assert choose(singles([9, 1, 8, 7]), Pins(lambda index: index == 1), bargain=1) == (7, 0, 3, 4)
+
+
+def test_if_all_of_many_are_closed_the_next_are_compared() -> None:
+    prices = [*[5] * MANY_PLACES, 9, 8]
+    assert choose(singles(prices), Pins(lambda index: index < MANY_PLACES), bargain=0) == (
+        8,
+        0,
+        MANY_PLACES + 1,
+        MANY_PLACES + 2,
+    )
+
+
+@pytest.mark.parametrize("prices", [[], [1, 2, 3], [1] * MANY_PLACES * 2])
+def test_nothing_to_be_had(prices: list[int]) -> None:
+    assert choose(singles(prices), Pins(lambda index: True), bargain=9) is None
+
+
+@pytest.mark.parametrize(("pinned", "first"), [({9}, 6), ({4, 7}, 1)])
+def test_overlapping_places_ask_once_about_what_they_share(pinned: set[int], first: int) -> None:
+    asked = Counter[int]()
+
+    def is_pinned(index: int) -> bool:
+        asked[index] += 1
+        return index in pinned
+
+    places = [(10 - index, 0, index, index + 3) for index in range(8)]  # the last is the cheapest
+    assert choose(iter(places), Pins(is_pinned), bargain=0) == places[first]
+    assert set(asked.values()) == {1}
+
+
+@given(
+    prices=st.lists(st.integers(1, 9), max_size=3 * MANY_PLACES),
+    length=st.integers(1, 5),
+    pinned=st.sets(st.integers(0, 3 * MANY_PLACES)),
+    bargain=st.integers(0, 9),
+)
+def test_against_brute_force(prices: list[int], length: int, pinned: set[int], bargain: int) -> None:
+    asked = Counter[int]()
+
+    def is_pinned(index: int) -> bool:
+        asked[index] += 1
+        return index in pinned
+
+    places = [(price, 0, index, index + length) for index, price in enumerate(prices)]
+    is_open = {place: not pinned & set(range(place[2], place[3])) for place in places}
+    found = choose(iter(places), Pins(is_pinned), bargain=bargain)
+    assert not asked or set(asked.values()) == {1}
+    if found is None:
+        assert not any(is_open.values())
+        return
+    assert is_open[found]
+    block = found[2] // MANY_PLACES * MANY_PLACES
+    least = min(place[0] for place in places[block : block + MANY_PLACES] if is_open[place])
+    assert found[0] <= max(least, bargain)
+    assert not any(is_open[place] for place in places[:block])

@@ -1,0 +1,512 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mmcached.shm import Claim, ReaderRow, RingReader, RingWriter, RowVoided
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.wire.errors import (
+    CacheFull,
+    ChecksumMismatch,
+    InvalidRequest,
+    InvariantError,
+    ItemTooLarge,
+    LeaseRefused,
+    LocalProtocolError,
+    PeerGone,
+    StaleHandle,
+)
+from mmcached.wire.handle import Handle
+from tests.house.drawing import examples
+from tests.shm.rings import attached, make_ring, put, reading
+
+
+def test_what_is_committed_is_read_in_place() -> None:
+    with make_ring(tenant="t") as ring, reading(ring) as reader:
+        claim = ring.claim(100)
+        assert claim.offset % 64 == 0
+        assert claim.buffer.shape == (100,)
+        claim.buffer[:] = np.arange(100)
+        handle = ring.commit(claim)
+        assert (handle.offset, handle.nbytes, handle.tenant) == (claim.offset, 100, "t")
+        view = reader.view(handle)
+        assert view.tolist() == list(range(100))
+        del view, claim
+
+
+def test_an_open_claim_is_nobodys_chunk() -> None:
+    with make_ring() as ring, reading(ring) as reader:
+        claim = ring.claim(100)
+        names = ring.announcement
+        handle = Handle(names.ring_id, names.epoch, claim.slot, claim.generation, claim.offset, claim.nbytes)
+        assert not ring.is_current(handle)
+        with pytest.raises(StaleHandle):
+            reader.view(handle)
+        ring.abort(claim)
+        ring.check_integrity()
+        assert ring.stats().used_bytes == 0
+        for end in (ring.abort, ring.commit):
+            with pytest.raises(LocalProtocolError):
+                end(claim)
+        del claim
+
+
+def test_too_large_is_refused_before_anything_is_touched() -> None:
+    with make_ring(1 << 12, max_object_bytes=1000) as ring:
+        handle = put(ring, 1000)
+        before = ring.stats()
+        with pytest.raises(ItemTooLarge) as caught:
+            ring.claim(1001)
+        assert caught.value.details["limit"] == 1000
+        with pytest.raises(InvalidRequest):
+            ring.claim(0)
+        assert ring.stats() == before
+        assert ring.is_current(handle)
+    with make_ring(1 << 12) as ring:
+        put(ring, (1 << 12) - 64)
+        with pytest.raises(ItemTooLarge):
+            ring.claim((1 << 12) - 63)
+
+
+def test_eviction_is_in_hand_order_and_only_as_needed() -> None:
+    evicted: list[Handle] = []
+    with make_ring(10 * chunk_bytes(64), on_evict=evicted.append) as ring:
+        handles = [put(ring, 64) for _ in range(10)]
+        assert evicted == []
+        put(ring, 64)
+        assert evicted == handles[:1]
+        put(ring, chunk_bytes(64) + 64)  # as large as two
+        assert evicted == handles[:3]
+        assert [ring.is_current(handle) for handle in handles] == [False] * 3 + [True] * 7
+        assert ring.stats().evictions == 3
+        ring.check_integrity()
+
+
+def test_an_evicted_handle_is_stale_and_never_other_bytes() -> None:
+    with make_ring(4 * chunk_bytes(64)) as ring, reading(ring) as reader:
+        old = [put(ring, 64, value) for value in range(4)]
+        new = put(ring, 3 * chunk_bytes(64) + 64, 99)
+        for handle in old:
+            assert not ring.is_current(handle)
+            with pytest.raises(StaleHandle):
+                reader.view(handle)
+        assert reader.view(new)[0] == 99
+
+
+def test_an_old_header_inside_a_claim_that_is_not_filled_is_stale() -> None:
+    with make_ring(4 * chunk_bytes(64)) as ring, reading(ring) as reader:
+        old = [put(ring, 64, value) for value in range(4)]
+        claim = ring.claim(3 * chunk_bytes(64) + 64)
+        for handle in old:
+            with pytest.raises(StaleHandle):
+                reader.view(handle)
+        ring.abort(claim)
+        del claim
+
+
+def test_slot_exhaustion_evicts() -> None:
+    evicted: list[Handle] = []
+    with make_ring(1 << 16, num_slots=3, on_evict=evicted.append) as ring, reading(ring) as reader:
+        handles = [put(ring, 10, value) for value in range(5)]
+        assert evicted == handles[:2]
+        with pytest.raises(StaleHandle):
+            reader.view(handles[0])  # its bytes are free, and were not overwritten
+        assert [int(reader.view(handle)[0]) for handle in handles[2:]] == [2, 3, 4]
+        ring.check_integrity()
+
+
+def test_full_of_pins_is_refused_and_changes_nothing() -> None:
+    evicted: list[Handle] = []
+    with make_ring(4 * chunk_bytes(64), on_evict=evicted.append) as ring:
+        handles = [put(ring, 64) for _ in range(4)]
+        ring.pin(handles[1])
+        ring.pin(handles[1])
+        ring.pin(handles[3])
+        ring.unpin(handles[1])
+        with pytest.raises(CacheFull) as caught:
+            ring.claim(chunk_bytes(64) + 64)  # single chunks could go, but no two neighbours
+        assert caught.value.details["pinned_bytes"] == 2 * chunk_bytes(64)
+        assert evicted == []
+        assert all(map(ring.is_current, handles))
+        assert ring.stats().refusals == 1
+        ring.check_integrity()
+        ring.unpin(handles[1])
+        put(ring, chunk_bytes(64) + 64)
+        assert evicted == handles[:2]
+        with pytest.raises(LocalProtocolError):
+            ring.unpin(handles[2])
+        with pytest.raises(StaleHandle):
+            ring.pin(handles[0])
+        ring.unpin(handles[0])  # gone, and its pins with it
+
+
+def test_one_lease_for_ever_costs_only_its_own_bytes() -> None:
+    """A FIFO ring stops at the first chunk that a slow reader holds (vLLM 0.33: 10 puts, then refusals for ever)."""
+    with make_ring(20 * chunk_bytes(64)) as ring, attached(ring) as row, reading(ring) as reader:
+        for _ in range(3):
+            put(ring, 64)
+        slow = put(ring, 64, 123)
+        ring.grant(row.row, slow)
+        view = reader.view(slow)
+        for index in range(1000):
+            put(ring, 64 * (1 + index % 3))
+        assert ring.stats().refusals == 0
+        assert ring.is_current(slow)
+        assert view.tolist() == [123] * 64
+        ring.check_integrity()
+        del view
+
+
+def test_a_lease_pins_until_it_is_given_back() -> None:
+    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as row:
+        first, second = put(ring, 64), put(ring, 64)
+        leases = [(ring.grant(row.row, handle), handle) for handle in (first, second, second)]
+        assert [lease.seq for lease, _ in leases] == [1, 2, 3]
+        assert all(row.owns(handle, lease) for lease, handle in leases)
+        assert ring.stats().leases == 3
+        for handle in (second, first):
+            with pytest.raises(CacheFull):
+                ring.claim(64)
+            row.give_back(handle)
+        put(ring, 64)
+        assert not ring.is_current(first)
+        with pytest.raises(CacheFull):
+            ring.claim(64 + 64)
+        row.give_back(second)
+        assert ring.stats().leases == 0
+        assert ring.stats().pinned_bytes == 0
+        ring.check_integrity()
+
+
+def test_a_grant_that_was_not_sent_is_undone() -> None:
+    with make_ring(chunk_bytes(64)) as ring, attached(ring) as row:
+        handle = put(ring, 64)
+        lease = ring.grant(row.row, handle)
+        ring.undo_grant(row.row, handle, lease)
+        assert ring.stats().leases == 0
+        assert ring.grant(row.row, handle) == lease
+        row.give_back(handle)
+        put(ring, 64)
+
+
+def test_a_discarded_chunk_is_an_island_while_leased() -> None:
+    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as row, reading(ring) as reader:
+        free, leased = put(ring, 64), put(ring, 64, 9)
+        ring.grant(row.row, leased)
+        ring.pin(leased)
+        ring.discard(leased)
+        ring.discard(leased)
+        ring.discard(free)
+        assert ring.stats().chunks == 0
+        assert ring.stats().used_bytes == chunk_bytes(64)
+        with pytest.raises(StaleHandle):
+            ring.grant(row.row, leased)
+        with pytest.raises(StaleHandle):
+            reader.view(free)
+        for _ in range(20):
+            put(ring, 64)
+        assert reader.view(leased).tolist() == [9] * 64
+        with pytest.raises(CacheFull):
+            ring.claim(3 * 128 + 64)
+        row.give_back(leased)
+        evictions = ring.stats().evictions
+        put(ring, 3 * 128 + 64)
+        assert ring.stats().evictions == evictions + 3  # the forgotten one was evicted by nobody
+        ring.check_integrity()
+
+
+def test_clear_forgets_but_generations_go_on() -> None:
+    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as row, reading(ring) as reader:
+        handles = [put(ring, 64, value) for value in range(3)]
+        ring.grant(row.row, handles[1])
+        claim = ring.claim(64)
+        ring.clear()
+        assert ring.stats().chunks == 0
+        assert reader.view(handles[1]).tolist() == [1] * 64
+        with pytest.raises(StaleHandle):
+            reader.view(handles[0])
+        generations = {ring.commit(claim).generation} | {put(ring, 64).generation for _ in range(10)}
+        assert min(generations) > max(handle.generation for handle in handles)
+        assert len(generations) == 11
+        row.give_back(handles[1])
+        ring.check_integrity()
+        del claim
+
+
+def test_another_rings_handle_is_not_current() -> None:
+    with make_ring() as ring, make_ring() as other, reading(other) as reader:
+        handle = put(ring, 64)
+        put(other, 64)
+        assert not other.is_current(handle)
+        with pytest.raises(StaleHandle):
+            reader.view(handle)
+
+
+def test_too_many_returns_are_fenced_and_found() -> None:
+    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as row:
+        held, other = put(ring, 64), put(ring, 64)
+        ring.grant(row.row, held)
+        row.give_back(other)
+        with pytest.raises(InvariantError):
+            ring.check_integrity()
+        (event,) = ring.poll_deaths()
+        assert event.row == row.row
+        assert "slot 1" in repr(event)
+        assert ring.poll_deaths() == []
+        assert ring.attached_rows() == []
+        with pytest.raises(PeerGone):
+            ring.grant(row.row, held)
+        row.give_back(held)  # no longer believed
+        put(ring, 64)  # in the room of what it was never granted
+        with pytest.raises(CacheFull):
+            ring.claim(192)
+        row.close()
+        assert ring.poll_deaths() == [RowVoided(row.row, row.nonce)]
+        put(ring, 64)
+        ring.check_integrity()
+
+
+def test_a_closed_ring_says_so() -> None:
+    ring = make_ring()
+    handle = put(ring, 64)
+    ring.close()
+    ring.close()
+    calls = [lambda: ring.claim(1), lambda: ring.grant(0, handle), ring.poll_deaths, ring.stats, ring.check_integrity]
+    for call in calls:
+        with pytest.raises(LocalProtocolError):
+            call()
+
+
+def test_an_open_claim_outlives_close() -> None:
+    ring = make_ring()
+    claim = ring.claim(64)
+    ring.close()
+    claim.buffer[:] = 1  # still mapped; unmapped with the last reference, or the leak gate would see the descriptor
+    del claim
+
+
+def test_a_touched_chunk_outlives_those_of_its_age() -> None:
+    with make_ring(4 * chunk_bytes(64)) as ring:
+        old = [put(ring, 64, value) for value in range(4)]
+        ring.touch(old[0])
+        put(ring, 64)
+        assert [ring.is_current(handle) for handle in old] == [True, False, True, True]
+        ring.touch(old[1])  # gone: nothing happens
+        ring.check_integrity()
+
+
+def test_the_writer_reads_what_is_current_and_cannot_write_it() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 100, 7)
+        view = ring.read(handle)
+        assert view.tolist() == [7] * 100
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 1
+        ring.discard(handle)
+        with pytest.raises(StaleHandle):
+            ring.read(handle)
+        del view
+
+
+def test_a_checksum_tells_bytes_that_somebody_else_has_written() -> None:
+    with make_ring(has_checksums=True) as ring, reading(ring) as reader:
+        claim = ring.claim(1000)
+        claim.buffer[:] = 1
+        handle = ring.commit(claim)
+        assert reader.view(handle)[999] == 1
+        claim.buffer[999] = 2
+        with pytest.raises(ChecksumMismatch) as caught:
+            reader.view(handle)
+        assert caught.value.details["slot"] == handle.slot
+        del claim
+    with make_ring() as ring, reading(ring) as reader:
+        claim = ring.claim(1000)
+        handle = ring.commit(claim)
+        claim.buffer[999] = 2
+        assert reader.view(handle)[999] == 2, "without checksums nobody looks"
+        del claim
+
+
+def test_a_reader_holds_no_more_than_its_quota() -> None:
+    with make_ring(reader_quota_bytes=2 * chunk_bytes(64)) as ring, attached(ring) as row, attached(ring) as other:
+        handles = [put(ring, 64, value) for value in range(3)]
+        leases = [ring.grant(row.row, handle) for handle in handles[:2]]
+        with pytest.raises(LeaseRefused):
+            ring.grant(row.row, handles[2])
+        ring.grant(other.row, handles[2])
+        assert row.receive(handles[0], leases[0])
+        row.give_back(handles[0])
+        ring.grant(row.row, handles[2])
+        ring.check_integrity()
+    for quota in (0, -1):
+        with pytest.raises(InvalidRequest):
+            make_ring(reader_quota_bytes=quota)
+
+
+def test_a_descriptor_that_was_lost_no_longer_pins_after_a_barrier() -> None:
+    with make_ring() as ring, attached(ring) as row:
+        came, lost = put(ring, 64), put(ring, 64)
+        assert row.receive(came, ring.grant(row.row, came))
+        gone = ring.grant(row.row, lost)
+        barrier = ring.open_barrier(row.row)
+        assert barrier is not None
+        counts = row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        assert counts == {came.slot: 1, lost.slot: 0}
+        assert ring.reconcile(row.row, barrier.nonce, barrier.barrier_id, counts) == 1
+        assert (ring.is_leased(came), ring.is_leased(lost)) == (True, False)
+        assert not row.receive(lost, gone), "too late: it was taken back"
+        assert ring.stats().lost_leases == 1
+        assert ring.open_barrier(3) is None
+        ring.check_integrity()
+
+
+class RingModel(RuleBasedStateMachine):
+    """A real ring with readers in this process, against lists of handles and leases.
+
+    Every payload is filled with a value of its own, so a byte that is written under a lease shows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted: list[Handle] = []
+        self.ring: RingWriter = make_ring(12 * 128, num_slots=7, max_rows=2, on_evict=self.evicted.append)
+        self.reader = RingReader.open(self.ring.announcement)
+        self.rows: dict[int, ReaderRow] = {}
+        self.current: dict[Handle, int] = {}
+        self.leased: dict[int, list[tuple[Handle, int]]] = {}
+        self.pinned: list[Handle] = []
+        self.claims: list[Claim] = []
+        self.generations: set[int] = set()
+
+    def teardown(self) -> None:
+        """At rest granted = returned, and only the writer's own pins and claims are left."""
+        self.ring.poll_deaths()
+        for index, leases in self.leased.items():
+            for handle, _ in leases:
+                self.rows[index].give_back(handle)
+        assert self.ring.stats().leases == 0
+        if not self.pinned and not self.claims:
+            assert self.ring.stats().pinned_bytes == 0
+        self.reader.close()
+        for row in self.rows.values():
+            row.close()
+        self.claims.clear()
+        self.ring.close()
+
+    def fits_for_sure(self) -> bool:
+        return not self.pinned and not self.claims and not any(self.leased.values())
+
+    @rule(nbytes=st.integers(1, 4 * 128), ending=st.sampled_from(["commit", "commit", "commit", "abort", "keep"]))
+    def put(self, nbytes: int, ending: str) -> None:
+        before = self.ring.stats()
+        try:
+            claim = self.ring.claim(nbytes)
+        except CacheFull:
+            assert not self.fits_for_sure()
+            assert self.evicted == []
+            after = self.ring.stats()
+            assert (after.used_bytes, after.chunks) == (before.used_bytes, before.chunks)
+            return
+        for handle in self.evicted:
+            assert handle not in self.pinned
+            assert handle not in [leased for leases in self.leased.values() for leased, _ in leases]
+            del self.current[handle]
+        self.evicted.clear()
+        assert claim.generation not in self.generations
+        self.generations.add(claim.generation)
+        if ending == "commit":
+            self.commit(claim)
+        elif ending == "abort":
+            self.ring.abort(claim)
+        else:
+            self.claims.append(claim)
+
+    def commit(self, claim: Claim) -> None:
+        claim.buffer[:] = claim.generation % 251
+        self.current[self.ring.commit(claim)] = claim.generation % 251
+
+    @precondition(lambda self: self.claims)
+    @rule()
+    def commit_late(self) -> None:
+        self.commit(self.claims.pop())
+
+    @precondition(lambda self: len(self.rows) < 2)
+    @rule()
+    def attach(self) -> None:
+        row = ReaderRow.attach(self.ring.announcement)
+        assert row.row not in self.rows
+        assert self.ring.attach(row.row, row.nonce)
+        assert self.ring.attach(row.row, row.nonce)
+        self.rows[row.row] = row
+        self.leased[row.row] = []
+
+    @precondition(lambda self: self.rows and self.current)
+    @rule(data=st.data(), is_sent=st.booleans())
+    def grant(self, data: st.DataObject, is_sent: bool) -> None:
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        handle = data.draw(st.sampled_from(list(self.current)))
+        lease = self.ring.grant(row, handle)
+        assert self.rows[row].owns(handle, lease)
+        if is_sent:
+            self.leased[row].append((handle, self.current[handle]))
+        else:
+            self.ring.undo_grant(row, handle, lease)
+
+    @precondition(lambda self: any(self.leased.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(row for row, leases in self.leased.items() if leases)))
+        handle, _ = self.leased[row].pop(data.draw(st.integers(0, len(self.leased[row]) - 1)))
+        self.rows[row].give_back(handle)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), is_seen=st.booleans())
+    def end_row(self, data: st.DataObject, is_seen: bool) -> None:
+        """It dies with all its leases; the writer may look before or after the row is taken again."""
+        index = data.draw(st.sampled_from(sorted(self.rows)))
+        row = self.rows.pop(index)
+        row.close()
+        del self.leased[index]
+        if is_seen:
+            assert RowVoided(index, row.nonce) in self.ring.poll_deaths()
+
+    @precondition(lambda self: self.current)
+    @rule(data=st.data(), action=st.sampled_from(["pin", "pin", "discard"]))
+    def keep_or_forget(self, data: st.DataObject, action: str) -> None:
+        handle = data.draw(st.sampled_from(list(self.current)))
+        if action == "pin":
+            self.ring.pin(handle)
+            self.pinned.append(handle)
+        else:
+            self.ring.discard(handle)
+            del self.current[handle]
+            self.pinned = [pinned for pinned in self.pinned if pinned != handle]
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        self.ring.unpin(self.pinned.pop())
+
+    @rule()
+    def clear(self) -> None:
+        self.ring.clear()
+        self.current.clear()
+        self.pinned.clear()
+
+    @invariant()
+    def bytes_and_books_are_right(self) -> None:
+        self.ring.check_integrity()
+        leases = [lease for leases in self.leased.values() for lease in leases]
+        for handle, value in [*leases, *self.current.items()]:
+            view = self.reader.view(handle)
+            assert view.min() == view.max() == value
+        assert all(map(self.ring.is_current, self.current))
+        assert self.ring.stats().chunks == len(self.current)
+        assert self.ring.stats().leases >= len(leases)  # more, while a death was not looked at yet
+
+
+TestRingModel = RingModel.TestCase
+TestRingModel.settings = settings(max_examples=examples(40), stateful_step_count=40)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mmcached.shm import ReaderRow
+from mmcached.shm.ring.row import random_nonce
+from mmcached.shm.segment import words
+from mmcached.wire.errors import LocalProtocolError, SegmentError
+from tests.shm.rings import attached, make_ring, put
+
+
+def test_rows_are_taken_in_order_and_given_free() -> None:
+    with make_ring(max_rows=2) as ring, ReaderRow.attach(ring.announcement) as first:
+        with ReaderRow.attach(ring.announcement) as second:
+            assert [first.row, second.row] == [0, 1]
+            with pytest.raises(SegmentError, match="all 2 rows"):
+                ReaderRow.attach(ring.announcement)
+        with ReaderRow.attach(ring.announcement) as again:
+            assert again.row == 1
+            assert again.nonce != second.nonce
+
+
+def test_nonces_have_63_bits_and_are_never_zero() -> None:
+    nonces = {random_nonce() for _ in range(1000)}
+    assert len(nonces) == 1000
+    assert min(nonces) > 0
+    assert 2**62 < max(nonces) < 2**63
+
+
+def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
+    with make_ring() as ring, ReaderRow.attach(ring.announcement) as row:
+        assert not ring.attach(row.row, row.nonce + 1)
+        assert not ring.attach(row.row + 1, row.nonce)
+        assert not ring.attach(ring.announcement.max_rows, row.nonce)
+        assert not ring.attach(1, 0)  # a row that was never taken holds 0
+        assert ring.attached_rows() == []
+        assert ring.attach(row.row, row.nonce)
+        handle = put(ring, 10)
+        ring.grant(row.row, handle)
+        assert ring.attach(row.row, row.nonce)  # repeated: the lease is still there
+        assert ring.stats().leases == 1
+        assert ring.grant(row.row, handle).seq == 2
+
+
+def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
+    with make_ring() as ring:
+        row = ReaderRow.attach(ring.announcement)
+        row.close()
+        assert not ring.attach(row.row, row.nonce)
+
+
+def test_owns_wants_ring_epoch_nonce_and_slot() -> None:
+    with make_ring() as ring, attached(ring) as row:
+        handle = put(ring, 10)
+        lease = ring.grant(row.row, handle)
+        assert row.owns(handle, lease)
+        assert not row.owns(handle, msgspec.structs.replace(lease, nonce=lease.nonce + 1))
+        other = put(ring, 10)
+        assert not row.owns(other, lease)
+        assert not row.receive(other, lease)
+        assert not row.owns(msgspec.structs.replace(handle, ring_id="f" * 32), lease)
+        assert not row.owns(msgspec.structs.replace(handle, epoch=handle.epoch + 1), lease)
+
+
+def test_what_is_not_of_this_ring_is_not_given_back() -> None:
+    with make_ring(num_slots=4) as ring, attached(ring) as row:
+        handle = put(ring, 10)
+        ring.grant(row.row, handle)
+        wrong: list[dict[str, object]] = [{"ring_id": "f" * 32}, {"epoch": 1}, {"slot": 4}, {"slot": -1}]
+        for change in wrong:
+            with pytest.raises(LocalProtocolError):
+                row.give_back(msgspec.structs.replace(handle, **change))
+        assert ring.stats().leases == 1
+        ring.check_integrity()
+
+
+def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        for life in range(3):
+            with attached(ring) as row:
+                assert row.row == 0
+                assert ring.grant(0, handle).seq == 1
+                if life != 1:
+                    row.give_back(handle)  # the second life dies with its lease
+            assert len(ring.poll_deaths()) == 1
+            assert ring.stats().leases == 0
+        ring.check_integrity()
+
+
+def test_a_closed_row_gives_nothing_back() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        row = ReaderRow.attach(ring.announcement)
+        row.close()
+        row.close()
+        with pytest.raises(LocalProtocolError):
+            row.give_back(handle)
+
+
+def test_no_release_store_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_ring() as ring:
+        monkeypatch.setattr(words, "_CHOSEN", None)
+        with pytest.raises(SegmentError, match="libatomic"):
+            ReaderRow.attach(ring.announcement)
+        monkeypatch.undo()

@@ -1,0 +1,232 @@
+"""Death, with real processes and `kill -9`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator
+
+import msgspec
+import posix_ipc
+import pytest
+
+from mmcached.shm import RingWriter, RowStopped, RowVoided, sweep
+from mmcached.shm.segment.layout import Layout
+from mmcached.wire.errors import CacheFull, PeerGone
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from tests.shm.processes import ChildError, Process, wait_until
+from tests.shm.rings import attached, make_ring, put
+
+
+@contextlib.contextmanager
+def overwritten(name: str) -> Iterator[memoryview]:
+    """The words of an object, as anybody of this user can map them by name."""
+    fd = posix_ipc.SharedMemory(name).fd
+    with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
+        os.close(fd)
+        yield words
+
+
+def attach(ring: RingWriter, process: Process) -> tuple[int, int]:
+    row, nonce = process.ask("attach", ring.announcement)
+    assert ring.attach(row, nonce)
+    process.ask("open", ring.announcement)
+    return row, nonce
+
+
+def digest(value: int, nbytes: int) -> str:
+    return hashlib.sha256(bytes([value]) * nbytes).hexdigest()
+
+
+def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
+    with make_ring(4 * 128) as ring, Process() as one, Process() as two:
+        row_one, nonce_one = attach(ring, one)
+        row_two, _ = attach(ring, two)
+        handles = [put(ring, 64, value) for value in range(4)]
+        for handle in handles[:3]:
+            ring.grant(row_one, handle)
+            one.ask("view", handle)
+        for handle in handles[2:]:
+            ring.grant(row_two, handle)
+            two.ask("view", handle)
+        with pytest.raises(CacheFull):
+            ring.claim(64)
+        assert ring.poll_deaths() == []
+        one.kill()
+        assert ring.stats().leases == 5  # until the writer looks
+        assert ring.poll_deaths() == [RowVoided(row_one, nonce_one)]
+        assert ring.poll_deaths() == []
+        assert ring.stats().leases == 2
+        put(ring, 64 + 128, 77)  # exactly the bytes that only the dead one held
+        with pytest.raises(CacheFull):
+            ring.claim(64 + 256)
+        assert two.ask("digests") == [digest(2, 64), digest(3, 64)]
+        with pytest.raises(PeerGone):
+            ring.grant(row_one, handles[3])
+        ring.check_integrity()
+
+
+def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
+    with make_ring(128) as ring, Process() as engine, Process() as worker:
+        row, nonce = attach(ring, engine)
+        worker.ask("open", ring.announcement)
+        worker.ask("join", row, nonce, 0)
+        assert engine.ask("is_worker_alive", 0)
+        handle = put(ring, 64, 5)
+        ring.grant(row, handle)
+        worker.ask("view", handle)
+        assert worker.ask("is_engine_alive")
+        engine.kill()
+        (event,) = ring.poll_deaths()
+        assert isinstance(event, RowStopped)
+        assert (event.row, event.nonce) == (row, nonce)
+        assert not worker.ask("is_engine_alive")
+        with pytest.raises(PeerGone):
+            ring.grant(row, handle)
+        with pytest.raises(CacheFull):
+            ring.claim(64)
+        worker.ask("close_reader")  # with a live view: its share stays
+        assert ring.poll_deaths() == []
+        assert worker.ask("digests") == [digest(5, 64)]
+        worker.ask("drop_views")
+        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        put(ring, 64)
+
+
+def test_a_silent_reader_is_not_dead() -> None:
+    with make_ring(128) as ring, Process() as process:
+        row, _ = attach(ring, process)
+        ring.grant(row, put(ring, 64))
+        process.stop()
+        assert [ring.poll_deaths() for _ in range(100)] == [[]] * 100
+        with pytest.raises(CacheFull):
+            ring.claim(64)
+
+
+def test_a_restarted_reader_takes_the_row_in_a_new_life_before_the_writer_looks() -> None:
+    """Without the nonce the new life would give back a descriptor of the old one, and the slot would stay pinned."""
+    with make_ring(128) as ring, Process() as old, Process() as new:
+        row, nonce = attach(ring, old)
+        handle = put(ring, 64, 5)
+        lease = ring.grant(row, handle)
+        assert old.ask("owns", handle, lease)
+        old.kill()
+        row_again, new_nonce = new.ask("attach", ring.announcement)
+        assert row_again == row
+        assert new_nonce != nonce
+        assert not ring.attach(row, nonce)  # the old life's Hello, late
+        assert not new.ask("owns", handle, lease)
+        assert ring.attach(row, new_nonce)
+        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        assert ring.stats().leases == 0
+        fresh = ring.grant(row, handle)
+        assert fresh == LeaseId(new_nonce, 1, handle.slot)
+        assert new.ask("owns", handle, fresh)
+        new.ask("give_back", handle)
+        put(ring, 64)
+        ring.check_integrity()
+
+
+def test_a_row_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
+    with make_ring(128) as ring, Process() as old, Process() as new:
+        row, nonce = attach(ring, old)
+        handle = put(ring, 64)
+        ring.grant(row, handle)
+        old.kill()
+        new_row, new_nonce = new.ask("attach", ring.announcement)
+        assert new_row == row
+        (event,) = ring.poll_deaths()
+        assert isinstance(event, RowStopped)
+        assert (event.row, event.nonce) == (row, nonce)
+        assert ring.poll_deaths() == []
+        with pytest.raises(PeerGone):
+            ring.grant(row, handle)
+        with pytest.raises(CacheFull):  # it may have been a stray write, and the old life may read
+            ring.claim(64)
+        assert ring.attach(row, new_nonce)
+        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        put(ring, 64)
+
+
+def test_an_overwritten_nonce_voids_no_lease_of_the_living() -> None:
+    with make_ring(128) as ring, Process() as process:
+        row, nonce = attach(ring, process)
+        ring.grant(row, put(ring, 64, 5))
+        with overwritten(ring.announcement.ctl_name) as words:
+            words[Layout(128, 64, 4).nonce_word(row)] = 0
+        (event,) = ring.poll_deaths()
+        assert isinstance(event, RowStopped)
+        with pytest.raises(CacheFull):
+            ring.claim(64)
+        process.kill()
+        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        put(ring, 64)
+
+
+def test_a_row_is_not_taken_while_a_worker_of_its_dead_engine_lives() -> None:
+    with make_ring() as ring, Process() as engine, Process() as worker, Process() as successor:
+        row, nonce = attach(ring, engine)
+        worker.ask("open", ring.announcement)
+        worker.ask("join", row, nonce, 0)
+        engine.kill()
+        assert successor.ask("attach", ring.announcement)[0] == row + 1
+        worker.kill()
+        with attached(ring) as reader:
+            assert reader.row == row
+
+
+def test_a_worker_that_outlived_its_engine_may_not_join_the_next() -> None:
+    with make_ring() as ring, Process() as engine, Process() as worker:
+        row, nonce = attach(ring, engine)
+        worker.ask("open", ring.announcement)
+        engine.kill()
+        with attached(ring) as successor:
+            assert successor.row == row
+            with pytest.raises(ChildError, match="peer_gone"):
+                worker.ask("join", row, nonce, 0)
+            worker.ask("join", row, successor.nonce, 0)
+
+
+def test_a_killed_workers_rank_is_free_for_its_successor_only_then() -> None:
+    with make_ring() as ring, attached(ring) as row, Process() as worker, Process() as successor:
+        for process in (worker, successor):
+            process.ask("open", ring.announcement)
+        worker.ask("join", row.row, row.nonce, 0)
+        with pytest.raises(ChildError, match="segment_error"):
+            successor.ask("join", row.row, row.nonce, 0)
+        assert row.is_worker_alive(0)
+        worker.kill()
+        assert not row.is_worker_alive(0)
+        successor.ask("join", row.row, row.nonce, 0)
+
+
+def test_a_reader_in_another_process_gives_back() -> None:
+    with make_ring(128) as ring, Process() as process:
+        row, _ = attach(ring, process)
+        handle = put(ring, 64, 5)
+        for _ in range(100):
+            ring.grant(row, handle)
+            process.ask("view", handle)
+            assert set(process.ask("digests")) == {digest(5, 64)}
+            process.ask("drop_views")
+            process.ask("give_back", handle)
+            wait_until(lambda: ring.stats().leases == 0)
+        put(ring, 64)
+        ring.check_integrity()
+
+
+def test_a_reader_of_a_killed_writer_keeps_what_it_has() -> None:
+    with Process() as writer, Process() as reader:
+        announcement = msgspec.convert(writer.ask("create", 1 << 16), RingAnnouncement)
+        handle = msgspec.convert(writer.ask("put", 1000, 5), Handle)
+        reader.ask("attach", announcement)
+        reader.ask("open", announcement)
+        reader.ask("view", handle)
+        writer.kill()
+        assert announcement.data_name in sweep()
+        assert reader.ask("digests") == [digest(5, 1000)]
+        reader.ask("give_back", handle)  # nobody reads it any more; it harms nobody
+        with pytest.raises(ChildError, match="segment_error"):
+            reader.ask("attach", announcement)

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import posix_ipc
+import pytest
+
+from mmcached.shm import Host, ReaderRow, RingReader, RingWriter
+from mmcached.shm.files import locks
+from mmcached.shm.segment import mapped, populate, segment
+from mmcached.shm.segment.layout import LAYOUT_VERSION, Layout
+from mmcached.shm.segment.segment import WriterSegment
+from mmcached.shm.segment.sweep import sweep
+from mmcached.wire.errors import LayoutMismatch, SegmentError
+from tests.shm.processes import DEADLINE_S
+from tests.shm.rings import make_ring
+
+MIB = 1 << 20
+
+
+def no_space(fd: int, offset: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def exists(name: str) -> bool:
+    return (mapped.SHM_DIR / name.lstrip("/")).exists()
+
+
+def test_both_objects_are_private_allocated_and_gone_after_close() -> None:
+    with make_ring(1 << 20) as ring:
+        names = ring.announcement
+        for name in (names.data_name, names.ctl_name):
+            status = (mapped.SHM_DIR / name[1:]).stat()
+            assert status.st_mode & 0o777 == 0o600
+            assert status.st_blocks * 512 >= status.st_size
+        assert (mapped.SHM_DIR / names.data_name[1:]).stat().st_size == 1 << 20
+        assert names.epoch > 0
+    assert not exists(names.data_name)
+    assert not exists(names.ctl_name)
+    ring.close()
+
+
+def test_two_rings_have_two_ids() -> None:
+    with make_ring() as one, make_ring() as two:
+        assert one.announcement.ring_id != two.announcement.ring_id
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        Host(shm_free_bytes=lambda: 30 * MIB),
+        Host(headroom_bytes=lambda: 30 * MIB),
+        Host(fallocate=no_space),
+    ],
+    ids=["statvfs", "memory limit", "fallocate"],
+)
+def test_no_room_says_how_much_and_what_to_do(host: Host) -> None:
+    with pytest.raises(SegmentError, match="lower mm_processor_cache_gb") as caught:
+        RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=host)
+    remedy = "--memory=" if host.headroom_bytes() == 30 * MIB else "--shm-size="
+    assert remedy in str(caught.value)
+    needed = caught.value.details["needed_bytes"]
+    assert isinstance(needed, int)
+    assert needed > 64 * MIB  # what it may have left behind, the leak gate sees
+
+
+def test_room_for_ctl_only_leaves_nothing() -> None:
+    def second_fails(fd: int, offset: int, size: int) -> None:
+        (no_space if size == 64 * MIB else os.posix_fallocate)(fd, offset, size)
+
+    with pytest.raises(SegmentError):
+        RingWriter.create(data_bytes=64 * MIB, max_object_bytes=MIB, host=Host(fallocate=second_fails))
+
+
+SMALL_TMPFS = """
+import os
+from mmcached.shm import Host, RingWriter
+from mmcached.wire.errors import SegmentError
+# The checks before it are turned off: another process may have filled /dev/shm since they were made.
+host = Host(shm_free_bytes=lambda: 1 << 40, headroom_bytes=lambda: None)
+try:
+    RingWriter.create(data_bytes=64 << 20, max_object_bytes=1 << 20, host=host)
+except SegmentError as error:
+    print("refused", os.listdir("/dev/shm"))
+with RingWriter.create(data_bytes=4 << 20, max_object_bytes=1 << 20, host=host) as ring:
+    claim = ring.claim(1 << 20)
+    claim.buffer[:] = 1
+    ring.commit(claim)
+    print("fits")
+"""
+
+
+def test_a_full_tmpfs_is_an_error_and_no_signal() -> None:
+    mount = "mount -t tmpfs -o size=8m tmpfs /dev/shm"
+    probe = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, timeout=DEADLINE_S, check=False)
+    if probe.returncode:
+        pytest.skip("needs the right to mount a private tmpfs")
+    command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, SMALL_TMPFS]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == ["refused []", "fits"]
+
+
+def overwrite(name: str, offset: int, data: bytes) -> None:
+    fd = posix_ipc.SharedMemory(name).fd
+    os.pwrite(fd, data, offset)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("attach", [ReaderRow.attach, RingReader.open], ids=["row", "reader"])
+def test_a_future_layout_is_refused(attach: Callable[..., Any]) -> None:
+    with make_ring() as ring:
+        overwrite(ring.announcement.ctl_name, 8, struct.pack("<I", LAYOUT_VERSION + 1))
+        with pytest.raises(LayoutMismatch) as caught:
+            attach(ring.announcement)
+        assert caught.value.details["field"] == "layout_version"
+
+
+@pytest.mark.parametrize("attach", [ReaderRow.attach, RingReader.open], ids=["row", "reader"])
+def test_a_segment_without_its_magic_is_not_ready(attach: Callable[..., Any]) -> None:
+    with make_ring() as ring:
+        overwrite(ring.announcement.ctl_name, 0, bytes(8))
+        with pytest.raises(LayoutMismatch):
+            attach(ring.announcement)
+
+
+@pytest.mark.parametrize("field", ["epoch", "data_bytes", "num_slots", "max_rows"])
+def test_what_contradicts_the_announcement_is_refused(field: str) -> None:
+    with make_ring() as ring:
+        value = getattr(ring.announcement, field)
+        announced = msgspec.structs.replace(ring.announcement, **{field: value * 2})
+        with pytest.raises(LayoutMismatch):
+            RingReader.open(announced)
+        with pytest.raises(LayoutMismatch):
+            ReaderRow.attach(announced)
+
+
+def test_a_data_object_of_another_size_is_refused() -> None:
+    with make_ring() as ring:
+        fd = posix_ipc.SharedMemory(ring.announcement.data_name).fd
+        os.ftruncate(fd, (1 << 16) - 4096)
+        os.close(fd)
+        with pytest.raises(LayoutMismatch):
+            RingReader.open(ring.announcement)
+
+
+@pytest.mark.parametrize("attach", [ReaderRow.attach, RingReader.open], ids=["row", "reader"])
+def test_a_closed_ring_is_gone(attach: Callable[..., Any]) -> None:
+    with make_ring() as ring:
+        announcement = ring.announcement
+    with pytest.raises(SegmentError):
+        attach(announcement)
+
+
+def test_the_data_object_is_mapped_without_write_permission() -> None:
+    with make_ring() as ring:
+        mapping = mapped.open_data(ring.announcement)
+        with pytest.raises(TypeError):
+            mapping[0:1] = b"x"
+        assert isinstance(mapping, mmap.mmap)
+        mapping.close()
+
+
+def test_a_sweep_between_creation_and_lock_makes_it_create_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other party unlinks what is not locked yet: the creator notices that the name is not its inode."""
+    lock = locks.try_exclusive
+    created: list[str] = []
+
+    def sweep_first(fd: int, byte: int) -> bool:
+        if not created:
+            created.append("/" + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+            monkeypatch.setattr(locks, "try_exclusive", lock)
+            assert created[0] in sweep()
+        return lock(fd, byte)
+
+    monkeypatch.setattr(locks, "try_exclusive", sweep_first)
+    with make_ring() as ring:
+        assert created[0] != ring.announcement.ctl_name
+        assert not exists(created[0])
+        assert exists(ring.announcement.ctl_name)
+        assert ring.announcement.ctl_name not in sweep()
+
+
+def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
+    uid = os.getuid()
+    first, second = secrets.token_hex(16), secrets.token_hex(16)
+    ids = iter([first, second])
+    layout = Layout(1 << 16, 8, 1)
+    held: list[int] = []
+
+    def new_ring_id() -> str:
+        return next(ids)
+
+    create = posix_ipc.SharedMemory
+
+    def created(name: str, *arguments: Any, **options: Any) -> Any:
+        shared = create(name, *arguments, **options)
+        if first in name:  # the sweep has opened and locked it in this instant
+            held.append(posix_ipc_open(name))
+            assert locks.try_exclusive(held[0], locks.WRITER_BYTE)
+        return shared
+
+    def posix_ipc_open(name: str) -> int:
+        fd: int = create(name).fd
+        return fd
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posix_ipc, "SharedMemory", created)
+        made = WriterSegment.create(layout, epoch=1, host=Host(), new_ring_id=new_ring_id)
+    try:
+        assert made.announcement.ring_id == second
+    finally:
+        made.close()
+        os.close(held[0])
+        segment.unlink(f"/mmc.{uid}.{first}.ctl")
+
+
+def create_named(ring_id: str, **options: Any) -> WriterSegment:
+    return WriterSegment.create(
+        Layout(1 << 16, 8, 1), epoch=1, host=Host(), new_ring_id=lambda: ring_id, populate=False, **options
+    )
+
+
+def test_a_second_writer_on_a_name_is_refused_and_the_first_goes_on() -> None:
+    ring_id = secrets.token_hex(16)
+    first = create_named(ring_id)
+    try:
+        with pytest.raises(SegmentError, match="stop that service"):
+            create_named(ring_id)
+        assert exists(first.announcement.ctl_name)
+        assert exists(first.announcement.data_name)
+        mapped.open_control(first.announcement).close()
+        assert sweep() == []
+    finally:
+        first.close()
+    create_named(ring_id).close()
+
+
+@pytest.mark.parametrize("kind", ["ctl", "data"])
+def test_the_name_of_a_dead_writer_is_refused_until_it_is_swept(kind: str) -> None:
+    ring_id = secrets.token_hex(16)
+    name = f"/mmc.{os.getuid()}.{ring_id}.{kind}"
+    os.close(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd)
+    with pytest.raises(SegmentError, match=r"dead.*mmcached shm gc") as caught:
+        create_named(ring_id)
+    assert caught.value.details["name"] == name
+    assert exists(name)
+    assert name in sweep()
+    create_named(ring_id).close()
+
+
+def test_a_directory_that_may_not_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *arguments: Any, **options: Any) -> Any:
+        raise posix_ipc.PermissionsError
+
+    monkeypatch.setattr(posix_ipc, "SharedMemory", refuse)
+    with pytest.raises(SegmentError, match="may not create"):
+        create_named(secrets.token_hex(16))
+
+
+def test_no_address_space_is_an_error_that_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    map_object = mmap.mmap
+
+    def fails_on_data(fd: int, length: int, **options: Any) -> mmap.mmap:
+        if length == 1 << 16:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return map_object(fd, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", fails_on_data)
+    with pytest.raises(SegmentError, match="ulimit -v"):
+        create_named(secrets.token_hex(16))
+
+
+def test_creation_populates_in_the_background_and_close_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is held up inside its first step: neither creation nor writing waits for it, and close ends it."""
+    is_in_step, may_go_on = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def held_up(address: int, nbytes: int, advice: populate.Advice) -> None:
+        steps.append(nbytes)
+        is_in_step.set()
+        assert may_go_on.wait(DEADLINE_S)
+
+    monkeypatch.setattr(populate.Populator.__init__, "__kwdefaults__", {"step_bytes": 4096, "advise": held_up})
+    made = WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host())
+    assert is_in_step.wait(DEADLINE_S)
+    assert made.populated_bytes == 0
+    made.data[:8] = b"written!"
+    threading.Timer(0.01, may_go_on.set).start()
+    made.close()
+    assert steps == [4096]
+    assert made.populated_bytes == 4096
+
+
+def test_a_segment_says_when_it_is_populated() -> None:
+    layout = Layout(1 << 16, 8, 1)
+    made = WriterSegment.create(layout, epoch=1, host=Host())
+    assert made.wait_populated(DEADLINE_S)
+    assert made.populated_bytes == layout.data_bytes
+    assert bytes(made.data) == bytes(layout.data_bytes)
+    made.close()
+    without = WriterSegment.create(layout, epoch=1, host=Host(), populate=False)
+    assert not without.wait_populated(DEADLINE_S)
+    assert without.populated_bytes == 0
+    without.close()
+
+
+def test_creation_gives_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_swept(name: str, fd: int) -> bool:
+        segment.unlink(name)
+        return False
+
+    monkeypatch.setattr(segment, "is_name_of", is_swept)
+    with pytest.raises(SegmentError, match="swept"):
+        make_ring()

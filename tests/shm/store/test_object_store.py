@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader
+from mmcached.shm.store import codec
+from mmcached.wire.errors import (
+    CacheFull,
+    InvalidRequest,
+    InvariantError,
+    ItemTooLarge,
+    LocalProtocolError,
+    StaleHandle,
+)
+from tests.house.drawing import examples
+from tests.shm.rings import attached, make_ring, put
+
+
+def record_of(value: int, num_bytes: int = 900) -> codec.Record:
+    return {"value": value, "pixels": np.full(num_bytes, value, np.uint8)}
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStoreWriter]:
+    """Room for about ten records."""
+    with ObjectStoreWriter(make_ring(10 * 1088, max_object_bytes=5000)) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(store: ObjectStoreWriter) -> Iterator[ObjectStoreReader]:
+    with ObjectStoreReader(RingReader.open(store.ring.announcement)) as made:
+        yield made
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_put_then_get(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    handle = store.put("a", record_of(3))
+    assert store.find("a") == handle
+    assert store.is_cached("a")
+    assert not store.is_cached("b")
+    assert store.find("b") is None
+    assert len(store) == 1
+    record = reader.get(handle, tensors="numpy")
+    assert record["value"] == 3
+    assert record["pixels"].tolist() == [3] * 900
+    assert isinstance(reader.get(handle)["pixels"], torch.Tensor)
+    store.check_integrity()
+    del record
+
+
+def test_a_key_is_put_once(store: ObjectStoreWriter) -> None:
+    handle = store.put("a", record_of(1))
+    with pytest.raises(LocalProtocolError, match="already exists"):
+        store.put("a", record_of(2))
+    assert store.find("a") == handle
+    store.check_integrity()
+
+
+def test_an_encoded_record_is_put_as_the_record_is(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    frames = [bytes(frame) for frame in codec.encode(record_of(3)).frames()]
+    handle = store.put_encoded("a", codec.adopt_frames(frames))
+    assert store.find("a") == handle
+    assert reader.get(handle, tensors="numpy", copy=True)["pixels"].tolist() == [3] * 900
+    with pytest.raises(LocalProtocolError, match="already exists"):
+        store.put_encoded("a", codec.adopt_frames(frames))
+    with pytest.raises(ItemTooLarge):
+        store.put_encoded("b", codec.encode(record_of(1, 6000)))
+    assert (len(store), store.stats().puts) == (1, 1)
+    store.check_integrity()
+
+
+def test_refusals_change_nothing(store: ObjectStoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("a", record_of(1))
+    before = store.stats()
+    with pytest.raises(ItemTooLarge):
+        store.put("b", record_of(2, 5000))
+    with pytest.raises(InvalidRequest):
+        store.put("b", {"x": object()})
+
+    def fails(self: codec.EncodedRecord, buffer: Any) -> None:
+        raise OSError("halfway")
+
+    monkeypatch.setattr(codec.EncodedRecord, "write_into", fails)
+    with pytest.raises(OSError, match="halfway"):
+        store.put("b", record_of(2))
+    monkeypatch.undo()
+    assert store.stats() == before
+    assert not store.is_cached("b")
+    store.check_integrity()
+    for index in range(30):  # vLLM 0.33 raises KeyError from here on
+        store.put(f"more {index}", record_of(index))
+    store.check_integrity()
+
+
+def test_eviction_takes_the_key_and_tells() -> None:
+    seen: list[object] = []
+    ring = make_ring(3 * 1088, on_evict=lambda handle: seen.append(handle.slot))
+    with ObjectStoreWriter(ring, on_evict=seen.append) as store:
+        for index in range(4):
+            store.put(f"key {index}", record_of(index))
+        assert seen == [0, "key 0"]
+        assert [store.is_cached(f"key {index}") for index in range(4)] == [False, True, True, True]
+        store.put("key 0", record_of(0))  # it may come again
+        store.check_integrity()
+
+
+def test_touch_pins_until_released(store: ObjectStoreWriter) -> None:
+    store.put("kept", record_of(0))
+    store.touch("kept")
+    store.touch("kept")
+    store.touch("unknown")
+    for index in range(50):
+        store.put(f"key {index}", record_of(index))
+    assert store.is_cached("kept")
+    store.release_touches()
+    store.release_touches()
+    assert store.stats().pinned_bytes == 0
+    for index in range(50, 70):
+        store.put(f"key {index}", record_of(index))
+    assert not store.is_cached("kept")
+    store.check_integrity()
+
+
+def test_all_touched_is_full(store: ObjectStoreWriter) -> None:
+    keys = [f"key {index}" for index in range(8)]
+    for key in keys:
+        store.put(key, record_of(1))
+        store.touch(key)
+    with pytest.raises(CacheFull):
+        store.put("one more", record_of(1, 4000))
+    assert all(map(store.is_cached, keys))
+    store.release_touches()
+    store.put("one more", record_of(1, 4000))
+    store.check_integrity()
+
+
+def test_is_cached_and_find_do_not_keep(store: ObjectStoreWriter) -> None:
+    store.put("first", record_of(0))
+    evicted_after = 0
+    while store.is_cached("first") and store.find("first"):
+        store.put(f"key {evicted_after}", record_of(0))
+        evicted_after += 1
+    assert evicted_after <= 11
+
+
+def test_discard_and_clear(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    old = store.put("a", record_of(1))
+    store.put("b", record_of(2))
+    store.touch("a")
+    store.discard("a")
+    store.discard("a")
+    with pytest.raises(StaleHandle):
+        reader.get(old)
+    store.check_integrity()
+    store.touch("b")
+    store.clear()
+    assert len(store) == 0
+    store.release_touches()
+    assert store.stats().used_bytes == 0
+    assert store.put("a", record_of(1)) != old
+    with pytest.raises(StaleHandle):
+        reader.get(old)
+    store.check_integrity()
+
+
+def test_a_handle_from_before_clear_stays_readable_under_its_lease(
+    store: ObjectStoreWriter, reader: ObjectStoreReader
+) -> None:
+    with attached(store.ring) as row:
+        handle = store.put("a", record_of(7))
+        store.ring.grant(row.row, handle)
+        store.clear()
+        for index in range(50):
+            store.put(f"key {index}", record_of(index))
+        assert reader.get(handle, copy=True)["pixels"].tolist() == [7] * 900
+        row.give_back(handle)
+        for index in range(50, 70):
+            store.put(f"key {index}", record_of(index))
+        with pytest.raises(StaleHandle):
+            reader.get(handle)
+
+
+def derived(tensor: torch.Tensor) -> list[object]:
+    return [
+        tensor,
+        tensor[10:20],
+        tensor.view(torch.int16),
+        torch.nn.Parameter(tensor, requires_grad=False),
+        tensor.numpy(),
+        tensor.untyped_storage(),
+        tensor.numpy().data,
+    ]
+
+
+@pytest.mark.parametrize("index", range(7))
+def test_on_release_comes_after_the_last_of_whatever_was_derived(
+    store: ObjectStoreWriter, reader: ObjectStoreReader, index: int, no_gc: None
+) -> None:
+    released: list[int] = []
+    handle = store.put("a", record_of(7))
+    record = reader.get(handle, on_release=lambda: released.append(1))
+    kept = derived(record["pixels"])[index]
+    del record
+    assert released == []
+    del kept
+    assert released == [1]
+
+
+def test_two_reads_are_released_apart(store: ObjectStoreWriter, reader: ObjectStoreReader, no_gc: None) -> None:
+    released: list[str] = []
+    handle = store.put("a", record_of(7))
+    first = reader.get(handle, on_release=lambda: released.append("first"))
+    second = reader.get(handle, on_release=lambda: released.append("second"))
+    del first
+    assert released == ["first"]
+    del second
+    assert released == ["first", "second"]
+
+
+def test_a_copy_is_released_at_once_and_owned(store: ObjectStoreWriter, reader: ObjectStoreReader, no_gc: None) -> None:
+    for tensors in ("numpy", "torch"):
+        released: list[int] = []
+        key = f"of {tensors}"
+        handle = store.put(key, record_of(7))
+        record = reader.get(handle, tensors=tensors, copy=True, on_release=partial(released.append, 1))
+        assert released == [1]
+        record["pixels"][:] = 1  # allowed: it is nobody else's
+        assert reader.get(handle, tensors="numpy")["pixels"].tolist() == [7] * 900
+
+
+def test_a_record_without_tensors_is_released_at_once(
+    store: ObjectStoreWriter, reader: ObjectStoreReader, no_gc: None
+) -> None:
+    released: list[int] = []
+    record = reader.get(store.put("a", {"n": 1}), on_release=lambda: released.append(1))
+    assert record == {"n": 1}
+    assert released == [1]
+
+
+def test_a_failed_get_releases_nothing(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    released: list[int] = []
+    handle = store.put("a", {"t": torch.ones(2, dtype=torch.bfloat16)})
+    with pytest.raises(InvalidRequest):
+        reader.get(handle, tensors="numpy", on_release=lambda: released.append(1))
+    store.discard("a")
+    with pytest.raises(StaleHandle):
+        reader.get(handle, on_release=lambda: released.append(1))
+    gc.collect()
+    assert released == []
+
+
+def test_on_release_may_come_in_any_thread(store: ObjectStoreWriter, reader: ObjectStoreReader, no_gc: None) -> None:
+    threads: list[threading.Thread] = []
+    box = [reader.get(store.put("a", record_of(1)), on_release=lambda: threads.append(threading.current_thread()))]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join(60)
+    assert threads == [thread]
+
+
+def test_views_outlive_both_ends(no_gc: None) -> None:
+    released: list[int] = []
+    store = ObjectStoreWriter(make_ring(1 << 14))
+    reader = ObjectStoreReader(RingReader.open(store.ring.announcement))
+    record = reader.get(store.put("a", record_of(9)), on_release=lambda: released.append(1))
+    reader.close()
+    store.close()
+    store.close()
+    assert record["pixels"].tolist() == [9] * 900
+    del record
+    assert released == [1]
+
+
+def test_numpy_views_refuse_writes(store: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    record = reader.get(store.put("a", record_of(9)), tensors="numpy")
+    with pytest.raises(ValueError, match="read-only"):
+        record["pixels"][0] = 1
+    del record
+
+
+def test_integrity_finds_a_chunk_behind_its_back(store: ObjectStoreWriter) -> None:
+    put(store.ring, 10)
+    with pytest.raises(InvariantError):
+        store.check_integrity()
+
+
+def test_what_never_fits_is_refused_before_anything_of_it_is_copied() -> None:
+    """A view of one byte that claims to be a tebibyte: making it contiguous would need all of it."""
+    with make_ring() as ring, ObjectStoreWriter(ring) as store:
+        with pytest.raises(ItemTooLarge):
+            store.put("huge", {"small": np.zeros(3), "huge": np.broadcast_to(np.uint8(0), (1 << 40,))})
+        with pytest.raises(ItemTooLarge):
+            store.put("huge", {"huge": torch.zeros(1).expand(1 << 38)})
+        assert ring.stats().puts == 0
+        store.check_integrity()
+
+
+class StoreModel(RuleBasedStateMachine):
+    """Against a dict. What the store forgets by itself it says through `on_evict`, and that is never a touched key."""
+
+    KEYS: ClassVar[list[str]] = [f"key {index}" for index in range(12)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[str, int] = {}
+        self.touched: set[str] = set()
+        self.store = ObjectStoreWriter(make_ring(4 * 1088, num_slots=6, has_index=True), on_evict=self.evicted)
+        self.reader = ObjectStoreReader(RingReader.open(self.store.ring.announcement))
+        self.row = ReaderRow.attach(self.store.ring.announcement)
+
+    def teardown(self) -> None:
+        self.row.close()
+        self.reader.close()
+        self.store.close()
+
+    def evicted(self, key: str) -> None:
+        assert key not in self.touched
+        del self.model[key]
+
+    @rule(key=st.sampled_from(KEYS), value=st.integers(0, 255), num_bytes=st.sampled_from([0, 10, 900, 1800]))
+    def put(self, key: str, value: int, num_bytes: int) -> None:
+        if key in self.model:
+            with pytest.raises(LocalProtocolError):
+                self.store.put(key, {})
+            return
+        before = dict(self.model)
+        try:
+            self.store.put(key, record_of(value, num_bytes))
+        except CacheFull:
+            assert self.touched
+            assert self.model == before
+        else:
+            self.model[key] = value
+
+    @rule(key=st.sampled_from(KEYS))
+    def touch(self, key: str) -> None:
+        self.store.touch(key)
+        if key in self.model:
+            self.touched.add(key)
+
+    @rule()
+    def release_touches(self) -> None:
+        self.store.release_touches()
+        self.touched.clear()
+
+    @rule(key=st.sampled_from(KEYS))
+    def discard(self, key: str) -> None:
+        self.store.discard(key)
+        self.model.pop(key, None)
+        self.touched.discard(key)
+
+    @precondition(lambda self: len(self.model) > 2)
+    @rule()
+    def clear(self) -> None:
+        self.store.clear()
+        self.model.clear()
+        self.touched.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        self.store.check_integrity()
+        assert len(self.store) == len(self.model)
+        for key in self.KEYS:
+            handle = self.store.find(key)
+            assert self.store.is_cached(key) == (handle is not None) == (key in self.model)
+            assert self.reader.reader.index is not None
+            assert self.reader.reader.index.contains(key) == (key in self.model)
+            if handle is not None:
+                record = self.reader.get(handle, tensors="numpy")
+                assert record["value"] == self.model[key]
+                assert set(record["pixels"].tolist()) <= {self.model[key]}
+
+
+TestStoreModel = StoreModel.TestCase
+TestStoreModel.settings = settings(max_examples=examples(25), stateful_step_count=30)

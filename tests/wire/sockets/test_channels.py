@@ -1,0 +1,298 @@
+"""Channels over real ipc sockets: limits that lose nothing, and frames that do not validate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
+from mmcached.wire.messages.client import Failed, ToClient, Welcome
+from mmcached.wire.messages.frontend import ClientHello, FromClient, GetStats
+from mmcached.wire.sockets import channels
+from mmcached.wire.sockets.channels import (
+    DealerChannel,
+    RouterChannel,
+    decode_frames,
+    encode_frames,
+    make_decoder,
+)
+from tests.house.drawing import examples
+from tests.wire.examples import EXAMPLES, UNIONS
+
+DEADLINE_S = 20.0
+
+
+class Wiring:
+    """A context, an address, and the channels that a test makes of them; all closed at the end."""
+
+    def __init__(self, run_dir: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self.context = stack.enter_context(zmq.Context())
+        self.address = f"ipc://{run_dir}/test.sock"
+
+    def router(self) -> RouterChannel[FromClient]:
+        return self._stack.enter_context(RouterChannel(self.context, self.address, FromClient))
+
+    def dealer(self) -> DealerChannel[ToClient]:
+        return self._stack.enter_context(DealerChannel(self.context, self.address, ToClient))
+
+
+@pytest.fixture
+def wiring(run_dir: Path) -> Iterator[Wiring]:
+    with ExitStack() as stack:
+        yield Wiring(run_dir, stack)
+
+
+def next_raw(router: RouterChannel[FromClient]) -> tuple[bytes, list[bytes]]:
+    assert router.wait(DEADLINE_S)
+    received = router.receive_raw()
+    assert received is not None
+    return received
+
+
+def test_readiness_that_was_a_false_alarm_is_waited_out(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that closes between poll and receive leaves nothing behind what poll had promised."""
+    router, dealer = wiring.router(), wiring.dealer()
+    dealer.send(GetStats(1))
+    peer, _ = next_raw(router)
+    with monkeypatch.context() as patched:
+        patched.setattr(dealer, "wait", lambda timeout_s: True)
+        assert dealer.try_receive() is None
+        with pytest.raises(DeadlineExceeded):
+            dealer.receive(0.01)
+    router.send(peer, Welcome("s", 1, 2, 3, 4))
+    alarms = iter([True, True])
+    original = dealer.wait
+    monkeypatch.setattr(dealer, "wait", lambda timeout_s: next(alarms, False) or original(timeout_s))
+    assert dealer.receive(DEADLINE_S)[0] == Welcome("s", 1, 2, 3, 4)
+
+
+def test_both_directions_with_payload(wiring: Wiring) -> None:
+    router, dealer = wiring.router(), wiring.dealer()
+    dealer.send(GetStats(7), [b"first", memoryview(b"second")])
+    peer, frames = next_raw(router)
+    message, payload = router.decode(frames)
+    assert message == GetStats(7)
+    assert [bytes(frame) for frame in payload] == [b"first", b"second"]
+
+    answer = Welcome("id", 258, 257, 64, 100)
+    router.send(peer, answer, [b""])
+    assert dealer.receive(DEADLINE_S) == (answer, [b""])
+
+
+def test_peers_are_told_apart(wiring: Wiring) -> None:
+    router, one, other = wiring.router(), wiring.dealer(), wiring.dealer()
+    one.send(GetStats(1))
+    other.send(GetStats(2))
+    for _ in range(2):
+        peer, frames = next_raw(router)
+        message, _ = router.decode(frames)
+        router.send(peer, message)
+    for number, dealer in ((1, one), (2, other)):
+        assert dealer.wait(DEADLINE_S)
+        assert decode_frames(dealer.socket.recv_multipart(), make_decoder(FromClient))[0] == GetStats(number)
+
+
+def test_nothing_there(wiring: Wiring) -> None:
+    router, dealer = wiring.router(), wiring.dealer()
+    assert not router.wait(0)
+    assert router.receive_raw() is None
+    with pytest.raises(DeadlineExceeded) as caught:
+        dealer.receive(0.01)
+    assert caught.value.details["timeout_s"] == 0.01
+
+
+def test_unknown_peer(wiring: Wiring) -> None:
+    router = wiring.router()
+    with pytest.raises(PeerGone, match="beef"):
+        router.send(b"\xbe\xef", GetStats(1))
+
+
+def test_peer_that_has_closed(wiring: Wiring) -> None:
+    router = wiring.router()
+    with DealerChannel[ToClient](wiring.context, wiring.address, ToClient) as dealer:
+        dealer.send(GetStats(1))
+        peer, _ = next_raw(router)
+    deadline = time.monotonic() + DEADLINE_S
+
+    def send_until_refused() -> None:
+        while time.monotonic() < deadline:
+            router.send(peer, GetStats(1))
+            router.wait(0.01)
+
+    with pytest.raises(PeerGone):
+        send_until_refused()
+
+
+def test_dealer_full_before_its_peer_exists_loses_nothing(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "SEND_HIGH_WATER_MARK", 5)
+    dealer = wiring.dealer()
+    for number in range(5):
+        dealer.send(GetStats(number))
+    with pytest.raises(ChannelFull):
+        dealer.send(GetStats(99))
+    router = wiring.router()
+    assert [router.decode(next_raw(router)[1])[0] for _ in range(5)] == [GetStats(number) for number in range(5)]
+    assert dealer.socket.poll(int(DEADLINE_S * 1000), zmq.POLLOUT), (
+        "room again, once the peer has said that it took some"
+    )
+    dealer.send(GetStats(5))
+    assert router.decode(next_raw(router)[1])[0] == GetStats(5)
+    assert router.receive_raw() is None
+
+
+def test_router_full_towards_one_peer_loses_nothing(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client does not read: `ChannelFull` for it alone; later it finds all that was accepted, in order."""
+    monkeypatch.setattr(channels, "SEND_HIGH_WATER_MARK", 4)
+    monkeypatch.setattr(channels, "RECEIVE_HIGH_WATER_MARK", 4)
+    router, slow, quick = wiring.router(), wiring.dealer(), wiring.dealer()
+    slow.send(GetStats(0))
+    slow_peer, _ = next_raw(router)
+    quick.send(GetStats(0))
+    quick_peer, _ = next_raw(router)
+
+    accepted = 0
+    big = bytes(256 << 10)
+
+    def send_until_refused() -> None:
+        nonlocal accepted
+        while accepted < 10_000:
+            router.send(slow_peer, Welcome(str(accepted), 1, 1, 1, 1), [big])
+            accepted += 1
+
+    with pytest.raises(ChannelFull):
+        send_until_refused()
+    assert accepted >= 4
+
+    router.send(quick_peer, Welcome("quick", 1, 1, 1, 1))
+    assert quick.receive(DEADLINE_S)[0] == Welcome("quick", 1, 1, 1, 1)
+    for number in range(accepted):
+        message, payload = slow.receive(DEADLINE_S)
+        assert isinstance(message, Welcome)
+        assert message.service_id == str(number)
+        assert len(payload[0]) == len(big)
+    assert not slow.wait(0.05)
+
+
+def test_a_bad_frame_is_taken_off_and_the_next_one_read(wiring: Wiring) -> None:
+    router, dealer = wiring.router(), wiring.dealer()
+    dealer.send(GetStats(1))
+    peer, _ = next_raw(router)
+    router.socket.send_multipart([peer, b"nonsense", b"\xc1"])
+    router.send(peer, Welcome("good", 1, 1, 1, 1))
+    with pytest.raises(RemoteProtocolError):
+        dealer.receive(DEADLINE_S)
+    assert dealer.receive(DEADLINE_S)[0] == Welcome("good", 1, 1, 1, 1)
+
+
+GOOD = [bytes(frame) for frame in encode_frames(GetStats(3))]
+
+
+@pytest.mark.parametrize(
+    ("frames", "field", "reason"),
+    [
+        ([], "frames", "0 frame"),
+        (GOOD[:1], "frames", "1 frame"),
+        ([b"", GOOD[1]], "version", "not an mmcached version"),
+        ([b"mmc", GOOD[1]], "version", "not an mmcached version"),
+        ([b"http", GOOD[1]], "version", "not an mmcached version"),
+        ([b"mmc\x63", GOOD[1]], "version", "version 99"),
+        ([GOOD[0], b""], "body", "not MessagePack"),
+        ([GOOD[0], GOOD[1][:-1]], "body", "not MessagePack"),
+        ([GOOD[0], GOOD[1] + b"\0"], "body", "not MessagePack"),
+        ([GOOD[0], b"\xc1"], "body", "not MessagePack"),
+    ],
+)
+def test_frames_that_are_no_message(frames: list[bytes], field: str, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason) as caught:
+        decode_frames(frames, make_decoder(FromClient))
+    assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (["GetStats", -1], "$[1]"),
+        (["GetStats", 2**63], "$[1]"),
+        (["GetStats", "3"], "$[1]"),
+        (["GetStats", True], "$[1]"),
+        (["GetStats"], "$"),
+        (["GetStats", 3, 4], "$"),
+        (["Unknown", 3], "$[0]"),
+        ({"type": "GetStats", "request_id": 3}, "$"),
+        (["ClientHello", "short"], "$[1]"),
+        (["ClientHello", "A" * 32], "$[1]"),
+        (["Generate", "0" * 32, 1, ["x"], 1, None, 1.0], "$[3][0]"),
+        (["Generate", "0" * 32, 1, "x", 0, None, 1.0], "$[4]"),
+        (["Generate", "0" * 32, 1, "x", 1, 0, 1.0], "$[5]"),
+        (["Generate", "0" * 32, 1, "x", 1, [[]], 1.0], "$[5][0]"),
+        (["Generate", "0" * 32, 1, "x", 1, [["a"], -1], 1.0], "$[5][1]"),
+        (["Generate", "0" * 32, 1, "x", 1, [["a"], 0, "some"], 1.0], "$[5][2]"),
+        (["Generate", "0" * 32, 1, "x", 1, None, float("nan")], "$[6]"),
+        (["Generate", "0" * 32, 1, "x", 1, None, 0.0], "$[6]"),
+        (["Generate", "0" * 32, 1, "x", 1, None, 1.0, "t" * 257], "$[7]"),
+    ],
+)
+def test_what_does_not_validate_is_named_by_its_path(message: Any, field: str) -> None:
+    frames = [GOOD[0], channels._encoder.encode(message)]
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_frames(frames, make_decoder(FromClient))
+    assert caught.value.details["field"] == field
+
+
+def test_a_message_for_another_receiver_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_frames(encode_frames(ClientHello("0" * 32)), make_decoder(ToClient))
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01", b"\xdf\x00\x00\x00\x01\xa1a"])
+@pytest.mark.parametrize("union", UNIONS, ids=UNIONS.keys())
+def test_endless_nesting_is_refused(union: str, opening: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_frames([GOOD[0], opening * 100_000], make_decoder(UNIONS[union]))
+
+
+def test_endless_nesting_inside_a_field_is_refused() -> None:
+    body = b"\x93\xa6Failed\x01\x94\xa1c\xa1m\xc2\x81\xa1a" + b"\x91" * 100_000
+    with pytest.raises(RemoteProtocolError):
+        decode_frames([GOOD[0], body], make_decoder(Failed | Welcome))
+
+
+ANY_UNION = st.sampled_from(sorted(UNIONS))
+
+
+@settings(max_examples=examples(300))
+@given(ANY_UNION, st.lists(st.binary(max_size=40), max_size=3), st.booleans())
+def test_random_bytes_give_a_typed_error(union: str, frames: list[bytes], has_version: bool) -> None:
+    try:
+        decode_frames([*GOOD[:has_version], *frames], make_decoder(UNIONS[union]))
+    except RemoteProtocolError as error:
+        assert error.code == "remote_protocol_error"  # noqa: PT017
+
+
+@settings(max_examples=examples(300))
+@given(
+    st.sampled_from(EXAMPLES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6)
+)
+def test_mutated_messages_give_a_message_or_a_typed_error(
+    example: tuple[str, Any], mutations: list[tuple[float, int]]
+) -> None:
+    union, message = example
+    body = bytearray(encode_frames(message)[1])
+    for place, value in mutations:
+        body[int(place * len(body))] = value
+    decoder = make_decoder(UNIONS[union])
+    try:
+        decoded, _ = decode_frames([GOOD[0], body], decoder)
+    except RemoteProtocolError:
+        return
+    again, _ = decode_frames(encode_frames(decoded), decoder)
+    assert again == decoded

@@ -1,0 +1,608 @@
+"""One plan at a time: order, read_done, prefix hits, failures that leave nothing, equality with the oracle."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmcached.shm import ObjectStoreReader, RingReader
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMade, RowsMissing, StepFailed, StepOutput
+from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
+from mmcached.worker.payloads import PayloadReader, Record
+from mmcached.worker.steps.runner import ModelRunner
+from tests.house.drawing import examples
+from tests.worker.oracle import Image, IntArray, Oracle, random_image
+from tests.worker.plans import EPOCH, NONCE, chunk, names_of, plan
+from tests.worker.rings import engine_ring, inline_frames, record_of
+
+MODEL = ModelConfig(
+    seed=9, hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9, encoder_layers=1
+)
+CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=2)
+ORACLE = Oracle(MODEL)
+IMAGES = [random_image(np.random.default_rng(seed), grid, 2) for seed, grid in enumerate([(2, 3), (1, 2), (3, 3)])]
+INLINE_ONLY = PayloadReader(None)
+CPU = torch.device("cpu")
+
+
+def make_runner(rank: int = 0, config: ServiceConfig = CONFIG, device: torch.device = CPU) -> ModelRunner:
+    return ModelRunner(config, rank=rank, device=device)
+
+
+def run(
+    runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = (), payloads: PayloadReader = INLINE_ONLY
+) -> tuple[StepOutput, list[Frame]]:
+    answer, payload = runner.execute(step, frames, payloads)
+    assert isinstance(answer, StepOutput), answer
+    runner.check_integrity()
+    return answer, payload
+
+
+def run_failing(
+    runner: ModelRunner, step: StepPlan, frames: Sequence[Frame] = (), payloads: PayloadReader = INLINE_ONLY
+) -> StepFailed:
+    answer, payload = runner.execute(step, frames, payloads)
+    assert isinstance(answer, StepFailed)
+    assert payload == []
+    runner.check_integrity()
+    return answer
+
+
+def tensor_of(part: RowsMade | ItemEmbedding, payload: Sequence[Frame]) -> IntArray:
+    tensor = part.tensor if isinstance(part, ItemEmbedding) else part.rows.tensor
+    assert tensor.dtype == "int32"
+    return np.frombuffer(payload[tensor.frame], "<i4").reshape(tensor.shape).astype(np.int64)
+
+
+def inline_item(key: str, image: Image, first_frame: int = 0) -> EncodeItem:
+    return EncodeItem(key, key, len(image.pixel_values), Inline(first_frame, len(inline_frames(image))))
+
+
+PROMPT = [256, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+NAMES = names_of(PROMPT, CONFIG.block_size)
+
+
+# ---- what a plan makes
+
+
+def test_an_answer_names_the_plan_it_is_for() -> None:
+    output, payload = run(make_runner(), plan(77, chunk(1, PROMPT, [1, 2, 3])))
+    assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, EPOCH, 77)
+    assert (output.sampled, output.rows, output.embeddings, output.read_done, payload) == ([], [], [], [], [])
+    assert output.stats.tokens_computed == len(PROMPT)
+
+
+def test_an_empty_plan_is_answered() -> None:
+    output, _ = run(make_runner(), plan(1))
+    assert output.digest == run(make_runner(1), plan(1))[0].digest
+
+
+def test_sampled_tokens_and_hidden_rows_equal_the_oracle() -> None:
+    output, payload = run(make_runner(), plan(1, chunk(1, PROMPT, [3, 1, 2], sample=True, hidden=True)))
+    expected = ORACLE.hidden_states(PROMPT)
+    assert [(sampled.request_id, sampled.token_id) for sampled in output.sampled] == [
+        (1, ORACLE.next_token(expected[-1]))
+    ]
+    [rows] = output.rows
+    assert (rows.request_id, rows.rows.first) == (1, 0)
+    assert np.array_equal(tensor_of(rows, payload), expected)
+
+
+def test_images_are_encoded_kept_emitted_and_placed() -> None:
+    runner, image = make_runner(), IMAGES[0]
+    embeddings = ORACLE.encode(image)
+    frames = inline_frames(image)
+    output, payload = run(runner, plan(1, encode=[inline_item("k", image)], emit=[EmitEmbedding(5, 2, "k")]), frames)
+    [emitted] = output.embeddings
+    assert (emitted.request_id, emitted.index) == (5, 2)
+    assert np.array_equal(tensor_of(emitted, payload), embeddings)
+    assert (output.stats.items_encoded, output.stats.embeds_encoded) == (1, 6)
+    assert (output.stats.items_copied, output.stats.bytes_copied) == (1, sum(map(len, frames)))
+    assert (output.stats.encoder_entries, output.stats.encoder_bytes) == (1, embeddings.size * 4)
+
+    tokens = [256, *[IMAGE_TOKEN_ID] * 6, 1, *[IMAGE_TOKEN_ID] * 2]
+    spans = [EmbedSpan("k", 1, 0, 6), EmbedSpan("k", 8, 3, 2)]
+    output, payload = run(runner, plan(2, chunk(1, tokens, [1, 2, 3], spans=spans, hidden=True)))
+    replaced = {1 + index: embeddings[index] for index in range(6)} | {8: embeddings[3], 9: embeddings[4]}
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states(tokens, replaced))
+
+
+def test_what_is_measured_of_one_embedding_is_what_is_kept_of_each() -> None:
+    runner, image = make_runner(), IMAGES[2]
+    width, itemsize = runner.measure_embedding()
+    assert runner.stats().encoder_entries == runner.stats().items_encoded == 0, "what was measured is not kept"
+    output, _ = run(runner, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
+    assert output.stats.encoder_bytes == len(image.pixel_values) * width * itemsize
+
+
+def test_an_item_encoded_among_others_has_the_same_bits() -> None:
+    frames: list[Frame] = []
+    items = []
+    for index, image in enumerate(IMAGES):
+        items.append(inline_item(f"k{index}", image, len(frames)))
+        frames += inline_frames(image)
+    together = make_runner()
+    run(together, plan(1, encode=items), frames)
+    for index, image in enumerate(IMAGES):
+        alone = make_runner()
+        run(alone, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
+        assert torch.equal(
+            together.encoder_cache.get(f"k{index}")["embeddings"], alone.encoder_cache.get("k")["embeddings"]
+        )
+
+
+def test_output_names_what_the_encoder_cache_holds_behind_the_step_if_that_is_checked() -> None:
+    checked = make_runner(config=msgspec.structs.replace(CONFIG, debug_check_workers=True))
+    image, frames = IMAGES[1], inline_frames(IMAGES[1])
+    output, _ = run(checked, plan(1, encode=[inline_item("old", image)]), frames)
+    assert output.encoder_keys == ["old"]
+    output, _ = run(checked, plan(2, encode=[inline_item("new", image)], freed=["old"]), frames)
+    assert output.encoder_keys == ["new"]
+    output, _ = run(make_runner(), plan(1, encode=[inline_item("k", image)]), frames)
+    assert output.encoder_keys is None
+
+
+def test_freed_keys_go_first_and_may_be_encoded_again() -> None:
+    runner, image = make_runner(), IMAGES[1]
+    run(runner, plan(1, encode=[inline_item("old", image)]), inline_frames(image))
+    output, _ = run(runner, plan(2, encode=[inline_item("new", image)], freed=["old", "unknown"]), inline_frames(image))
+    assert output.stats.encoder_entries == 1
+    run(runner, plan(3, encode=[inline_item("new", image)], freed=["new"]), inline_frames(image))
+    assert "new" in runner.encoder_cache
+
+
+def test_only_rank_0_returns_tensors_and_keeps_rows_and_digests_agree() -> None:
+    image = IMAGES[0]
+    step = plan(
+        1,
+        chunk(1, PROMPT, [1, 2, 3], sample=True, hidden=True),
+        encode=[inline_item("k", image)],
+        emit=[EmitEmbedding(5, 0, "k")],
+    )
+    (first, payload), (second, nothing) = (run(make_runner(rank), step, inline_frames(image)) for rank in (0, 1))
+    assert first.digest == second.digest
+    assert first.sampled == second.sampled
+    assert (len(first.rows), len(first.embeddings), len(payload)) == (1, 1, 2)
+    assert (second.rows, second.embeddings, nothing) == ([], [], [])
+    assert first.stats.prefix_bytes == 3 * CONFIG.block_size * MODEL.hidden_size * 4
+    assert second.stats.prefix_bytes == 0
+
+
+def test_a_digest_covers_rows_that_nobody_asked_for_and_each_image() -> None:
+    def digest(tokens: list[int], image: Image) -> bytes:
+        step = plan(1, chunk(1, tokens, [1, 2, 3]), encode=[inline_item("k", image)])
+        return run(make_runner(), step, inline_frames(image))[0].digest
+
+    other = Image(255 - IMAGES[0].pixel_values, IMAGES[0].grid)
+    digests = {digest(PROMPT, IMAGES[0]), digest([*PROMPT[:-1], 91], IMAGES[0]), digest(PROMPT, other)}
+    assert len(digests) == 3
+
+
+# ---- prefix hits
+
+
+@pytest.mark.parametrize("first_row", [0, 3, 7])
+def test_rows_before_a_chunk_come_from_the_store(first_row: int) -> None:
+    runner = make_runner()
+    run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
+    # The second request shares the blocks of the hit.
+    step = plan(2, chunk(2, [7, 8], [1, 2, 4], computed=8, hidden=True, first_row=first_row, names=NAMES))
+    output, payload = run(runner, step)
+    [rows] = output.rows
+    assert (rows.request_id, rows.rows.key, rows.rows.first) == (2, "hidden_states", first_row)
+    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states([*PROMPT[:8], 7, 8])[first_row:])
+    assert output.stats.prefix_row_queries == output.stats.prefix_row_hits == 8 - first_row
+
+
+def test_a_chunk_whose_rows_are_wanted_in_part_or_not_at_all() -> None:
+    runner = make_runner()
+    step = plan(
+        1,
+        chunk(1, PROMPT, [1, 2, 3], hidden=True, first_row=7),
+        chunk(2, PROMPT, [4, 5, 6], hidden=True, first_row=len(PROMPT)),
+        chunk(3, PROMPT, [7, 8, 9], hidden=True, first_row=99),
+    )
+    output, payload = run(runner, step)
+    [rows] = output.rows
+    assert (rows.request_id, rows.rows.first) == (1, 7)
+    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(PROMPT)[7:])
+
+
+def test_later_chunks_return_their_own_rows_only() -> None:
+    runner = make_runner()
+    run(runner, plan(1, chunk(1, PROMPT[:4], [1, 2, 3], hidden=True)))
+    output, payload = run(runner, plan(2, chunk(1, PROMPT[4:], [1, 2, 3], computed=4, hidden=True)))
+    [rows] = output.rows
+    assert rows.rows.first == 4
+    assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states(PROMPT)[4:])
+
+
+def test_each_layer_that_is_kept_has_rows_of_its_own() -> None:
+    runner = make_runner(
+        config=msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(MODEL, num_layer_outputs=2))
+    )
+    keys = ["hidden_states.layer_1", "hidden_states.layer_0", "hidden_states"]
+    first = chunk(1, PROMPT, [1, 2, 3], names=NAMES)
+    wanted = chunk(2, [7], [1, 2, 4], computed=8, names=NAMES, hidden=True, first_row=0)
+    run(runner, plan(1, first))
+    output, payload = run(runner, plan(2, msgspec.structs.replace(wanted, row_keys=keys)))
+    assert [made.rows.key for made in output.rows] == keys
+    last, inner, whole = (tensor_of(made, payload) for made in output.rows)
+    assert np.array_equal(last, whole), "two layers: the second one is the last"
+    assert np.array_equal(whole, ORACLE.hidden_states([*PROMPT[:8], 7]))
+    assert not np.array_equal(inner, whole)
+    alone, frames = run(
+        make_runner(config=runner._config),
+        plan(1, msgspec.structs.replace(chunk(3, [*PROMPT[:8], 7], [1, 2, 3], hidden=True), row_keys=keys[1:2])),
+    )
+    assert np.array_equal(inner, tensor_of(alone.rows[0], frames))
+
+
+def test_hits_and_misses_in_one_step_even_on_rows_of_the_same_step() -> None:
+    runner = make_runner()
+    step = plan(
+        1,
+        chunk(1, PROMPT[:8], [1, 2], hidden=True, names=NAMES),
+        chunk(2, [5, 6], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES),
+        chunk(3, [9], [4], hidden=True),
+    )
+    output, payload = run(runner, step)
+    found = {rows.request_id: (rows.rows.first, tensor_of(rows, payload)) for rows in output.rows}
+    for request_id, tokens in ((1, PROMPT[:8]), (2, [*PROMPT[:8], 5, 6]), (3, [9])):
+        assert found[request_id][0] == 0
+        assert np.array_equal(found[request_id][1], ORACLE.hidden_states(tokens))
+
+
+def test_a_report_tells_which_blocks_the_store_has() -> None:
+    runner = make_runner()
+    output, _ = run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
+    assert output.prefix_report == {name: {"hidden_states": 4} for name in NAMES}
+    assert run(runner, plan(2, released=[1]))[0].prefix_report == {}
+
+
+def test_without_a_store_rows_of_a_prefix_are_a_contradiction() -> None:
+    config = msgspec.structs.replace(CONFIG, enable_tensor_prefix_cache=False)
+    runner = make_runner(config=config)
+    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2])))
+    output, _ = run(runner, plan(2, chunk(2, [5], [1, 2, 3], computed=8, hidden=True)))
+    assert (output.rows[0].rows.first, output.stats.prefix_bytes, output.prefix_report) == (8, 0, {})
+    failed = run_failing(runner, plan(3, chunk(3, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
+    assert failed.error.code == InvariantError.code
+
+
+def test_rows_that_are_missing_are_named_and_the_others_are_delivered() -> None:
+    runner = make_runner()
+    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2], names=NAMES[:1])))
+    run(runner, plan(2, released=[1]))  # the second block has no name and goes with its request
+    step = plan(
+        3,
+        chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES[:1], sample=True),
+        chunk(3, [6], [1, 4], computed=4, hidden=True, first_row=0, names=NAMES[:1]),
+    )
+    output, payload = run(runner, step)
+    assert output.missing == [RowsMissing(2, "hidden_states", 4, 8)]
+    assert [rows.request_id for rows in output.rows] == [3]
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states([*PROMPT[:4], 6]))
+
+
+def test_a_new_row_epoch_forgets_all_rows() -> None:
+    runner = make_runner()
+    run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
+    output, _ = run(runner, plan(2, row_epoch=1))
+    assert output.stats.prefix_bytes == 0
+    step = chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES)
+    assert [missing.first for missing in run(runner, plan(3, step, row_epoch=1))[0].missing] == [0]
+
+
+# ---- leases
+
+
+def test_every_lease_is_reported_in_the_step_that_read_it() -> None:
+    with engine_ring() as engine, engine.payloads() as payloads:
+        runner = make_runner()
+        leased = [engine.put(f"k{index}", record_of(image)) for index, image in enumerate(IMAGES)]
+        items = [
+            EncodeItem(f"k{index}", f"k{index}", len(image.pixel_values), *leased[index])
+            for index, image in enumerate(IMAGES)
+        ]
+        output, _ = run(runner, plan(4, encode=items[:2]), payloads=payloads)
+        assert output.read_done == [ReadDone(4, leased[0][1].seq), ReadDone(4, leased[1][1].seq)]
+        assert (output.stats.items_viewed, output.stats.items_copied) == (2, 0)
+        assert output.stats.bytes_viewed == leased[0][0].nbytes + leased[1][0].nbytes
+        output, _ = run(runner, plan(5, encode=items[2:]), payloads=payloads)
+        assert output.read_done == [ReadDone(5, leased[2][1].seq)]
+        for handle, _ in leased:
+            engine.row.give_back(handle)
+        assert engine.ring.stats().leases == 0
+
+
+class CyclicReader(PayloadReader):
+    """Leaves each record in a reference cycle, as a library may."""
+
+    def read(self, *args: Any, **kwargs: Any) -> Record:
+        record = super().read(*args, **kwargs)
+        cycle: list[object] = [record]
+        cycle.append(cycle)
+        return record
+
+
+def test_views_that_only_a_cycle_holds_are_reported_in_their_step() -> None:
+    with engine_ring() as engine, RingReader.open(engine.ring.announcement) as reader:
+        handle, lease = engine.put("k", record_of(IMAGES[0]))
+        item = EncodeItem("k", "k", 6, handle, lease)
+        gc.disable()
+        try:
+            output, _ = run(make_runner(), plan(1, encode=[item]), payloads=CyclicReader(ObjectStoreReader(reader)))
+        finally:
+            gc.enable()
+        assert output.read_done == [ReadDone(1, lease.seq)]
+        engine.row.give_back(handle)
+
+
+def test_encoder_outputs_outlive_the_ring() -> None:
+    with engine_ring() as engine, engine.payloads() as payloads:
+        runner = make_runner()
+        handle, lease = engine.put("k", record_of(IMAGES[0]))
+        run(runner, plan(1, encode=[EncodeItem("k", "k", 6, handle, lease)]), payloads=payloads)
+        engine.row.give_back(handle)
+        engine.store.discard("k")
+        engine.put("other", {"pixel_values": np.full_like(IMAGES[0].pixel_values, 255), "grid": np.array([2, 3])})
+    assert np.array_equal(runner.encoder_cache.get("k")["embeddings"].numpy(), ORACLE.encode(IMAGES[0]))
+
+
+# ---- failures
+
+
+def test_a_step_that_fails_keeps_nothing_and_still_reports_its_leases() -> None:
+    with engine_ring() as engine, engine.payloads() as payloads:
+        runner = make_runner()
+        good, bad = engine.put("good", record_of(IMAGES[0])), engine.put("bad", {"words": "no image"})
+        after = engine.put("after", record_of(IMAGES[1]))
+        items = [
+            EncodeItem("good", "good", 6, *good),
+            EncodeItem("bad", "bad", 6, *bad),
+            EncodeItem("after", "after", 2, *after),
+        ]
+        failed = run_failing(runner, plan(3, chunk(1, PROMPT, [1, 2, 3]), encode=items), payloads=payloads)
+        assert (failed.engine_nonce, failed.worker_epoch, failed.step) == (NONCE, EPOCH, 3)
+        assert failed.error.code == "invalid_request"
+        assert failed.error.details["field"] == "pixel_values"
+        assert {(done.step, done.seq) for done in failed.read_done} == {
+            (3, lease.seq) for _, lease in (good, bad, after)
+        }
+        assert len(failed.read_done) == 3
+        assert len(runner.encoder_cache) == 0
+        for handle, _ in (good, bad, after):
+            engine.row.give_back(handle)
+    assert run_failing(runner, plan(4, chunk(1, [1], [1, 2, 3], computed=10))).error.code == "invariant_error"
+
+
+def test_a_step_that_fails_after_computing_is_withdrawn() -> None:
+    """The second chunk continues what was never computed, so the first is not computed either."""
+    runner = make_runner()
+    step = plan(1, chunk(1, PROMPT[:4], [1]), chunk(2, [1], [5, 6], computed=4))
+    failed = run_failing(runner, step)
+    assert failed.error.details == {"position": 0, "slot": 20}
+    assert runner._pool.stats().slots_computed == 0
+    assert run_failing(runner, plan(2, chunk(1, [1], [1, 2], computed=4))).error.details["position"] == 0
+    assert runner.stats().prefix_bytes == 0
+    assert runner.stats().tokens_computed == 0
+
+
+def test_a_failed_step_does_not_take_what_others_computed() -> None:
+    runner = make_runner()
+    run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2], names=NAMES)))
+    failed = run_failing(runner, plan(2, chunk(1, [5], [1, 2, 3], computed=8), chunk(2, [1], [9, 8], computed=4)))
+    assert failed.prefix_report == {}
+    output, payload = run(runner, plan(3, chunk(1, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states([*PROMPT[:8], 5]))
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (plan(1, emit=[EmitEmbedding(1, 0, "nothing")]), "invariant_error"),
+        (plan(1, chunk(1, [1], [1], spans=[EmbedSpan("nothing", 0, 0, 1)])), "invariant_error"),
+        (plan(1, chunk(1, [1], [1], spans=[EmbedSpan("k", 0, 0, 2)])), "invariant_error"),
+        (plan(1, chunk(1, [1, 2], [1], spans=[EmbedSpan("k", 0, 5, 2)])), "invariant_error"),
+        (plan(1, chunk(1, [1], [0])), "invariant_error"),
+        (plan(1, chunk(1, [1], [1]), chunk(2, [1], [1])), "invariant_error"),
+        (plan(1, encode=[EncodeItem("k2", "k2", 7, Inline(0, 3))]), "invalid_request"),
+        (plan(1, encode=[EncodeItem("k2", "k2", 6, Inline(0, 4))]), "remote_protocol_error"),
+    ],
+)
+def test_what_cannot_be_done_is_a_typed_failure(step: StepPlan, code: str) -> None:
+    runner, frames = make_runner(), inline_frames(IMAGES[0])
+    assert len(frames) == 3
+    run(runner, plan(0, encode=[inline_item("k", IMAGES[0])]), frames)
+    assert run_failing(runner, step, frames).error.code == code
+    assert "k2" not in runner.encoder_cache
+
+
+def test_freed_keys_are_dropped_even_if_the_step_fails() -> None:
+    runner = make_runner()
+    run(runner, plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]))
+    run_failing(runner, plan(2, chunk(1, [1], [0]), freed=["k"]))
+    assert "k" not in runner.encoder_cache
+
+
+def test_clear_forgets_kv_items_and_rows() -> None:
+    runner = make_runner()
+    step = plan(1, chunk(1, PROMPT[:8], [1, 2]), encode=[inline_item("k", IMAGES[0])])
+    run(runner, step, inline_frames(IMAGES[0]))
+    runner.clear()
+    stats = runner.stats()
+    assert (stats.encoder_entries, stats.encoder_bytes, stats.prefix_bytes) == (0, 0, 0)
+    assert stats.tokens_computed == 8
+    assert run_failing(runner, plan(2, chunk(1, [1], [1, 2, 3], computed=8))).error.code == "invariant_error"
+
+
+# ---- everything at once, against the oracle
+
+
+@dataclass
+class Conversation:
+    """A request in the test's own books."""
+
+    request_id: int
+    prompt: list[int]
+    replaced: dict[int, tuple[int, int]]
+    """position -> (image, embedding)."""
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    rows: list[IntArray] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[int]:
+        return [*self.prompt, *self.tokens]
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.tokens) == self.max_tokens or END_TOKEN_ID in self.tokens
+
+    def spans(self, start: int, end: int) -> list[EmbedSpan]:
+        """One span per embedding: how long they are must not matter."""
+        return [
+            EmbedSpan(f"image {image}", position - start, row, 1)
+            for position, (image, row) in self.replaced.items()
+            if start <= position < end
+        ]
+
+
+def make_conversation(request_id: int, rng: np.random.Generator) -> Conversation:
+    prompt, replaced = [256], {}
+    for _ in range(int(rng.integers(0, 3))):
+        image = int(rng.integers(0, len(IMAGES)))
+        for row in range(len(IMAGES[image].pixel_values)):
+            replaced[len(prompt)] = (image, row)
+            prompt.append(IMAGE_TOKEN_ID)
+        prompt += rng.integers(97, 100, int(rng.integers(0, 5))).tolist()
+    prompt += [97] * int(rng.integers(1, 4))
+    return Conversation(request_id, prompt, replaced, int(rng.integers(1, 6)))
+
+
+def play(seed: int, device: torch.device = CPU) -> None:
+    """Run some conversations with random chunks, batches, preemptions and block tables, and compare all of it."""
+    rng = np.random.default_rng(seed)
+    runners = [make_runner(rank, device=device) for rank in (0, 1)]
+    conversations = [make_conversation(index, rng) for index in range(int(rng.integers(1, 5)))]
+    free = rng.permutation(np.arange(1, CONFIG.num_kv_blocks)).tolist()
+    encoded: set[int] = set()
+    step = 0
+    while not all(conversation.is_done for conversation in conversations):
+        step += 1
+        chunks, items, frames, running = [], [], list[Frame](), []
+        for index in rng.permutation(len(conversations)).tolist():
+            request = conversations[index]
+            if request.is_done or rng.random() < 0.2:
+                continue
+            if request.computed and rng.random() < 0.1:  # preempted: all of it is lost
+                free += request.blocks
+                rng.shuffle(free)
+                request.blocks, request.computed, request.rows = [], 0, []
+            missing = len(request.known) - request.computed
+            count = missing if rng.random() < 0.5 else int(rng.integers(1, missing + 1))
+            end = request.computed + count
+            while len(request.blocks) * CONFIG.block_size < end:
+                request.blocks.append(free.pop())
+            for image in {image for image, _ in request.replaced.values()} - encoded:
+                encoded.add(image)
+                items.append(inline_item(f"image {image}", IMAGES[image], len(frames)))
+                frames += inline_frames(IMAGES[image])
+            chunks.append(
+                chunk(
+                    index,
+                    request.known[request.computed : end],
+                    request.blocks,
+                    computed=request.computed,
+                    spans=request.spans(request.computed, end),
+                    sample=end == len(request.known),
+                    hidden=True,
+                )
+            )
+            running.append((request, end))
+        outputs = [run(runner, plan(step, *chunks, encode=items), frames) for runner in runners]
+        (output, payload), (other, _) = outputs
+        assert output.digest == other.digest
+        for (request, end), rows in zip(running, output.rows, strict=True):
+            assert (rows.request_id, rows.rows.first) == (request.request_id, request.computed)
+            request.rows.append(tensor_of(rows, payload))
+            request.computed = end
+        for sampled in output.sampled:
+            conversations[sampled.request_id].tokens.append(sampled.token_id)
+    embeddings = [ORACLE.encode(image) for image in IMAGES]
+    for request in conversations:
+        replaced = {position: embeddings[image][row] for position, (image, row) in request.replaced.items()}
+        tokens, expected = ORACLE.reference_generate(request.prompt, replaced, request.max_tokens)
+        assert request.tokens == tokens
+        assert np.array_equal(np.concatenate(request.rows), expected)
+
+
+@settings(max_examples=examples(25))
+@given(st.integers(0, 2**32))
+def test_any_schedule_gives_what_a_whole_recomputation_gives(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("seed", range(5))
+def test_cuda_gives_the_same_bits(seed: int) -> None:
+    play(seed, torch.device("cuda"))
+
+
+# ---- errors that are not ours
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retryable"),
+    [(RuntimeError("shape"), False), (MemoryError(), True), (torch.OutOfMemoryError("no room"), True)],
+)
+def test_an_error_of_torch_fails_the_step_and_leaves_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_retryable: bool
+) -> None:
+    runner, image = make_runner(), IMAGES[0]
+    prompt = chunk(1, PROMPT, [3, 1, 2], sample=True, hidden=True)
+    step = plan(1, prompt, encode=[inline_item("k", image)])
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._model.decoder, "sample", fail)
+        failed = run_failing(runner, step, inline_frames(image))
+    assert (failed.error.code, failed.error.retryable) == ("computation_failed", is_retryable)
+    assert failed.error.details == {"error": type(error).__name__}
+    assert runner.encoder_cache.keys() == []
+    output, payload = run(runner, plan(2, prompt))
+    assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states(PROMPT))
+
+
+def test_an_error_that_leaves_no_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner._model.decoder, "sample", fail)
+    monkeypatch.setattr(runner, "_device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(runner, "_check_chunks", lambda _: None)  # it would need the device
+    monkeypatch.setattr(runner._model.encoder, "encode", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]), INLINE_ONLY)

@@ -1,0 +1,10 @@
+"""The reference model: a small causal model with a vision encoder, in exact integer arithmetic.
+
+model        both parts, from a seed and sizes
+encoder      patches of an image to embeddings
+decoder      tokens and embeddings to rows, over the KV pool
+kv_pool      keys and values by slot
+batch        the packed rows of one step
+arithmetic   exact sums in float64
+bounds       the proof that no sum is too large
+"""

@@ -1,0 +1,54 @@
+"""The proof that no sum of the reference model exceeds `MAX_SUM`: each kind of sum, and the most it can be.
+
+Knows the shapes of the layers and none of their code. Checked once, when a model is made; the reasons why a bounded
+sum is an exact one are in `arithmetic`. Write p for PRIME - 1, the largest value and the largest weight.
+
+    sum                          terms                              at most
+    pixels                       3 * patch_size^2 features          3 * patch_size^2 * 255 * p
+      + place                    row, column times a weight         2 * max_patches * p
+    projection (q k v o, MLP)    one per input                      width * p * p
+      + what it is added to      residual                           + 2 * p
+    score                        one per dimension of a head        width * p * p
+      + distance                 lag times the head's slope         + context * heads
+    attention                    weight 1 … ATTENTION_MODULUS       context * ATTENTION_MODULUS * p
+    square                       one                                p * p
+    position                     three digits times a weight        p + 3 * p * max(p, context)
+    tie-breaking key             logit, then the id                 (p + 1) * vocabulary
+"""
+
+from __future__ import annotations
+
+from mmcached.wire.config import ModelConfig
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.vocabulary import VOCABULARY_SIZE
+from mmcached.worker.model.arithmetic import MAX_SUM, PRIME
+
+ATTENTION_MODULUS = 13
+"""Attention weights are 1 … 13: never 0, so that no earlier token is without effect."""
+
+
+def largest_sums(model: ModelConfig, max_model_len: int) -> dict[str, int]:
+    """Return the most that each kind of sum can be, by name; exact, in Python's integers."""
+    p = PRIME - 1
+    width = max(model.hidden_size, model.encoder_width)
+    context = max(max_model_len, model.max_patches_per_image)
+    return {
+        "pixels": 3 * model.patch_size**2 * 255 * p + 2 * model.max_patches_per_image * p,
+        "projection": width * p * p + 2 * p,
+        "score": width * p * p + context * model.num_heads,
+        "attention": context * ATTENTION_MODULUS * p,
+        "square": p * p,
+        "position": p + 3 * p * max(p, context),
+        "key": (p + 1) * VOCABULARY_SIZE,
+    }
+
+
+def check_bounds(model: ModelConfig, max_model_len: int) -> None:
+    """Refuse sizes for which a sum could be rounded.
+
+    Raises:
+        ConfigError: names the kind of sum and the most it could be.
+    """
+    for name, largest in largest_sums(model, max_model_len).items():
+        if largest > MAX_SUM:
+            raise ConfigError(f"model ({name})", largest, f"sums must stay within {MAX_SUM} to be exact")

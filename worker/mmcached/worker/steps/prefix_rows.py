@@ -1,0 +1,155 @@
+"""What a step's plan says of rows, done with the prefix store of rank 0: write, read what lies before a chunk, answer.
+
+    StepPlan.released ──> release           StepPlan.row_epoch ──> reset, if it is another
+    RunChunk (digests) ─> write ──> read ──> rows [first_row, end of the chunk) of each key, or what is missing
+    the step's end ─────> commit, or withdraw ──> report
+
+Knows nothing of models. Invariant: every row of an answer was computed for exactly these tokens, and an answer has no
+gap: rows that cannot be had are named as missing, and the request gets none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.engine import PrefixReport, RowsMade, RowsMissing
+from mmcached.wire.messages.parts import Rows
+from mmcached.wire.messages.worker import RunChunk, StepPlan
+from mmcached.worker.prefix_store import RowChunk, RowSpan, RowsRead, TensorPrefixStore
+from mmcached.worker.steps.step_result import StepResult
+
+
+class PrefixRows:
+    """Rank 0's side of the rows.
+
+    Args:
+        store: None: no rows are kept, and none before a chunk are wanted.
+    """
+
+    def __init__(self, store: TensorPrefixStore | None) -> None:
+        self.store = store
+        self._epoch = 0
+
+    def begin(self, plan: StepPlan) -> None:
+        """Let go of what the plan says; to be called whatever becomes of the step."""
+        if self.store is None:
+            return
+        if plan.row_epoch != self._epoch:
+            self._epoch = plan.row_epoch
+            self.store.reset()
+        self.store.release(plan.released)
+
+    def take(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor], made: StepResult) -> None:
+        """Keep a step's rows, and answer what is wanted of them and of those before them.
+
+        Args:
+            outputs: by key, `(num_tokens, hidden_size)` int32, chunk after chunk.
+
+        Raises:
+            InvariantError: a row was refused, or is wanted that neither the store nor this chunk can have.
+        """
+        if self.store is not None:
+            self._write(self.store, chunks, outputs)
+        step = _StepRows(chunks, outputs)
+        wanted = [index for index, chunk in enumerate(chunks) if chunk.row_keys and chunk.first_row < _end(chunk)]
+        behind = [index for index in wanted if chunks[index].first_row < chunks[index].num_computed_tokens]
+        if not behind:
+            _answer(step, wanted, {}, made)
+            return
+        if self.store is None:
+            raise InvariantError(f"request {chunks[behind[0]].request_id} wants rows, and none are kept")
+        spans = [
+            RowSpan(chunks[index].request_id, chunks[index].first_row, chunks[index].num_computed_tokens)
+            for index in behind
+        ]
+        keys = list(dict.fromkeys(key for index in behind for key in chunks[index].row_keys))
+        with self.store.read(spans, keys) as rows:
+            before = _rows_before(step, behind, rows, made)
+            lacking = {missing.request_id for missing in made.missing}
+            wanted = [index for index in wanted if chunks[index].request_id not in lacking]
+            _answer(step, wanted, before, made)
+
+    def commit(self) -> PrefixReport:
+        """The step is done; return what has changed in the store."""
+        return self.store.commit() if self.store is not None else {}
+
+    def withdraw(self) -> PrefixReport:
+        """The step has failed: keep nothing of it; return what was given up for it."""
+        if self.store is None:
+            return {}
+        self.store.withdraw()
+        return self.store.commit()
+
+    def clear(self) -> None:
+        if self.store is not None:
+            self.store.reset()
+
+    @staticmethod
+    def _write(store: TensorPrefixStore, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor]) -> None:
+        rows = [
+            RowChunk(
+                chunk.request_id, chunk.num_computed_tokens, len(chunk.token_ids), chunk.first_block, chunk.block_hashes
+            )
+            for chunk in chunks
+        ]
+        refusals = store.write(rows, outputs)
+        if refusals:
+            first = refusals[0]
+            raise InvariantError(f"{len(refusals)} refused: {first.key!r} of request {first.request_id}: {first.error}")
+
+
+class _StepRows:
+    """The rows that a step has computed."""
+
+    def __init__(self, chunks: Sequence[RunChunk], outputs: Mapping[str, torch.Tensor]) -> None:
+        self.chunks = chunks
+        self._outputs = outputs
+        self._ends = list(accumulate(len(chunk.token_ids) for chunk in chunks))
+
+    def wanted(self, index: int, key: str) -> torch.Tensor:
+        """Return what is wanted of a chunk's own rows."""
+        chunk = self.chunks[index]
+        rows = self._outputs.get(key)
+        if rows is None:
+            raise InvariantError(f"request {chunk.request_id} wants {key!r}; the model gives {sorted(self._outputs)}")
+        num_rows = _end(chunk) - max(chunk.first_row, chunk.num_computed_tokens)
+        return rows[self._ends[index] - num_rows : self._ends[index]]
+
+
+def _end(chunk: RunChunk) -> int:
+    return chunk.num_computed_tokens + len(chunk.token_ids)
+
+
+def _rows_before(
+    step: _StepRows, behind: Sequence[int], rows: RowsRead, made: StepResult
+) -> dict[tuple[int, str], torch.Tensor]:
+    """Return what lies before those of these chunks that lack no row, by chunk and key; note what is missing."""
+    lacking = set()
+    for span, key, first, end in rows.missing():
+        chunk = step.chunks[behind[span]]
+        if key in chunk.row_keys:
+            lacking.add(span)
+            made.missing.append(RowsMissing(chunk.request_id, key, first, end))
+    return {
+        (index, key): rows.get(key, span)
+        for span, index in enumerate(behind)
+        if span not in lacking
+        for key in step.chunks[index].row_keys
+    }
+
+
+def _answer(
+    step: _StepRows, wanted: Sequence[int], before: Mapping[tuple[int, str], torch.Tensor], made: StepResult
+) -> None:
+    for index in wanted:
+        chunk = step.chunks[index]
+        for key in chunk.row_keys:
+            tensor = step.wanted(index, key)
+            if (index, key) in before:
+                tensor = torch.cat([before[index, key], tensor])
+            first = _end(chunk) - len(tensor)
+            made.rows.append(RowsMade(chunk.request_id, Rows(key, first, made.add_frame(tensor))))

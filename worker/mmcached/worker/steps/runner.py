@@ -1,0 +1,319 @@
+"""One step plan, executed: drop what was freed, encode, emit, run the chunks, build the output.
+
+Knows nothing of sockets, processes or scheduling. Keeps the caches of this worker, and no request.
+
+    plan ── check everything ──> encode ──> emit ──> forward, sample ──> prefix rows ──> output + payload frames
+              nothing changed      └────────────── any exception: withdraw all of it ──────────────┘
+
+Invariant: after a step that failed, nothing of it can be taken for computed: its items are not cached, its slots not
+computed, its rows not kept. In either case every lease that the plan named is reported as read, once its view is gone.
+A device that is dead ends the process.
+
+Results are exact integers, so how chunks are batched never shows; `digest` covers all that the step computed, and is
+the same on every rank. Rank 0 alone keeps prefix rows and fills in rows and embeddings.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    ComputationFailed,
+    ErrorInfo,
+    InvalidRequest,
+    InvariantError,
+    MmcachedError,
+    error_to_wire,
+)
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
+from mmcached.wire.process.turns import places
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.stats import WorkerStats
+from mmcached.wire.vocabulary import VOCABULARY_SIZE
+from mmcached.worker.encoder_cache import EncoderCache
+from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
+from mmcached.worker.model.kv_pool import KVPool
+from mmcached.worker.model.model import ReferenceModel
+from mmcached.worker.payloads import PayloadReader, image_of
+from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
+from mmcached.worker.steps.prefix_rows import PrefixRows
+from mmcached.worker.steps.read_ledger import Read, ReadLedger
+from mmcached.worker.steps.step_result import StepResult
+
+_logger = logging.getLogger(__name__)
+
+EMBEDDINGS = "embeddings"
+"""Name of the encoder's output in its record."""
+
+
+class ModelRunner:
+    """Model and caches of one worker.
+
+    Args:
+        rank: 0 keeps the prefix rows and returns tensors.
+        device: of weights, KV and encoder outputs; prefix rows are on the CPU.
+    """
+
+    def __init__(self, config: ServiceConfig, *, rank: int, device: torch.device) -> None:
+        model = config.model
+        self._config = config
+        self._device = device
+        self._returns_tensors = rank == 0
+        self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
+        self._pool = KVPool(
+            num_layers=model.num_layers,
+            num_blocks=config.num_kv_blocks,
+            block_size=config.block_size,
+            hidden_size=model.hidden_size,
+            device=device,
+        )
+        self.encoder_cache = EncoderCache()
+        self.prefix_store = make_prefix_store(config) if rank == 0 and config.tensor_prefix_blocks else None
+        self._rows = PrefixRows(self.prefix_store)
+        self._row_keys = model.row_keys
+        self._ledger = ReadLedger()
+        self._items_encoded = 0
+        self._embeds_encoded = 0
+        self._tokens_computed = 0
+        self._items_viewed = 0
+        self._bytes_viewed = 0
+        self._items_copied = 0
+        self._bytes_copied = 0
+
+    def execute(
+        self, plan: StepPlan, frames: Sequence[Frame], payloads: PayloadReader
+    ) -> tuple[StepOutput | StepFailed, list[Frame]]:
+        """Execute a plan and return what to answer, with its payload frames.
+
+        Args:
+            frames: payload frames of the plan, for its inline items.
+        """
+        made = StepResult()
+        reads = [self._ledger.open(plan.step, item.lease.seq) if item.lease else None for item in plan.encode]
+        error, digest = self._attempt(plan, frames, payloads, reads, made)
+        read_done = self._close_reads(plan.step, reads, made.viewed)
+        if error is not None:
+            report = self._rows.withdraw()
+            return StepFailed(plan.engine_nonce, plan.worker_epoch, plan.step, error, read_done, report), []
+        report = self._rows.commit()
+        output = StepOutput(
+            plan.engine_nonce,
+            plan.worker_epoch,
+            plan.step,
+            digest,
+            made.sampled,
+            read_done,
+            made.rows,
+            made.embeddings,
+            self.stats(),
+            self.encoder_cache.keys() if self._config.debug_check_workers else None,
+            report,
+            made.missing,
+        )
+        return output, made.frames
+
+    def measure_embedding(self) -> tuple[int, int]:
+        """Encode a smallest image; return how many numbers are kept of one embedding, and the bytes of one.
+
+        Changes nothing: what is measured is kept by nobody.
+        """
+        model = self._config.model
+        pixels = torch.zeros((1, 3 * model.patch_size**2), dtype=torch.uint8)
+        outputs = EncoderCache()
+        outputs.put("measured", {EMBEDDINGS: self._model.encoder.encode(pixels, (1, 1))})
+        itemsize = outputs.get("measured")[EMBEDDINGS].itemsize
+        return outputs.stats().nbytes // itemsize, itemsize
+
+    def clear(self) -> None:
+        """Forget KV, encoder outputs and prefix rows; counters go on."""
+        self._pool.clear()
+        self.encoder_cache.clear()
+        self._rows.clear()
+
+    def stats(self) -> WorkerStats:
+        encoder = self.encoder_cache.stats()
+        rows = self.prefix_store.stats() if self.prefix_store is not None else None
+        return WorkerStats(
+            items_encoded=self._items_encoded,
+            embeds_encoded=self._embeds_encoded,
+            tokens_computed=self._tokens_computed,
+            items_viewed=self._items_viewed,
+            bytes_viewed=self._bytes_viewed,
+            items_copied=self._items_copied,
+            bytes_copied=self._bytes_copied,
+            encoder_entries=encoder.entries,
+            encoder_bytes=encoder.nbytes,
+            prefix_row_queries=rows.read + rows.missing if rows else 0,
+            prefix_row_hits=rows.read if rows else 0,
+            prefix_bytes=rows.blocks * rows.block_nbytes if rows else 0,
+            prefix_evictions=rows.evictions if rows else 0,
+        )
+
+    def check_integrity(self) -> None:
+        self._pool.check_integrity()
+        self.encoder_cache.check_integrity()
+        self._ledger.check_integrity()
+        if self.prefix_store is not None:
+            self.prefix_store.check_integrity()
+
+    def _attempt(
+        self,
+        plan: StepPlan,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        reads: Sequence[Read | None],
+        made: StepResult,
+    ) -> tuple[ErrorInfo | None, bytes]:
+        """Execute a plan into `made`; on an error withdraw it and return the error. No view outlives the call."""
+        # Whatever becomes of the step: the engine names a freed key once.
+        self.encoder_cache.drop(plan.freed_keys)
+        self._rows.begin(plan)
+        slots = torch.empty(0, dtype=torch.int64)
+        try:
+            batch = self._check_chunks(plan.chunks)
+            if batch is not None:
+                slots = batch.slots_cpu
+            for item, read in zip(plan.encode, reads, strict=True):
+                made.used.append(self._encode(item, frames, payloads, read, made.viewed))
+            for emit in plan.emit:
+                self._emit(emit, made)
+            outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
+            return None, made.digest(outputs.values())
+        except MmcachedError as error:
+            self._withdraw(plan, slots)
+            return error_to_wire(error), b""
+        except Exception as error:
+            if not self._is_device_alive():
+                raise  # it computes nothing any more; a new process may
+            _logger.error("a step failed", extra={"error": type(error).__name__, "where": places(error)})
+            self._withdraw(plan, slots)
+            is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps somebody else's, for now
+            return error_to_wire(ComputationFailed(type(error).__name__, retryable=is_memory)), b""
+
+    def _close_reads(self, step: int, reads: Sequence[Read | None], viewed: set[Read]) -> list[ReadDone]:
+        """Return the leases that are read no more; what was never viewed is released here."""
+        for read in reads:
+            if read is not None and read not in viewed:
+                read.release()
+        read_done = self._ledger.take_done()
+        if self._ledger.is_open(step):
+            gc.collect()  # the views' holders are gone, so only a cycle, as of an exception, can keep one
+            read_done += self._ledger.take_done()
+        return read_done
+
+    def _is_device_alive(self) -> bool:
+        """Whether the device still computes: some errors of CUDA leave none that does in this process."""
+        if self._device.type != "cuda":
+            return True
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            return False
+        return True
+
+    def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
+        self.encoder_cache.drop(item.key for item in plan.encode)
+        self._pool.withdraw(slots)
+
+    def _check_chunks(self, chunks: Sequence[RunChunk]) -> PackedBatch | None:
+        if not chunks:
+            return None
+        config = self._config
+        for chunk in chunks:
+            check_chunk(
+                chunk,
+                num_blocks=config.num_kv_blocks,
+                block_size=config.block_size,
+                vocabulary_size=VOCABULARY_SIZE,
+                max_model_len=config.max_model_len,
+            )
+        return pack(chunks, config.block_size, self._device)
+
+    def _encode(
+        self,
+        item: EncodeItem,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        read: Read | None,
+        viewed: set[Read],
+    ) -> torch.Tensor:
+        """Encode one item into the encoder cache and return its embeddings; the item's views end with the call.
+
+        With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
+        """
+        on_release = read.release if read is not None else None
+        record = payloads.read(item.payload, frames, mm_hash=item.mm_hash, on_release=on_release)
+        if isinstance(item.payload, Handle):
+            if read is not None:
+                viewed.add(read)
+            self._items_viewed += 1
+            self._bytes_viewed += item.payload.nbytes
+        else:
+            self._items_copied += 1
+            named = frames[item.payload.first_frame : item.payload.first_frame + item.payload.num_frames]
+            self._bytes_copied += sum(len(frame) for frame in named)
+        embeddings = self._model.encoder.encode(*image_of(record))
+        if len(embeddings) != item.num_embeds:
+            raise InvalidRequest("num_embeds", item.num_embeds, f"the item has {len(embeddings)} embeddings")
+        self.encoder_cache.put(item.key, {EMBEDDINGS: embeddings})
+        self._items_encoded += 1
+        self._embeds_encoded += len(embeddings)
+        return embeddings
+
+    def _emit(self, emit: EmitEmbedding, made: StepResult) -> None:
+        embeddings = self.encoder_cache.get(emit.key)[EMBEDDINGS]
+        made.used.append(embeddings)
+        if self._returns_tensors:
+            made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, made.add_frame(embeddings)))
+
+    def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
+        """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""
+        embeddings = self._model.decoder.embed(batch.token_ids)
+        for chunk, start in zip(chunks, batch.starts, strict=False):
+            self._place_spans(chunk, embeddings[start : start + len(chunk.token_ids)])
+        self._pool.mark_computed(batch.slots_cpu)
+        for chunk in chunks:
+            self._pool.check_computed(context_slots(chunk, self._config.block_size))
+        layers: list[torch.Tensor] = []
+        layers_out = layers if len(self._row_keys) > 1 else None
+        hidden = self._model.decoder.forward(embeddings, batch, self._pool, layers_out=layers_out)
+        sampling = [index for index, chunk in enumerate(chunks) if chunk.sample]
+        if sampling:
+            tokens = self._model.decoder.sample(hidden[[batch.starts[index + 1] - 1 for index in sampling]])
+            for index, token in zip(sampling, tokens, strict=True):
+                made.sampled.append(Sampled(chunks[index].request_id, token))
+        self._tokens_computed += len(hidden)
+        tensors = [hidden, *layers]
+        outputs = {key: rows.to(torch.int32).cpu() for key, rows in zip(self._row_keys, tensors, strict=False)}
+        if self._returns_tensors:
+            self._rows.take(chunks, outputs, made)
+        return outputs
+
+    def _place_spans(self, chunk: RunChunk, embeddings: torch.Tensor) -> None:
+        """Overwrite a chunk's rows of token embeddings by what its spans name."""
+        for span in chunk.spans:
+            encoded = self.encoder_cache.get(span.key)[EMBEDDINGS]
+            if span.position + span.length > len(embeddings) or span.start + span.length > len(encoded):
+                raise InvariantError(
+                    f"span {span} of request {chunk.request_id}: the chunk has {len(embeddings)} tokens, "
+                    f"the item {len(encoded)} embeddings",
+                    request_id=chunk.request_id,
+                )
+            rows = encoded[span.start : span.start + span.length]
+            embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
+
+
+def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:
+    """Return the store of the rows that the reference model gives, as large as the configuration says."""
+    shape = (config.model.hidden_size,)
+    schema = [KeySpec(key, "per_token", shape, torch.int32) for key in config.model.row_keys]
+    return TensorPrefixStore(
+        config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes, max_positions=config.max_model_len
+    )

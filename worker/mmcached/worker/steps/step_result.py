@@ -1,0 +1,62 @@
+"""What one step has made so far, in the form in which it is answered.
+
+Knows nothing of how it was made. Tensors travel as int32, little-endian, one payload frame each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from mmcached.wire.messages.engine import ItemEmbedding, RowsMade, RowsMissing, Sampled
+from mmcached.wire.messages.parts import Tensor
+from mmcached.wire.sockets.channels import Frame
+from mmcached.worker.steps.read_ledger import Read
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Filled while a step runs; dropped as a whole if it fails.
+
+    Attributes:
+        used: embeddings that the step encoded or emitted, in the plan's order.
+        viewed: reads of which a view was taken.
+        frames: payload of the output, by the numbers in `embeddings` and `rows`.
+    """
+
+    used: list[torch.Tensor] = field(default_factory=list)
+    embeddings: list[ItemEmbedding] = field(default_factory=list)
+    sampled: list[Sampled] = field(default_factory=list)
+    rows: list[RowsMade] = field(default_factory=list)
+    missing: list[RowsMissing] = field(default_factory=list)
+    viewed: set[Read] = field(default_factory=set)
+    frames: list[Frame] = field(default_factory=list)
+
+    def add_frame(self, tensor: torch.Tensor) -> Tensor:
+        """Add an int32 tensor to the payload and return how the output names it."""
+        self.frames.append(_int32_bytes(tensor))
+        return Tensor(len(self.frames) - 1, "int32", tuple(tensor.shape))
+
+    def digest(self, outputs: Iterable[torch.Tensor]) -> bytes:
+        """Return 16 bytes that cover all that the step computed; the same on every rank.
+
+        Args:
+            outputs: `(num_tokens, hidden_size)` int32, of each key the rows of all chunks, whether returned or not.
+        """
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for sampled in self.sampled:
+            digest.update(struct.pack("<QQ", sampled.request_id, sampled.token_id))
+        for tensor in (*outputs, *self.used):
+            digest.update(struct.pack("<Q", tensor.numel()))
+            digest.update(_int32_bytes(tensor))
+        return digest.digest()
+
+
+def _int32_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().astype("<i4", copy=False).tobytes()
