@@ -1,0 +1,173 @@
+"""Measures how large and how tidy the house is, and prints the table: `python scripts/house.py [--json]`.
+
+Counts lines, rooms, arrows between rooms, public methods, first sentences, private names in tests and stand-ins; all of
+it is read off the sources, nothing is imported or run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ROOTS = ("shm", "frontend", "engine", "worker")
+FOLDERS = {"engine": "engine/mmcached/engine", "frontend": "frontend/mmcached/frontend"}
+QUESTION = re.compile(
+    r"(In |At |For |Of |By |With |From |To |On )?(which|who|whose|whom|whether|how|what|where|when|why)\b", re.I
+)
+STAND_IN = re.compile(r"(Engine|Worker|Workers|Rank)$")
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    value: float | str
+    reach: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    rows = list(measure())
+    if parser.parse_args().json:
+        json.dump([row._asdict() for row in rows], sys.stdout, indent=1)
+        return
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        sys.stdout.write(f"{row.what:{width}}  {row.value!s:>8}  {row.reach}\n")
+
+
+def measure() -> Iterator[Row]:
+    product = [file for root in ROOTS for file in sources(root)]
+    trees = {file: ast.parse(file.read_text()) for file in product}
+    code, docs = lines_of(product)
+    yield Row("product: lines of code", code, "<= 16500")
+    yield Row("product: lines of docstrings", docs, "<= 6000")
+    for name, folder in FOLDERS.items():
+        arrows = room_arrows(REPOSITORY / folder, folder.split("/", 1)[1].replace("/", "."))
+        yield Row(f"{name}/: rooms", len(arrows), "<= 8" if name == "engine" else "<= 7")
+        yield Row(f"{name}/: rooms in a circle", len(in_circles(arrows)), "0")
+    most, name = max((public_methods(tree) for tree in trees.values()), default=(0, ""))
+    yield Row(f"largest class: public methods ({name})", most, "<= 25")
+    questions = [file for file, tree in trees.items() if QUESTION.match(ast.get_docstring(tree) or "")]
+    yield Row("modules that open with an indirect question", len(questions), "0")
+    yield Row("files in scripts/", len(list(sources("scripts"))), "<= 35")
+    tests = list(sources("tests"))
+    yield Row("tests: lines of code", lines_of(tests)[0], "<= 31000")
+    test_trees = [ast.parse(file.read_text()) for file in tests]
+    yield Row("tests: uses of private names", sum(len(private_uses(tree)) for tree in test_trees), "<= 60")
+    yield Row("tests: stand-in engines and workers", sum(len(stand_ins(tree)) for tree in test_trees), "4")
+
+
+def sources(folder: str) -> Iterator[Path]:
+    return (file for file in sorted((REPOSITORY / folder).rglob("*.py")) if "__pycache__" not in file.parts)
+
+
+def lines_of(files: Iterable[Path]) -> tuple[int, int]:
+    """Return how many lines hold code, and how many belong to docstrings; blank lines and comments are neither."""
+    code = docs = 0
+    for file in files:
+        text = file.read_text()
+        doc_lines = docstring_lines(ast.parse(text))
+        skipped = (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        )
+        code_lines: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in skipped:
+                code_lines.update(range(token.start[0], token.end[0] + 1))
+        code += len(code_lines - doc_lines)
+        docs += sum(1 for number, line in enumerate(text.splitlines(), 1) if number in doc_lines and line.strip())
+    return code, docs
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) if node.end_lineno:
+                lines.update(range(node.lineno, node.end_lineno + 1))
+    return lines
+
+
+def room_arrows(folder: Path, package: str) -> dict[str, set[str]]:
+    """Return, for each room (a folder or a module) directly in `folder`, the rooms that it imports."""
+    arrows: dict[str, set[str]] = {}
+    for file in sorted(folder.rglob("*.py")):
+        room = file.relative_to(folder).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        found = arrows.setdefault(room, set())
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
+                found.add(node.module.removeprefix(f"{package}.").split(".")[0])
+    return {room: found - {room} for room, found in arrows.items()}
+
+
+def in_circles(arrows: dict[str, set[str]]) -> set[str]:
+    """Return the rooms that can be reached from themselves."""
+
+    def reach(room: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(arrows.get(room, ()))
+        while todo:
+            other = todo.pop()
+            if other not in seen:
+                seen.add(other)
+                todo += arrows.get(other, ())
+        return seen
+
+    return {room for room in arrows if room in reach(room)}
+
+
+def public_methods(tree: ast.Module) -> tuple[int, str]:
+    """Return the class with the most public methods and properties, as (how many, its name)."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    counts = [
+        (
+            sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name[0] != "_" for part in node.body),
+            node.name,
+        )
+        for node in classes
+    ]
+    return max(counts, default=(0, ""))
+
+
+def private_uses(tree: ast.Module) -> list[str]:
+    """Return the private names of others that a test module reads: attributes but those of `self`, and imports."""
+    uses = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute(attr=name) if is_private(name):
+                uses.append(name)
+            case ast.ImportFrom(names=names):
+                uses += [alias.name for alias in names if is_private(alias.name)]
+    return uses
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def stand_ins(tree: ast.Module) -> list[str]:
+    return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and STAND_IN.search(node.name)]
+
+
+if __name__ == "__main__":
+    main()
