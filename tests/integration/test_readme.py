@@ -1,4 +1,4 @@
-"""What the README shows is run: its commands, its example, its tree. (Its demo output: `test_demo`.)"""
+"""What the README and the page for clients show is run. (The demo's output: `test_demo`; files: `tests/house`.)"""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, small_config
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+CLIENTS = ROOT / "docs" / "clients.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: Path = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_example_runs(
@@ -41,12 +42,12 @@ def test_example_runs(
 
 def test_rows_example_runs(run_dir: Path) -> None:
     """It joins to what comes with the answer in full."""
-    (code,) = [block for block in blocks("py") if "RowRange" in block]
+    (code,) = [block for block in blocks("py", CLIENTS) if "RowRange" in block]
     consumer = Consumer()
     with LocalService(run_dir, small_config(world_size=1)), Client(run_dir) as client:
         names: dict[str, Any] = {kind.__name__: kind for kind in (Generation, RowRange, RowsWanted)}
         names |= {"client": client, "consumer": consumer}
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, CLIENTS.name, "exec"), names)
         full = client.generate("Tell me", max_tokens=64, hidden_states=True)
     last = names["last"]
     joined = torch.cat([tensor for _, tensor in consumer.taken] + [last.tensor])
@@ -119,14 +120,3 @@ def mmcached(words: list[str]) -> subprocess.CompletedProcess[str]:
 def test_launcher_of_a_checkout_does_the_same(run_dir: Path) -> None:
     process = start([str(ROOT / "scripts" / "supervisor.py")], run_dir / "s", "--workers=1")
     assert finish(process) == 0
-
-
-def test_tree_names_what_is_there() -> None:
-    (tree,) = blocks("text tree")
-    for line in tree.splitlines():
-        assert (ROOT / line.split()[0]).is_dir(), line
-
-
-def test_what_it_links_to_is_there() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
