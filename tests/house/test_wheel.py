@@ -79,6 +79,7 @@ def test_sdist_holds_what_a_packager_needs(dist: Path) -> None:
     assert {name.partition("/")[0] for name in names} <= {
         *SOURCE_ROOTS,
         *(
+            "docs",
             "scripts",
             "tests",
             "examples",
