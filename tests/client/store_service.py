@@ -69,7 +69,7 @@ class StoreService:
         self._channel: RouterChannel[FromClient] = RouterChannel(
             self._context, self.directory.client_address, FromClient
         )
-        self.desk = StoreDesk.from_config(self._config, send=self._channel.send, clock=time.monotonic)
+        self.desk = StoreDesk.from_config(self._config, send=self._channel.try_send, clock=time.monotonic)
         self._thread.start()
         return self
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import select
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -50,10 +50,8 @@ from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
-    ChannelFull,
     InvariantError,
     MmcachedError,
-    PeerGone,
     RemoteProtocolError,
     RequestAborted,
     ServiceUnavailable,
@@ -113,7 +111,7 @@ class Frontend:
                 stack.callback(cache.close)
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
-            self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.send, clock=clock))
+            self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.try_send, clock=clock))
             self._closing = stack.pop_all()
         self._seats = Seats(self._clients.is_connected)
         self._route = route_for(cache)
@@ -131,7 +129,7 @@ class Frontend:
             self._route,
             processing=processing,
             preparing=self._preparing,
-            answer=self._answer,
+            answer=self._clients.try_send,
             clock=clock,
         )
         self._probes = Probes(self._gate, store, max_askers)
@@ -229,7 +227,7 @@ class Frontend:
                 continue
             error = self._guard.call("message of a client", self._handle_client, peer, message, payload)
             if error is not None and (request_id := getattr(message, "request_id", None)) is not None:
-                self._answer(peer, to_client.Failed(request_id, error_to_wire(error)))
+                self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
         if not isinstance(message, _NOBODYS):
@@ -241,7 +239,7 @@ class Frontend:
         match message:
             case received.ClientHello():
                 self._desk.greet(peer, message.client_id)
-                self._answer(peer, self._welcome())
+                self._clients.try_send(peer, self._welcome())
             case received.Generate() | received.Encode():
                 self._requests.accept(peer, message, [bytes(frame) for frame in payload])
             case received.TokensTaken():
@@ -272,9 +270,9 @@ class Frontend:
         self._num_protocol_errors += 1
         log.warning("bad message from a client", peer=peer.hex(), reason=str(error))
         if message is None or isinstance(message, received.ClientHello):
-            self._answer(peer, to_client.Failed(None, error_to_wire(error)))
+            self._clients.try_send(peer, to_client.Failed(None, error_to_wire(error)))
         elif not isinstance(message, _UNANSWERED):
-            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+            self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _ask_all(self, peer: bytes, message: received.GetStats | received.Probe | received.Flush) -> None:
         """Take a question that all engines answer together, or say why not."""
@@ -290,7 +288,7 @@ class Frontend:
                         raise ServiceUnavailable("the service is draining")
                     self._probes.start(peer, message.request_id, message.timeout_s, now)
         except MmcachedError as error:
-            self._answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+            self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _forget(self, is_new_epoch: bool) -> None:
         """Empty the frontend's own caches."""
@@ -416,7 +414,7 @@ class Frontend:
         if askers:
             stats = extend(self.stats(), ServiceStats, engines=engines)
             for asker in askers:
-                self._answer(asker.peer, to_client.Stats(asker.request_id, stats))
+                self._clients.try_send(asker.peer, to_client.Stats(asker.request_id, stats))
         self._answer_all(self._probes.take_finished(now))
         self._answer_all(self._flushes.take_finished(now))
 
@@ -425,20 +423,9 @@ class Frontend:
     ) -> None:
         for asker, outcome in finished:
             if isinstance(outcome, MmcachedError):
-                self._answer(asker.peer, to_client.Failed(asker.request_id, error_to_wire(outcome)))
+                self._clients.try_send(asker.peer, to_client.Failed(asker.request_id, error_to_wire(outcome)))
             else:
-                self._answer(asker.peer, outcome)
-
-    def _answer(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> bool:
-        """Send to a client, return whether it was queued; one that is gone or does not read loses its answer, nobody
-        else waits.
-        """
-        try:
-            self._clients.send(peer, message, payload)
-        except (PeerGone, ChannelFull) as error:
-            log.info("client not told", message=type(message).__name__, reason=str(error))
-            return False
-        return True
+                self._clients.try_send(asker.peer, outcome)
 
 
 def _retried_ring(config: ServiceConfig) -> RetriedRing | None:

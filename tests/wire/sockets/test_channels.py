@@ -130,6 +130,7 @@ def test_peer_that_has_closed(wiring: Wiring) -> None:
 
     with pytest.raises(PeerGone):
         send_until_refused()
+    assert not router.try_send(peer, GetStats(1))
 
 
 def test_dealer_full_before_its_peer_exists_loses_nothing(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,12 +140,13 @@ def test_dealer_full_before_its_peer_exists_loses_nothing(wiring: Wiring, monkey
         dealer.send(GetStats(number))
     with pytest.raises(ChannelFull):
         dealer.send(GetStats(99))
+    assert not dealer.try_send(GetStats(99))
     router = wiring.router()
     assert [router.decode(next_raw(router)[1])[0] for _ in range(5)] == [GetStats(number) for number in range(5)]
     assert dealer.socket.poll(int(DEADLINE_S * 1000), zmq.POLLOUT), (
         "room again, once the peer has said that it took some"
     )
-    dealer.send(GetStats(5))
+    assert dealer.try_send(GetStats(5))
     assert router.decode(next_raw(router)[1])[0] == GetStats(5)
     assert router.receive_raw() is None
 

@@ -221,6 +221,7 @@ def test_answers_that_come_late_have_a_budget_too(wiring: Wiring) -> None:
     assert listener.num_disconnected == 1
     with pytest.raises(PeerGone):
         listener.send(peer, Flushed(1))
+    assert not listener.try_send(peer, Flushed(1))
 
 
 def test_of_all_that_hold_too_much_together_who_holds_most_goes(wiring: Wiring) -> None:

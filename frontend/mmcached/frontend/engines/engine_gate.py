@@ -28,7 +28,6 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
-    ChannelFull,
     ConfigError,
     LeaseRefused,
     MmcachedError,
@@ -147,7 +146,7 @@ class EngineGate:
                 "config digest", message.config_digest, f"the frontend has {self._digest}: restart both"
             )
             log.error("engine refused", engine=message.engine_index, reason=str(error))
-            self._send_or_log(peer, to_engine.Refused(error_to_wire(error)))
+            self._channel.try_send(peer, to_engine.Refused(error_to_wire(error)))
             return
         link = self.links.get(message.incarnation)
         if link is None:
@@ -155,7 +154,7 @@ class EngineGate:
             if former is not None and self._channel.is_connected(former.peer):
                 reason = f"engine {message.engine_index} is another process, and it lives; end that one first"
                 log.error("engine refused", engine=message.engine_index, reason=reason)
-                self._send_or_log(peer, to_engine.Refused(error_to_wire(ServiceUnavailable(reason))))
+                self._channel.try_send(peer, to_engine.Refused(error_to_wire(ServiceUnavailable(reason))))
                 return
             if former is not None:
                 self._lose(former, "another engine process has taken its place")
@@ -164,7 +163,7 @@ class EngineGate:
             self._on_new(link)
         link.peer = peer
         announcement = None if self._ring is None else self._ring.announcement
-        self._send_or_log(peer, to_engine.Ring(self._incarnation, announcement))
+        self._channel.try_send(peer, to_engine.Ring(self._incarnation, announcement))
         if self._barriers is not None:
             self._barriers.ask(link, self._clock())  # if it has connected anew: what was under way then may be lost
 
@@ -175,7 +174,7 @@ class EngineGate:
             log.warning("row refused: it does not hold the nonce", engine=link.index, row=message.row)
             return
         link.row, link.nonce = message.row, message.nonce
-        self._send_or_log(link.peer, to_engine.RowAttached(message.epoch, message.row, message.nonce))
+        self._channel.try_send(link.peer, to_engine.RowAttached(message.epoch, message.row, message.nonce))
 
     def _make_ready(self, link: EngineLink | None, message: received.EngineReady) -> None:
         if link is not None and (self._ring is None or link.row is not None):
@@ -249,13 +248,7 @@ class EngineGate:
 
     def tell(self, link: EngineLink, message: to_engine.FromFrontend) -> None:
         """Queue a message without leases; one that cannot be queued is logged: the engine is going or gone."""
-        self._send_or_log(link.peer, message)
-
-    def _send_or_log(self, peer: bytes, message: to_engine.FromFrontend) -> None:
-        try:
-            self._channel.send(peer, message)
-        except (PeerGone, ChannelFull) as error:
-            log.warning("engine not told", message=type(message).__name__, reason=str(error))
+        self._channel.try_send(link.peer, message)
 
     # ---- deaths
 
@@ -274,5 +267,5 @@ class EngineGate:
         log.warning("engine lost", engine=link.index, reason=reason)
         self.links.remove(link)
         if self._channel.is_connected(link.peer):  # it lives, and would wait for requests for ever
-            self._send_or_log(link.peer, to_engine.Detached(reason))
+            self._channel.try_send(link.peer, to_engine.Detached(reason))
         self._on_lost(link, reason)

@@ -13,20 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import structlog
-
 from mmcached.frontend.store.client_rows import ClientRows
 from mmcached.frontend.store.host_tier import HostTier
 from mmcached.shm import EncodedRecord
 from mmcached.shm.crash_points import crash_point
-from mmcached.wire.errors import ChannelFull, PeerGone
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.client import Records, ToClient
 from mmcached.wire.messages.frontend import ClaimRecord, GetRecords
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
-
-log = structlog.get_logger("mmcached.frontend")
 
 MAX_INLINE_BYTES = 256 << 20
 """In one answer: a list of large keys, from a client without a row, must not cost this process its memory. One record
@@ -38,9 +33,9 @@ Found = Handle | EncodedRecord | None
 
 
 class Send(Protocol):
-    """Queues a message for a client without blocking; raises PeerGone or ChannelFull if nothing was queued."""
+    """Queues a message for a client without blocking; returns whether it was queued."""
 
-    def __call__(self, peer: bytes, message: ToClient, payload: Sequence[Frame] = ()) -> None: ...
+    def __call__(self, peer: bytes, message: ToClient, payload: Sequence[Frame] = ()) -> bool: ...
 
 
 class RecordSender:
@@ -56,15 +51,6 @@ class RecordSender:
         self._send = send
         self.num_inline = 0
         self.num_withheld = 0
-
-    def answer(self, peer: bytes, message: ToClient, payload: Sequence[Frame] = ()) -> bool:
-        """Return whether the message was queued; a client that is gone or does not read loses it."""
-        try:
-            self._send(peer, message, payload)
-        except (PeerGone, ChannelFull) as error:
-            log.info("answer dropped", reason=str(error))
-            return False
-        return True
 
     def send_records(self, peer: bytes, message: GetRecords | ClaimRecord, found: Sequence[Found]) -> None:
         """Lease what lies in the ring, send the rest as frames; a client that is gone costs no lease."""
@@ -83,7 +69,7 @@ class RecordSender:
                 records.append(self._inline(each, payload, inline_bytes))
             leases.append(lease)
         crash_point("grant.before_send")
-        if not self.answer(peer, Records(message.request_id, self._tier.epoch, records, leases), payload):
+        if not self._send(peer, Records(message.request_id, self._tier.epoch, records, leases), payload):
             # Not queued, so no descriptor can arrive: undo in reverse order, or seq would show a gap.
             for handle, lease in reversed(granted):
                 self._rows.undo_grant(message.client_id, handle, lease)

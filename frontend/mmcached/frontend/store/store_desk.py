@@ -83,6 +83,7 @@ class StoreDesk:
         self.computations = computations
         self.rows = rows
         self.num_protocol_errors = 0
+        self._send = send
         self._sender = RecordSender(tier, rows, send)
         self._clock = clock
         self._max_wait_s = max_wait_s
@@ -124,7 +125,7 @@ class StoreDesk:
                 self.num_protocol_errors += 1
             log.info("store request refused", message=type(message).__name__, code=error.code, reason=str(error))
             if not isinstance(message, received.DropClaim | received.Reconcile):
-                self._sender.answer(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+                self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         match message:
@@ -136,11 +137,11 @@ class StoreDesk:
                 self._put(peer, message, payload)
             case received.HaveRecords(keys=keys, tenant=tenant):
                 present = [self.tier.has(tenant, key) for key in keys]
-                self._sender.answer(peer, to_client.Present(message.request_id, present))
+                self._send(peer, to_client.Present(message.request_id, present))
             case received.DropRecord():
                 is_dropped = self.tier.drop(message.tenant, message.key)
                 reason = "dropped" if is_dropped else "it had none"
-                self._sender.answer(peer, to_client.Stored(message.request_id, self.tier.epoch, False, reason))
+                self._send(peer, to_client.Stored(message.request_id, self.tier.epoch, False, reason))
             case received.DropClaim():
                 self._tell([self.computations.drop(message.claim, message.client_id)])
             case received.TakeRow():
@@ -178,7 +179,7 @@ class StoreDesk:
                 self._sender.send_records(waiter.peer, waiter.message, [found])
             self.computations.finish(message.claim, message.client_id)
         answer = to_client.Stored(message.request_id, self.tier.epoch, refusal is None, refusal or "")
-        self._sender.answer(peer, answer)
+        self._send(peer, answer)
 
     def _tell(self, handovers: Iterable[Handover | None]) -> None:
         """Tell owners to compute; one that cannot be told passes its claim on."""
@@ -189,7 +190,7 @@ class StoreDesk:
                 continue
             asker = handover.asker
             claimed = to_client.Claimed(asker.message.request_id, self.tier.epoch, handover.token)
-            if not self._sender.answer(asker.peer, claimed):
+            if not self._send(asker.peer, claimed):
                 pending.append(self.computations.drop(handover.token, asker.client_id))
 
     # ---- clients
@@ -216,9 +217,9 @@ class StoreDesk:
         is_attached, barrier = self.rows.take(peer, message)
         if not is_attached:
             log.info("row refused", client_id=message.client_id, row=message.row)
-        self._sender.answer(peer, to_client.RowTaken(message.request_id, is_attached))
+        self._send(peer, to_client.RowTaken(message.request_id, is_attached))
         if barrier is not None:
-            self._sender.answer(peer, barrier)
+            self._send(peer, barrier)
             crash_point("barrier.after_send")
 
     # ---- time, epochs, the end
@@ -293,4 +294,4 @@ class StoreDesk:
         self.close()
 
     def _fail(self, asker: Asker, error: MmcachedError) -> None:
-        self._sender.answer(asker.peer, to_client.Failed(asker.message.request_id, error_to_wire(error)))
+        self._send(asker.peer, to_client.Failed(asker.message.request_id, error_to_wire(error)))

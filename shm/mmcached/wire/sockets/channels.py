@@ -5,18 +5,19 @@ Where clients connect, which may be any number and may be wrong, the end with ma
 A message is these frames: `[version][MessagePack body][payload frame]*`. A frame set that does not validate is a
 `RemoteProtocolError` with the path of the field, and changes nothing. Sending never blocks: a full queue is
 `ChannelFull`, an unknown peer `PeerGone`, and in both cases nothing was queued, so the caller can undo what it did for
-the message.
+the message. `try_send` is for a message that may be lost with its peer.
 
 Not thread-safe: one thread owns a channel.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import msgspec
 import zmq
@@ -36,11 +37,13 @@ LISTEN_BACKLOG = 128
 LINGER_MS = 2000
 """How long a closing socket goes on sending what was accepted; bounds the time that `close` can take."""
 
+_logger = logging.getLogger(__name__)
 _VERSION_FRAME = b"mmc" + bytes([PROTOCOL_VERSION])
 _encoder = msgspec.msgpack.Encoder()
 
 Frame = bytes | bytearray | memoryview
 ReceivesT = TypeVar("ReceivesT")
+P = ParamSpec("P")
 
 
 def encode_frames(message: object, payload: Sequence[Frame] = ()) -> list[Frame]:
@@ -78,6 +81,17 @@ def decode_frames(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"not MessagePack: {error}", "body") from error
     return message, list(frames[2:])
+
+
+def attempt(send: Callable[P, None], /, *message: P.args, **options: P.kwargs) -> bool:
+    """Send a message; return False, and log the reason, if its peer is gone or does not read."""
+    try:
+        send(*message, **options)
+    except (PeerGone, ChannelFull) as error:
+        kind = next((type(part).__name__ for part in message if isinstance(part, msgspec.Struct)), "")
+        _logger.info("not sent", extra={"kind": kind, "reason": str(error)})
+        return False
+    return True
 
 
 def bind_named(socket: zmq.Socket[bytes], address: str) -> Callable[[], None]:
@@ -179,6 +193,10 @@ class DealerChannel(_Channel[ReceivesT]):
         except zmq.Again:
             raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the peer; try again later") from None
 
+    def try_send(self, message: object, payload: Sequence[Frame] = ()) -> bool:
+        """Queue one message as `send` does; return False, and log the reason, if that cannot be."""
+        return attempt(self.send, message, payload)
+
     def try_receive(self) -> tuple[ReceivesT, list[Frame]] | None:
         """Return the next message and its payload, or None if there is none now; never waits.
 
@@ -234,6 +252,10 @@ class RouterChannel(_Channel[ReceivesT]):
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             raise PeerGone(f"peer {peer.hex()} is not connected") from None
+
+    def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
+        """Queue one message as `send` does; return False, and log the reason, if that cannot be."""
+        return attempt(self.send, peer, message, payload)
 
     def receive_raw(self) -> tuple[bytes, list[bytes]] | None:
         """Return `(peer, frames)` of the next message, unread, or None; never waits. Pass the frames to `decode`."""

@@ -32,7 +32,15 @@ from typing import Any, Generic, Self
 
 from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError
 from mmcached.wire.process.turns import TurnShare
-from mmcached.wire.sockets.channels import LINGER_MS, Frame, ReceivesT, decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.channels import (
+    LINGER_MS,
+    Frame,
+    ReceivesT,
+    attempt,
+    decode_frames,
+    encode_frames,
+    make_decoder,
+)
 from mmcached.wire.sockets.zmtp import HANDSHAKE, MessageReader, pack
 
 BACKLOG = 256
@@ -187,8 +195,7 @@ class Listener(Generic[ReceivesT]):
                 continue
             self._make_due(connection)
             if connection.refused_since is not None:
-                with contextlib.suppress(PeerGone, ChannelFull):
-                    self.send(connection.peer, self._refusal)
+                self.try_send(connection.peer, self._refusal)
                 continue
             try:
                 if len(frames) > 1 and len(frames[1]) > self._bounds.max_body_bytes:
@@ -287,6 +294,10 @@ class Listener(Generic[ReceivesT]):
         connection.queued_bytes += num_bytes
         self._watch(connection)
         self._count_held(connection)
+
+    def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
+        """Send or queue one message as `send` does; return False, and log the reason, if that cannot be."""
+        return attempt(self.send, peer, message, payload)
 
     def _write(self, connection: _Connection) -> None:
         pieces = [connection.queue[index] for index in range(min(MAX_PIECES, len(connection.queue)))]
