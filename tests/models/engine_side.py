@@ -163,8 +163,11 @@ class Engine:
             self.row = None
         locked = self.try_lock(world.ring.control(world.own_locks(), self.name).fd, row)
         assert locked
+        self.taking = self.begin_taking(world, row)
+
+    def begin_taking(self, world: World, row: int) -> Taking:
         epoch = world.ring.epoch
-        self.taking = Taking(epoch, row, self.nonce_for(epoch))
+        return Taking(epoch, row, self.nonce_for(epoch))
 
     def go_on(self, world: World) -> None:
         """Do the next step of taking the row; of a ring that has gone meanwhile none is taken."""

@@ -22,6 +22,7 @@ from tests.models.engine_side import Engine
 from tests.models.explorer import Event
 from tests.models.messages import RowHello
 from tests.models.ring_side import Ring
+from tests.models.row_taking import Taking
 from tests.models.setting import Actors, Budget, Setting
 from tests.models.worker_side import Worker
 
@@ -130,6 +131,16 @@ class EngineThatTakesUsedRows(Engine):
         return ByteLocks.try_shared(fd, ByteLocks.row_byte(row))
 
 
+class EngineThatZeroesCells(Engine):
+    """Zeroes the counts of a row's former life before the row bears another nonce."""
+
+    def begin_taking(self, world: World, row: int) -> Taking:
+        ring = world.own_ring()
+        first = ring.layout.cell_word(row, 0)
+        ring.words[first : first + ring.layout.num_slots] = 0
+        return super().begin_taking(world, row)
+
+
 class EngineWithoutIncarnation(Engine):
     def nonce_for(self, epoch: int) -> int:
         return 7
@@ -224,6 +235,12 @@ MUTANTS = (
         Actors(ring=RingThatTrustsHello),
         Budget(puts=1, grants=1, kills=1),
         Setting(num_ranks=0),
+    ),
+    _mutant(
+        *("who takes a row zeroes the counts of its former life", "InvariantError"),
+        Actors(engine=EngineThatZeroesCells),
+        Budget(puts=1, grants=1, kills=1),
+        replace(_STARTED, num_ranks=0),
     ),
     _mutant(
         *("all lives of a row have one nonce", "I6"),

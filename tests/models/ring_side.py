@@ -117,7 +117,7 @@ class Ring:
             if self._may_open_barrier(world, row):
                 yield self._event(("P0 opens a barrier, row", row), Ring.open_barrier, row)
         if self._know(world.locks, lambda: self.copy().poll_deaths(world)):
-            yield self._event(("P0 looks at the locks",), Ring.poll_deaths)
+            yield self._event(("P0 looks at the locks and cells",), Ring.poll_deaths)
         for engine, queue in enumerate(world.queues.to_writer, start=1):
             if queue:
                 yield self._event(("P0 takes", Said(queue[0])), Ring.take, engine)
@@ -223,8 +223,10 @@ class Ring:
             world.own_queues().send_to_engine(question)
 
     def poll_deaths(self, world: World) -> bool:
-        """Look at the locks; return whether somebody has died."""
-        return bool(self._seeing(world).poll_deaths())
+        """Look at the locks and at all cells; return whether that has told anything new."""
+        before = rows_key(self.rows)
+        self._seeing(world).poll_deaths()
+        return rows_key(self.rows) != before
 
     def take(self, world: World, engine: int) -> None:
         """Handle the first message of an engine process, dead or alive."""

@@ -14,6 +14,8 @@ from tests.models.control import UNIT, ModelControl, SmallLayout
 from tests.models.row_taking import Stage, Taking
 
 NONCE = 5
+COUNT = 3
+"""What the row's former life has left in its cell."""
 LAYOUT = SmallLayout(UNIT, 1, 2)
 
 
@@ -22,21 +24,21 @@ def test_the_same_locks_and_words_at_each_step() -> None:
     locks, control = control_of_an_engine()
     assert ByteLocks.try_exclusive(control.fd, ByteLocks.row_byte(0))
     taking = Taking(epoch=1, row=0, nonce=NONCE)
-    of_model = {taking.stage: (locks.key(), control.words[0])}
+    of_model = {taking.stage: (locks.key(), words_of(control))}
     while taking.stage is not Stage.SHARED:
         taking = taking.next(control)
-        of_model[taking.stage] = (locks.key(), control.words[0])
+        of_model[taking.stage] = (locks.key(), words_of(control))
     assert of_model == of_product
 
 
-def look_at_product() -> dict[Stage, tuple[object, int]]:
+def look_at_product() -> dict[Stage, tuple[object, dict[str, int]]]:
     locks, control = control_of_an_engine()
     seen = {}
     stages = {"row.after_lock": Stage.LOCKED, "row.after_nonce": Stage.NAMED}
 
     def look(label: str) -> None:
         if label in stages:
-            seen[stages[label]] = (locks.key(), control.words[0])
+            seen[stages[label]] = (locks.key(), words_of(control))
 
     with (
         mock.patch.object(product, "locks", ByteLocks),
@@ -44,9 +46,15 @@ def look_at_product() -> dict[Stage, tuple[object, int]]:
         mock.patch.object(product, "crash_point", look),
     ):
         ReaderRow.attach(RingAnnouncement(0, "0" * 32, 1, UNIT, 1, 2), lambda: NONCE)
-    return seen | {Stage.SHARED: (locks.key(), control.words[0])}
+    return seen | {Stage.SHARED: (locks.key(), words_of(control))}
+
+
+def words_of(control: ModelControl) -> dict[str, int]:
+    """Return what decides anything in row 0; its pid is a help for people."""
+    return {"nonce": control.words[LAYOUT.nonce_word(0)], "cell": control.words[LAYOUT.cell_word(0, 0)]}
 
 
 def control_of_an_engine() -> tuple[LockTable, ModelControl]:
     locks, words = LockTable(), np.zeros(LAYOUT.ctl_bytes // 8, np.uint64)
+    words[LAYOUT.cell_word(0, 0)] = COUNT
     return locks, ModelControl(words, LAYOUT, Description(locks, 1, "engine 1"))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
 from collections.abc import Iterator
 from typing import Any
+
+import posix_ipc
 
 from mmcached.shm import ReaderRow, RingReader, RingWriter
 from mmcached.wire.handle import Handle
@@ -34,3 +38,12 @@ def attached(ring: RingWriter) -> Iterator[ReaderRow]:
 def reading(ring: RingWriter) -> Iterator[RingReader]:
     with RingReader.open(ring.announcement) as reader:
         yield reader
+
+
+@contextlib.contextmanager
+def overwritten(name: str) -> Iterator[memoryview]:
+    """The words of an object, as anybody of this user can map them by name."""
+    fd = posix_ipc.SharedMemory(name).fd
+    with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
+        os.close(fd)
+        yield words

@@ -3,11 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderRow, RowStopped
 from mmcached.shm.ring.row import random_nonce
 from mmcached.shm.segment import words
+from mmcached.shm.segment.layout import MAX_RETURNED, Layout
 from mmcached.wire.errors import LocalProtocolError, SegmentError
-from tests.shm.rings import attached, make_ring, put
+from tests.shm.rings import attached, make_ring, overwritten, put
 
 
 def test_rows_are_taken_in_order_and_given_free() -> None:
@@ -87,6 +88,38 @@ def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
             assert len(ring.poll_deaths()) == 1
             assert ring.stats().leases == 0
         ring.check_integrity()
+
+
+def test_taking_a_row_changes_no_count_of_the_former_life() -> None:
+    """The writer still compares them with what it has granted, until it looks at the locks or hears a Hello."""
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        with attached(ring) as row:
+            ring.grant(row.row, handle)
+            row.give_back(handle)
+            assert ring.poll_deaths() == []  # the writer has seen the count
+        with ReaderRow.attach(ring.announcement) as successor:
+            assert successor.row == 0
+            ring.check_integrity()
+            (event,) = ring.poll_deaths()
+            assert isinstance(event, RowStopped)
+            assert "another process has taken the row" in event.reason
+            assert ring.fenced_rows() == []
+
+
+def test_a_count_that_no_reader_reaches_is_set_back() -> None:
+    with make_ring(num_slots=2) as ring:
+        with overwritten(ring.announcement.ctl_name) as words:
+            layout = Layout(ring.announcement.data_bytes, 2, ring.announcement.max_rows)
+            words[layout.cell_word(0, 0)] = MAX_RETURNED + 1
+            words[layout.cell_word(0, 1)] = MAX_RETURNED
+        handle, other = put(ring, 10), put(ring, 10)
+        with attached(ring) as row:
+            for each in (handle, other):
+                ring.grant(row.row, each)
+                row.give_back(each)
+            ring.check_integrity()
+            assert ring.stats().leases == 0
 
 
 def test_a_closed_row_gives_nothing_back() -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import mmap
-import os
-from collections.abc import Iterator
 
 import msgspec
-import posix_ipc
 import pytest
 
 from mmcached.shm import RingWriter, RowStopped, RowVoided, sweep
@@ -17,16 +12,7 @@ from mmcached.shm.segment.layout import Layout
 from mmcached.wire.errors import CacheFull, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from tests.shm.processes import ChildError, Process, wait_until
-from tests.shm.rings import attached, make_ring, put
-
-
-@contextlib.contextmanager
-def overwritten(name: str) -> Iterator[memoryview]:
-    """The words of an object, as anybody of this user can map them by name."""
-    fd = posix_ipc.SharedMemory(name).fd
-    with mmap.mmap(fd, 0) as mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
-        os.close(fd)
-        yield words
+from tests.shm.rings import attached, make_ring, overwritten, put
 
 
 def attach(ring: RingWriter, process: Process) -> tuple[int, int]:

@@ -28,13 +28,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from mmcached.shm.segment.layout import MAX_RETURNED
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
 
 Counts = npt.NDArray[np.uint64]
 ROWS_PER_LOOK = 64
 """Their cells are read at a time: some 32 KiB each, four times."""
-_MAX_COUNT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class LeaseTable:
             False, and nothing has changed, if the cells hold what no reader counts to.
         """
         at_attach = self._returned[row].copy()
-        if at_attach.max() > _MAX_COUNT:
+        if at_attach.max() > MAX_RETURNED:
             return False
         self._rows[row] = _Row(nonce, at_attach, at_attach.copy(), at_attach)
         return True

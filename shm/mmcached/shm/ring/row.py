@@ -9,9 +9,10 @@ order:
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
     5. tell the writer (row, nonce)      the caller's part; the writer checks it against the row
 
-The cells are zeroed with step 2, since nobody can say what a stray write has left there; the writer takes their values
-at attach as granted. Only this row is mapped, so a stray write of this process reaches no other. An incarnation ends
-only with its process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not call it.
+The cells keep their values: the writer takes them at attach as granted, and until it has heard of the new life it still
+compares them with what it granted to the former one. Only a count that no reader reaches, left by a stray write, is set
+to zero. Only this row is mapped, so a stray write of this process reaches no other. An incarnation ends only with its
+process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not call it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.received import ReceivedLeases
+from mmcached.shm.segment.layout import MAX_RETURNED
 from mmcached.shm.segment.mapped import Control, open_control
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.errors import LocalProtocolError, SegmentError
@@ -68,7 +72,7 @@ class ReaderRow:
                     crash_point("row.after_lock")
                     nonce = new_nonce()
                     control.map_row(row)
-                    control.words[_PID_WORD:] = memoryview(bytes(layout.row_bytes - 8 * _PID_WORD)).cast("Q")
+                    _reset_impossible_cells(control, row)
                     control.words[_PID_WORD] = os.getpid()
                     words.store_release(control.words, _NONCE_WORD, nonce)
                     crash_point("row.after_nonce")
@@ -167,6 +171,14 @@ class ReaderRow:
         if self._control is None:
             raise LocalProtocolError(f"row {self.row} is closed")
         return self._control
+
+
+def _reset_impossible_cells(control: Control, row: int) -> None:
+    """Zero each cell whose count the writer would refuse to attach."""
+    layout = control.layout
+    first = layout.cell_word(row, 0) - layout.nonce_word(row)
+    cells = np.frombuffer(control.words, np.uint64)[first : first + layout.num_slots]
+    cells[cells > MAX_RETURNED] = 0
 
 
 def _lock_engine_byte(control: Control, row: int) -> None:

@@ -32,8 +32,9 @@ The header, the writer's alone, written once before the ring is announced:
 
 A chunk header's check is two words of 32 bits: 1 and the crc32 of the payload, or 0 and 0.
 
-A cell counts how many leases of its slot the row has given back: while an incarnation lasts it only rises. Who takes
-the row writes zeros, over whatever is there. A row takes whole pages, so that a reader maps its own and no other:
+A cell counts how many leases of its slot the row has given back: it only rises, from one incarnation to the next too.
+Whoever takes the row sets a count above `MAX_RETURNED`, which only a stray write leaves, back to zero. A row takes
+whole pages, so that a reader maps its own and no other:
 
 >>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_rows=8)
 >>> layout.row_offset(0), layout.row_bytes, layout.row_offset(1), layout.ctl_bytes
@@ -82,6 +83,8 @@ CHUNK_HEADER = struct.Struct("<QQQQII")
 """Magic, generation, slot, nbytes, kind of checksum, checksum; the rest of the 64 bytes is not used."""
 HAS_CRC32 = 1
 """The kind of checksum that there is; 0 = none."""
+MAX_RETURNED = 1 << 62
+"""The largest count that a cell can hold: no reader lives long enough to reach it."""
 
 _CELLS_OFFSET = 64
 _VERSION = struct.Struct("<II")
