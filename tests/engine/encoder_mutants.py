@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from mmcached.engine import EncoderCacheManager, Request, SharedEncoderCacheManager
-from mmcached.engine.encoder.shared_encoder_entry import SharedEntry
+from mmcached.engine.encoder.encoder_entry import EncoderEntry
 
 
 class ListsWhatIsNotEncoded(SharedEncoderCacheManager):
@@ -58,10 +58,10 @@ class EvictsTheNewest(SharedEncoderCacheManager):
 class EvictsInOrderOfAllocation(SharedEncoderCacheManager):
     """A hit does not make an entry young."""
 
-    def _release(self, entry: SharedEntry) -> None:
+    def _release(self, entry: EncoderEntry) -> None:
         super()._release(entry)
         idle = self._evictable
-        self._evictable = OrderedDict((mm_hash, idle[mm_hash]) for mm_hash in self._entries if mm_hash in idle)
+        self._evictable = OrderedDict((content, idle[content]) for content in self._entries if content in idle)
 
 
 class EvictsWhenAsked(SharedEncoderCacheManager):
@@ -73,28 +73,30 @@ class EvictsWhenAsked(SharedEncoderCacheManager):
         num_embeds_to_schedule: int = 0,
     ) -> bool:
         fits = super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule)
-        while fits and request.features[input_id].num_embeds > self._num_free:
+        while fits and request.features[input_id].num_embeds > self.num_free_slots:
             self._drop(self._evictable.popitem(last=False)[1])
         return fits
 
 
 class TellsWhatIsThereAgain(SharedEncoderCacheManager):
     def allocate(self, request: Request, input_id: int) -> None:
-        pending = self._freed.pending()
+        pending = self.freed
         super().allocate(request, input_id)
         for key in pending:
-            self._freed.add(key)
+            self._step.add(key)
 
 
 class NeverTellsAgain(SharedEncoderCacheManager):
     def withdraw(self, step_id: int) -> None:
-        self._freed.confirm()
+        self._step.commit(step_id)
+        self._step.begin(step_id)
         super().withdraw(step_id)
 
 
 class TellsAfterTheCommitToo(SharedEncoderCacheManager):
     def commit(self, step_id: int) -> None:
-        self._freed.retell()
+        self._step.withdraw(step_id)
+        self._step.begin(step_id)
         super().commit(step_id)
 
 
@@ -102,8 +104,7 @@ class WithdrawsForTheMakerOnly(SharedEncoderCacheManager):
     """Who referred to what a failed step was to encode keeps a reference to nothing."""
 
     def withdraw(self, step_id: int) -> None:
-        self._step.end(step_id)
-        self._freed.retell()
+        self._step.withdraw(step_id)
         for _, request_id, input_id in list(self._reserved.values()):
             held = self._held[request_id]
             self._release(held.pop(input_id))
@@ -114,8 +115,8 @@ class WithdrawsForTheMakerOnly(SharedEncoderCacheManager):
 
 class GoesOnWithOldContents(SharedEncoderCacheManager):
     def new_epoch(self) -> int:
-        self._epoch += 1
-        return self._epoch
+        self.epoch += 1
+        return self.epoch
 
 
 class TakesOldContentsFromTheirHolders(SharedEncoderCacheManager):
@@ -125,11 +126,11 @@ class TakesOldContentsFromTheirHolders(SharedEncoderCacheManager):
         self._evictable.clear()
         self._held.clear()
         self._reserved.clear()
-        self._num_free = self._num_freeable = self._cache_size
+        self.num_free_slots = self.num_freeable_slots = self.cache_size
         for key in freed:
-            self._freed.add(key)
-        self._epoch += 1
-        return self._epoch
+            self._step.add(key)
+        self.epoch += 1
+        return self.epoch
 
 
 class KeepsOldContentsForNobody(SharedEncoderCacheManager):
@@ -139,20 +140,20 @@ class KeepsOldContentsForNobody(SharedEncoderCacheManager):
         entry = self._held.get(request.request_id, {}).get(input_id)
         if entry is not None and entry.is_old:
             entry.is_old = False
-            self._entries.setdefault(entry.mm_hash, entry)
+            self._entries.setdefault(entry.content, entry)
         super().free_encoder_input(request, input_id)
 
 
 class NamesAllEpochsAlike(SharedEncoderCacheManager):
-    def _key(self, mm_hash: str) -> str:
-        return mm_hash
+    def _key(self, content: str) -> str:
+        return content
 
 
 class NamesAmbiguously(SharedEncoderCacheManager):
     """What is called "a@1" in the first epoch has the key that "a" has in the second."""
 
-    def _key(self, mm_hash: str) -> str:
-        return f"{mm_hash}@{self._epoch}" if self._epoch else mm_hash
+    def _key(self, content: str) -> str:
+        return f"{content}@{self.epoch}" if self.epoch else content
 
 
 class TakesAnySize(SharedEncoderCacheManager):
@@ -168,7 +169,7 @@ class GivesBackTwice(EncoderCacheManager):
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
         if request.request_id in self._held and not self.has_cache(request, input_id):
-            self._num_free += request.features[input_id].num_embeds
+            self.num_free_slots += request.features[input_id].num_embeds
         super().free_encoder_input(request, input_id)
 
 
@@ -178,15 +179,19 @@ class ForgetsTheStep(EncoderCacheManager):
 
 
 class NamesAllEpochsAlikeByRequest(EncoderCacheManager):
-    _num_epochs = 0
+    def _key(self, content: str) -> str:
+        return content
 
-    @property
-    def epoch(self) -> int:
-        return self._num_epochs
 
-    def new_epoch(self) -> int:
-        self._num_epochs += 1
-        return self._num_epochs
+class KeepsWhatIsFreed(EncoderCacheManager):
+    """As the shared manager does, though nobody will look for it."""
+
+    _keeps_idle = True
+
+
+class SharesBetweenRequests(EncoderCacheManager):
+    def _content(self, request: Request, input_id: int) -> str:
+        return request.features[input_id].mm_hash
 
 
 SHARED_MUTANTS: list[type[SharedEncoderCacheManager]] = [
@@ -208,4 +213,10 @@ SHARED_MUTANTS: list[type[SharedEncoderCacheManager]] = [
     NamesAmbiguously,
     TakesAnySize,
 ]
-REQUEST_MUTANTS: list[type[EncoderCacheManager]] = [GivesBackTwice, ForgetsTheStep, NamesAllEpochsAlikeByRequest]
+REQUEST_MUTANTS: list[type[EncoderCacheManager]] = [
+    GivesBackTwice,
+    ForgetsTheStep,
+    NamesAllEpochsAlikeByRequest,
+    KeepsWhatIsFreed,
+    SharesBetweenRequests,
+]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mmcached.engine import EncoderCacheBook, Request, SharedEncoderCacheManager
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope, ReservedInput
+from mmcached.engine import Request, SharedEncoderCacheManager
+from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable, ReservedInput
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
 from tests.engine.builders import encode
 from tests.engine.naive_encoder_book import Key, NaiveEncoderBook, OtherSizeError
@@ -58,7 +59,7 @@ class Pair:
         seen: how often what happened.
     """
 
-    def __init__(self, scope: EncoderCacheScope, book: EncoderCacheBook) -> None:
+    def __init__(self, scope: EncoderCacheScope, book: EncoderCacheTable) -> None:
         self.book = book
         self.model = NaiveEncoderBook(scope, CACHE_SIZE)
         self.workers = [Worker(), Worker()]

@@ -13,19 +13,19 @@ from collections.abc import Callable
 
 import pytest
 
-from mmcached.engine import EncoderCacheBook
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import encode
 
 CACHE_SIZE = 10
 
-Promise = Callable[[EncoderCacheBook], None]
+Promise = Callable[[EncoderCacheTable], None]
 
 
 # ---- entries and references
 
 
-def a_miss_is_allocated_and_found(book: EncoderCacheBook) -> None:
+def a_miss_is_allocated_and_found(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     assert not book.has_cache(request, 0)
     assert not book.check_and_update_cache(request, 0)
@@ -41,7 +41,7 @@ def a_miss_is_allocated_and_found(book: EncoderCacheBook) -> None:
     book.check_integrity()
 
 
-def releasing_what_is_not_held_changes_nothing(book: EncoderCacheBook) -> None:
+def releasing_what_is_not_held_changes_nothing(book: EncoderCacheTable) -> None:
     request, stranger = encode(1, ("a", 4), ("b", 5)), encode(2, ("a", 4))
     book.allocate(request, 0)
     book.allocate(request, 1)
@@ -55,7 +55,7 @@ def releasing_what_is_not_held_changes_nothing(book: EncoderCacheBook) -> None:
     assert book.get_cached_input_ids(request) == {1}
 
 
-def releasing_all_items_after_every_step_makes_no_room(book: EncoderCacheBook) -> None:
+def releasing_all_items_after_every_step_makes_no_room(book: EncoderCacheTable) -> None:
     """As one does for encoder-decoder models: what counted down on every release grew without limit."""
     request = encode(1, ("a", 6))
     book.begin_step(0)
@@ -71,7 +71,7 @@ def releasing_all_items_after_every_step_makes_no_room(book: EncoderCacheBook) -
         book.check_integrity()
 
 
-def a_request_lets_go_of_all_its_items(book: EncoderCacheBook) -> None:
+def a_request_lets_go_of_all_its_items(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4), ("b", 5))
     book.allocate(request, 0)
     book.allocate(request, 1)
@@ -82,7 +82,7 @@ def a_request_lets_go_of_all_its_items(book: EncoderCacheBook) -> None:
     book.check_integrity()
 
 
-def cached_ids_are_exactly_those_allocated(book: EncoderCacheBook) -> None:
+def cached_ids_are_exactly_those_allocated(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 1), ("b", 1), ("c", 1))
     book.allocate(request, 0)
     book.allocate(request, 2)
@@ -92,7 +92,7 @@ def cached_ids_are_exactly_those_allocated(book: EncoderCacheBook) -> None:
     assert book.get_cached_input_ids(request) == {0, 2}
 
 
-def space_and_compute_limit_what_may_be_allocated(book: EncoderCacheBook) -> None:
+def space_and_compute_limit_what_may_be_allocated(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 5), ("b", 6))
     assert book.can_allocate(request, 0, 5, 5)
     assert not book.can_allocate(request, 1, 10, 5)  # 11 of 10 embeddings of space
@@ -101,7 +101,7 @@ def space_and_compute_limit_what_may_be_allocated(book: EncoderCacheBook) -> Non
     assert book.num_free_slots == CACHE_SIZE
 
 
-def what_is_there_or_does_not_fit_is_not_allocated(book: EncoderCacheBook) -> None:
+def what_is_there_or_does_not_fit_is_not_allocated(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4), ("b", 7))
     book.allocate(request, 0)
     for input_id, reason in ((0, "cached already"), (1, "7 embeddings, 6 free")):
@@ -112,7 +112,7 @@ def what_is_there_or_does_not_fit_is_not_allocated(book: EncoderCacheBook) -> No
     book.check_integrity()
 
 
-def a_reset_clears_everything(book: EncoderCacheBook) -> None:
+def a_reset_clears_everything(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", CACHE_SIZE))
     book.begin_step(0)
     book.allocate(request, 0)
@@ -131,7 +131,7 @@ def a_reset_clears_everything(book: EncoderCacheBook) -> None:
 # ---- steps
 
 
-def what_a_step_reserves_is_ready_after_its_commit(book: EncoderCacheBook) -> None:
+def what_a_step_reserves_is_ready_after_its_commit(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     book.begin_step(0)
     book.allocate(request, 0)
@@ -147,7 +147,7 @@ def what_a_step_reserves_is_ready_after_its_commit(book: EncoderCacheBook) -> No
     book.check_integrity()
 
 
-def a_withdrawn_reservation_leaves_nothing(book: EncoderCacheBook) -> None:
+def a_withdrawn_reservation_leaves_nothing(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4), ("b", 4))
     book.allocate(request, 0)
     book.begin_step(0)
@@ -162,7 +162,7 @@ def a_withdrawn_reservation_leaves_nothing(book: EncoderCacheBook) -> None:
     book.check_integrity()
 
 
-def a_reservation_given_up_in_its_step_leaves_nothing(book: EncoderCacheBook) -> None:
+def a_reservation_given_up_in_its_step_leaves_nothing(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     book.begin_step(0)
     book.allocate(request, 0)
@@ -175,7 +175,7 @@ def a_reservation_given_up_in_its_step_leaves_nothing(book: EncoderCacheBook) ->
     book.check_integrity()
 
 
-def freed_keys_are_told_once(book: EncoderCacheBook) -> None:
+def freed_keys_are_told_once(book: EncoderCacheTable) -> None:
     request, other = encode(1, ("a", 6)), encode(2, ("b", 6))
     book.allocate(request, 0)
     key = book.entry_key(request, 0)
@@ -191,7 +191,7 @@ def freed_keys_are_told_once(book: EncoderCacheBook) -> None:
     assert book.lingering_keys() == set()
 
 
-def freed_keys_of_a_withdrawn_step_are_told_again(book: EncoderCacheBook) -> None:
+def freed_keys_of_a_withdrawn_step_are_told_again(book: EncoderCacheTable) -> None:
     request, other = encode(1, ("a", 6)), encode(2, ("b", 6))
     book.allocate(request, 0)
     book.free(request)
@@ -202,7 +202,7 @@ def freed_keys_of_a_withdrawn_step_are_told_again(book: EncoderCacheBook) -> Non
     assert book.take_freed() == [book.entry_key(request, 0), book.entry_key(other, 0)]
 
 
-def what_is_freed_and_reserved_again_is_not_told(book: EncoderCacheBook) -> None:
+def what_is_freed_and_reserved_again_is_not_told(book: EncoderCacheTable) -> None:
     request, other = encode(1, ("a", 6)), encode(2, ("b", 6))
     book.allocate(request, 0)
     book.free(request)
@@ -214,7 +214,7 @@ def what_is_freed_and_reserved_again_is_not_told(book: EncoderCacheBook) -> None
     assert [reserved.key for reserved in book.reserved_inputs()] == [book.entry_key(request, 0)]
 
 
-def steps_do_not_overlap(book: EncoderCacheBook) -> None:
+def steps_do_not_overlap(book: EncoderCacheTable) -> None:
     with pytest.raises(LocalProtocolError):
         book.withdraw(0)
     book.begin_step(0)
@@ -228,7 +228,7 @@ def steps_do_not_overlap(book: EncoderCacheBook) -> None:
 # ---- epochs
 
 
-def who_holds_an_old_output_goes_on_with_it(book: EncoderCacheBook) -> None:
+def who_holds_an_old_output_goes_on_with_it(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     book.allocate(request, 0)
     key = book.entry_key(request, 0)
@@ -242,7 +242,7 @@ def who_holds_an_old_output_goes_on_with_it(book: EncoderCacheBook) -> None:
     book.check_integrity()
 
 
-def an_old_output_ends_with_its_last_reference(book: EncoderCacheBook) -> None:
+def an_old_output_ends_with_its_last_reference(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     book.allocate(request, 0)
     key = book.entry_key(request, 0)
@@ -254,7 +254,7 @@ def an_old_output_ends_with_its_last_reference(book: EncoderCacheBook) -> None:
     book.check_integrity()
 
 
-def an_item_has_another_key_in_another_epoch(book: EncoderCacheBook) -> None:
+def an_item_has_another_key_in_another_epoch(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     keys = []
     for _ in range(3):
@@ -266,7 +266,7 @@ def an_item_has_another_key_in_another_epoch(book: EncoderCacheBook) -> None:
     assert book.take_freed() == keys
 
 
-def a_new_epoch_in_a_step_makes_what_it_encodes_old(book: EncoderCacheBook) -> None:
+def a_new_epoch_in_a_step_makes_what_it_encodes_old(book: EncoderCacheTable) -> None:
     """The plan is under way: the workers encode with the weights of before."""
     request = encode(1, ("a", 4), ("b", 4))
     book.begin_step(0)
@@ -284,7 +284,7 @@ def a_new_epoch_in_a_step_makes_what_it_encodes_old(book: EncoderCacheBook) -> N
     book.check_integrity()
 
 
-def an_old_reservation_is_withdrawn_like_any(book: EncoderCacheBook) -> None:
+def an_old_reservation_is_withdrawn_like_any(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     book.begin_step(0)
     book.allocate(request, 0)
@@ -295,7 +295,7 @@ def an_old_reservation_is_withdrawn_like_any(book: EncoderCacheBook) -> None:
     book.check_integrity()
 
 
-def a_reset_goes_on_in_its_epoch(book: EncoderCacheBook) -> None:
+def a_reset_goes_on_in_its_epoch(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     key = book.entry_key(request, 0)
     book.new_epoch()
@@ -307,7 +307,7 @@ def a_reset_goes_on_in_its_epoch(book: EncoderCacheBook) -> None:
 # ---- statistics
 
 
-def queries_count_what_was_taken_up(book: EncoderCacheBook) -> None:
+def queries_count_what_was_taken_up(book: EncoderCacheTable) -> None:
     request = encode(1, ("a", 4))
     book.has_cache(request, 0)
     book.check_and_update_cache(request, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmcached.engine import Request
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope
+from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
 
 Content = tuple[object, ...]
 Key = tuple[Content, int]

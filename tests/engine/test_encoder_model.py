@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmcached.engine import EncoderCacheBook, EncoderCacheManager, SharedEncoderCacheManager, make_encoder_cache_manager
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope
+from mmcached.engine import EncoderCacheManager, SharedEncoderCacheManager, make_encoder_cache_manager
+from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 from tests.engine.encoder_mutants import REQUEST_MUTANTS, SHARED_MUTANTS
 from tests.engine.encoder_pair import ACTIONS, CACHE_SIZE, NUMBERS, Pair
@@ -42,7 +43,7 @@ def test_equal_after_any_history(scope: EncoderCacheScope, history: list[tuple[s
     pair.finish()
 
 
-def lead(scope: EncoderCacheScope, book: EncoderCacheBook, seed: int, num_actions: int) -> Counter[str]:
+def lead(scope: EncoderCacheScope, book: EncoderCacheTable, seed: int, num_actions: int) -> Counter[str]:
     """Lead a pair through a random history; return how often what happened."""
     rng = random.Random(seed)
     pair = Pair(scope, book)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mmcached.engine import EncoderCacheBook, Request, SharedEncoderCacheManager, make_encoder_cache_manager
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope
+from mmcached.engine import Request, SharedEncoderCacheManager, make_encoder_cache_manager
+from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from tests.engine.builders import encode
 from tests.engine.encoder_mutants import KeepsWhatWasGivenUp, ListsWhatIsNotEncoded, LosesWhatOthersWaitFor
 
@@ -27,7 +28,7 @@ class MissedByWorkerError(Exception):
 class Engine:
     """A scheduler that does what its test says, and workers that hold what they have encoded."""
 
-    def __init__(self, book: EncoderCacheBook) -> None:
+    def __init__(self, book: EncoderCacheTable) -> None:
         self.book = book
         self.outputs: list[set[str]] = [set(), set()]
         self._step_id = 0

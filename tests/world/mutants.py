@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from mmcached.engine import Request, Scheduler
-from mmcached.engine.encoder.encoder_cache_manager import EncoderCacheManager
-from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
 from mmcached.engine.hidden_states.prefix_residents import Residents
@@ -23,7 +22,7 @@ from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.results.answers import Answers
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.scheduling.suspects import Suspects
-from mmcached.engine.steps.freed_keys import FreedKeys
+from mmcached.engine.steps.step_log import StepLog
 from mmcached.wire.errors import LocalProtocolError, MissingRows, PoisonousRequest
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.worker.prefix_store import Refusal, RowChunk, RowsRead, TensorPrefixStore
@@ -274,25 +273,20 @@ def hands_on_rows_twice(patch: Patch) -> None:
 
 
 def lists_encoder_outputs_of_a_withdrawn_step(patch: Patch) -> None:
-    for book in (SharedEncoderCacheManager, EncoderCacheManager):
-        patch.setattr(book, "withdraw", book.commit)
+    patch.setattr(EncoderCacheTable, "withdraw", EncoderCacheTable.commit)
 
 
 def forgets_to_tell_a_freed_key(patch: Patch) -> None:
-    real = FreedKeys.take
-
-    def take(freed: FreedKeys[Any], *, is_certain: bool) -> list[Any]:
-        return real(freed, is_certain=is_certain)[1:]
-
-    patch.setattr(FreedKeys, "take", take)
+    real = StepLog.take
+    patch.setattr(StepLog, "take", lambda log: real(log)[1:])
 
 
 def tells_a_freed_key_twice(patch: Patch) -> None:
-    patch.setattr(FreedKeys, "confirm", lambda freed: None)
+    patch.setattr(StepLog, "commit", StepLog.withdraw)
 
 
 def does_not_tell_again_what_failed(patch: Patch) -> None:
-    patch.setattr(FreedKeys, "retell", lambda freed: freed._told.clear())
+    patch.setattr(StepLog, "withdraw", StepLog.commit)
 
 
 MUTANTS: dict[str, Callable[[Patch], None]] = {

@@ -13,32 +13,25 @@ Scheduler, KV cache manager and encoder cache managers are sans I/O; `server` pu
 
 from mmcached.engine.encoder.encoder_budget import (
     EncoderBudget,
-    ServiceModalities,
     compute_encoder_budget,
     make_encoder_cache_manager,
     service_encoder_budget,
 )
-from mmcached.engine.encoder.encoder_bytes import EmbeddingRow, EncoderBytes
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheBook
 from mmcached.engine.encoder.encoder_cache_manager import EncoderCacheManager
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
 from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
 from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from mmcached.engine.kv.hashing.block_keys import LoraKey
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.kv.stats import PrefixCacheStats
 from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
 from mmcached.engine.server.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
-from mmcached.engine.steps.request import Request, RequestStatus
+from mmcached.engine.steps.request import LoraKey, Request, RequestStatus
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.messages.parts import Feature
 
 __all__ = [
-    "EmbeddingRow",
     "EncoderBudget",
-    "EncoderBytes",
-    "EncoderCacheBook",
     "EncoderCacheManager",
     "Feature",
     "FullAttentionSpec",
@@ -57,7 +50,6 @@ __all__ = [
     "ScheduledItem",
     "ScheduledStep",
     "Scheduler",
-    "ServiceModalities",
     "SharedEncoderCacheManager",
     "SlidingWindowSpec",
     "TensorPrefixIndex",

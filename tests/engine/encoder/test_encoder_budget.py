@@ -15,7 +15,7 @@ from mmcached.engine import (
     compute_encoder_budget,
     make_encoder_cache_manager,
 )
-from mmcached.engine.encoder.encoder_budget import EncoderBudget, ServiceModalities, service_encoder_budget
+from mmcached.engine.encoder.encoder_budget import EncoderBudget, service_encoder_budget
 from mmcached.wire.errors import ConfigError
 from tests.engine.builders import small_config
 
@@ -67,7 +67,7 @@ def test_budget(changes: dict[str, Any], budget: tuple[int, int]) -> None:
 def test_budget_of_a_service(changes: dict[str, Any], budget: tuple[int, int]) -> None:
     config = small_config(max_patches=600, **changes)
     assert service_encoder_budget(config) == budget
-    assert compute_encoder_budget(config, config, ServiceModalities(config)) == budget
+    assert compute_encoder_budget(config, config, Registry({"image": 600})) == budget
 
 
 def test_a_model_without_such_input_needs_none() -> None:

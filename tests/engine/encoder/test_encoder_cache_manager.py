@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
 from mmcached.engine import EncoderCacheManager
-from mmcached.wire.errors import InvariantError
 from tests.engine.builders import encode
 
 
@@ -84,31 +79,3 @@ def test_an_item_gives_back_what_it_took_though_it_has_changed_since() -> None:
     book.free(request)
     assert book.num_free_slots == 10
     book.check_integrity()
-
-
-def misplace_free_slots(book: EncoderCacheManager) -> None:
-    book._num_free += 1
-
-
-def forget_who_holds(book: EncoderCacheManager) -> None:
-    book._held.clear()
-
-
-def keep_a_request_without_items(book: EncoderCacheManager) -> None:
-    book._held[7] = {}
-
-
-def reserve_without_a_step(book: EncoderCacheManager) -> None:
-    book._reserved |= dict.fromkeys(book._sizes)
-
-
-@pytest.mark.parametrize(
-    "harm", [misplace_free_slots, forget_who_holds, keep_a_request_without_items, reserve_without_a_step]
-)
-def test_books_that_contradict_themselves_say_so(harm: Callable[[EncoderCacheManager], None]) -> None:
-    book = EncoderCacheManager(10)
-    book.allocate(encode(1, ("a", 4)), 0)
-    book.check_integrity()
-    harm(book)
-    with pytest.raises(InvariantError):
-        book.check_integrity()

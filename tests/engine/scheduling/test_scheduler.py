@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheScope
+from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
 from mmcached.engine.scheduling.block_admission import BlockAdmission
 from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.worker import EmbedSpan

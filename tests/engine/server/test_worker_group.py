@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from mmcached.engine.encoder.encoder_bytes import EmbeddingRow
 from mmcached.engine.server.step_results import StepResults
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone
@@ -65,9 +64,9 @@ def test_all_ranks_must_attach_and_stale_answers_do_not_count(wiring: Wiring) ->
         assert group.attached(WorkerAttached(10 + rank, 6, 0), None) is None, "of another engine"
         assert group.attached(WorkerAttached(10 + rank, 5, 99), None) is None, "of another ring"
         assert group.attached(WorkerAttached(77, 5, 0), None) is None, "of another process"
-        assert group.embedding_row is None or rank
+        assert group.embedding_bytes == (0 if rank == 0 else 200)
         assert group.attached(WorkerAttached(10 + rank, 5, 0, 100, 2 + rank), None) is accepted[0]
-        assert group.embedding_row == EmbeddingRow(100, 2 + rank)
+        assert group.embedding_bytes == 100 * (2 + rank)
     assert group.are_all_attached
     assert group.epochs == [10, 11]
 

@@ -14,7 +14,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheBook
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError
 
@@ -52,7 +52,7 @@ class EncoderStepBudget:
         compute_budget: embeddings that may be computed.
     """
 
-    def __init__(self, book: EncoderCacheBook, compute_budget: int) -> None:
+    def __init__(self, book: EncoderCacheTable, compute_budget: int) -> None:
         self._book = book
         self._compute_budget = compute_budget
         self._is_closed = False

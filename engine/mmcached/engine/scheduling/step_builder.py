@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 
-from mmcached.engine.encoder.encoder_cache_book import EncoderCacheBook
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.encoder.encoder_inputs import EncoderStepBudget
 from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.tensor_prefix_index import NOTHING_TO_TELL
@@ -55,7 +55,7 @@ class StepBuilder:
         self,
         config: ServiceConfig,
         kv: KVCacheManager,
-        encoder: EncoderCacheBook,
+        encoder: EncoderCacheTable,
         rows: KeptRows,
         *,
         encoder_compute_budget: int,

@@ -30,7 +30,6 @@ import msgspec
 import structlog
 import zmq
 
-from mmcached.engine.encoder.encoder_bytes import EncoderBytes
 from mmcached.engine.encoder.worker_check import check_encoder_caches
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.server.delivery import Delivery
@@ -451,15 +450,13 @@ class EngineServer:
         )
 
     def _encoder_stats(self) -> EncoderCacheStats:
-        book, row = self._scheduler.encoder_cache_manager, self._group.embedding_row
-        if row is None:
-            return book.stats()
-        in_bytes = EncoderBytes.of(self._scheduler.encoder_budget, book, row)
+        """Return the encoder cache's figures, in bytes too as soon as a worker has measured an embedding."""
+        stats, embedding_bytes = self._scheduler.encoder_cache_manager.stats(), self._group.embedding_bytes
         return msgspec.structs.replace(
-            book.stats(),
-            bytes_used=in_bytes.used_bytes,
-            bytes_total=in_bytes.cache_bytes,
-            step_bytes=in_bytes.compute_bytes,
+            stats,
+            bytes_used=stats.embeds_used * embedding_bytes,
+            bytes_total=stats.embeds_total * embedding_bytes,
+            step_bytes=self._scheduler.encoder_budget.compute_budget * embedding_bytes,
         )
 
     def check_integrity(self) -> None:

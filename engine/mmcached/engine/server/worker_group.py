@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from mmcached.engine.encoder.encoder_bytes import EmbeddingRow
 from mmcached.shm import ReaderRow
 from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGone, error_to_wire
 from mmcached.wire.messages import worker as to_worker
@@ -27,7 +26,7 @@ class WorkerLink:
 
     Attributes:
         is_attached: it holds its byte and its share of the row: plans may go there.
-        embedding_row: what its encoder cache keeps of one embedding; None until it has said so.
+        embedding_bytes: size of one embedding in its encoder cache, as it has measured; 0 until it has said so.
         former_epoch: the process that had the rank before, until it is certified dead.
     """
 
@@ -36,7 +35,7 @@ class WorkerLink:
     worker_epoch: int
     device: str
     is_attached: bool = False
-    embedding_row: EmbeddingRow | None = None
+    embedding_bytes: int = 0
     former_epoch: int | None = None
 
 
@@ -91,7 +90,7 @@ class WorkerGroup:
             return None
         link.is_attached = True
         if message.embedding_width:
-            link.embedding_row = EmbeddingRow(message.embedding_width, message.embedding_itemsize)
+            link.embedding_bytes = message.embedding_width * message.embedding_itemsize
         return link
 
     def by_epoch(self, worker_epoch: int) -> WorkerLink | None:
@@ -102,10 +101,9 @@ class WorkerGroup:
         return len(self._links) == self._world_size and all(link.is_attached for link in self._links.values())
 
     @property
-    def embedding_row(self) -> EmbeddingRow | None:
-        """What the workers keep of one embedding: the largest, if they differ; None if none has said so."""
-        rows = [link.embedding_row for link in self._links.values() if link.embedding_row is not None]
-        return max(rows, key=lambda row: row.nbytes, default=None)
+    def embedding_bytes(self) -> int:
+        """Size of one embedding in the workers' encoder caches: the largest, if they differ; 0 if none has said so."""
+        return max((link.embedding_bytes for link in self._links.values()), default=0)
 
     @property
     def epochs(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""One entry of the shared encoder cache, and whether all entries agree with who refers to them.
+"""One entry of the encoder cache, and the check that all entries agree with the requests that refer to them.
 
 A new epoch takes every entry out of the table: those without reference end, the others live on until they have none.
 
@@ -16,43 +16,43 @@ from mmcached.wire.errors import InvariantError
 
 
 @dataclass(slots=True, eq=False)
-class SharedEntry:
+class EncoderEntry:
     """The output of one content in one epoch.
 
     Attributes:
-        key: under which the workers keep it.
-        num_references: of items of requests.
+        key: its name in the workers.
+        num_references: items of requests that refer to it.
         is_old: of a former epoch: nobody finds it, and it ends with its last reference.
     """
 
-    mm_hash: str
+    content: str
     key: str
     num_embeds: int
     num_references: int
     is_old: bool = False
 
 
-Held = Mapping[int, Mapping[int, SharedEntry]]
-"""Request -> item -> what it refers to."""
+Held = Mapping[int, Mapping[int, EncoderEntry]]
+"""Request -> item -> the entry it refers to."""
 
 
-def all_entries(table: Mapping[str, SharedEntry], held: Held) -> list[SharedEntry]:
+def all_entries(table: Mapping[str, EncoderEntry], held: Held) -> list[EncoderEntry]:
     """Return every entry once, the old ones too."""
     old = {entry.key: entry for items in held.values() for entry in items.values() if entry.is_old}
     return [*table.values(), *old.values()]
 
 
 def check_entries(
-    table: Mapping[str, SharedEntry],
-    evictable: Mapping[str, SharedEntry],
+    table: Mapping[str, EncoderEntry],
+    evictable: Mapping[str, EncoderEntry],
     held: Held,
-    reserved: Iterable[SharedEntry],
+    reserved: Iterable[EncoderEntry],
 ) -> None:
     """Compare the tables of a manager.
 
     Args:
-        table: by content, of this epoch.
-        evictable: by content, those without reference.
+        table: entries of this epoch by content.
+        evictable: those of them without reference.
     Raises:
         InvariantError: they contradict each other; the text says where.
     """
@@ -78,11 +78,11 @@ def check_entries(
 
 
 def _check_entry(
-    entry: SharedEntry, table: Mapping[str, SharedEntry], evictable: Collection[str], num_references: int
+    entry: EncoderEntry, table: Mapping[str, EncoderEntry], evictable: Collection[str], num_references: int
 ) -> None:
     if entry.num_references != num_references:
         raise InvariantError(f"{entry} has {num_references} reference(s)")
-    if entry.is_old == (table.get(entry.mm_hash) is entry):
+    if entry.is_old == (table.get(entry.content) is entry):
         raise InvariantError(f"{entry} is old and in the table, or neither")
-    if (not num_references) != (not entry.is_old and entry.mm_hash in evictable):
+    if (not num_references) != (not entry.is_old and entry.content in evictable):
         raise InvariantError(f"{entry}: evictable is what is of this epoch and nobody refers to")

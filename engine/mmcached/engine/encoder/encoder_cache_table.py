@@ -1,0 +1,337 @@
+"""The entries of the encoder cache: which outputs the workers hold, who refers to them, which may be dropped.
+
+The tensors lie in the workers under the same keys; this table decides when they are made and dropped.
+
+    (absent) --allocate--> RESERVED --commit--> READY, referred to <--> READY, without reference
+                              |                   |                       |
+                              |                   +--last reference of    +--evict: the longest without reference
+                              +--withdraw, or     |  an old entry            first, only as much as is needed
+                                 last reference   v                       v
+                                 freed --------> (absent), sent to the workers by `take_freed`
+
+RESERVED: the step that is being scheduled will encode it. Everybody in that step may refer to it, since a worker
+encodes before it reads. Outside a step an allocation is READY at once. Sizes count embeddings.
+
+A reference is that of one item of one request; an item that occurs twice in a request is two. Releasing what is not
+held changes nothing: so a caller that releases all items after every step, as for encoder-decoder models, gains no
+space by it. Questions change nothing: an answer holds until the next call that does.
+
+`new_epoch` (the weights have changed) makes all entries old. An old entry is found by nobody; whoever refers to it goes
+on with it, under its old key, and its last reference ends it. The same content may be encoded anew beside it.
+
+Contents are named by clients: where an item's content is there with another number of embeddings, the call is an
+`InvalidRequest` and changes nothing, so only the request that names wrongly fails.
+
+Invariant: free slots + sizes of all entries = cache size; freeable slots = free slots + sizes of the evictable.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from mmcached.engine.encoder.encoder_entry import EncoderEntry, all_entries, check_entries
+from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.step_log import StepLog
+from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError
+from mmcached.wire.stats import EncoderCacheStats
+
+
+class ReservedInput(NamedTuple):
+    """An entry that the open step must encode, and one of the items that refer to it."""
+
+    key: str
+    request_id: int
+    input_id: int
+
+
+class EncoderCacheTable:
+    """Entries by content. `input_id` is an item's index in its request.
+
+    Args:
+        cache_size: capacity in embeddings.
+
+    Attributes:
+        epoch: number of calls of `new_epoch`.
+        num_free_slots: embeddings that fit without evicting anything.
+        num_freeable_slots: embeddings that fit if everything without reference is evicted.
+    """
+
+    _keeps_idle = True
+    """An entry that nobody refers to stays until room is needed."""
+
+    def __init__(self, cache_size: int) -> None:
+        self.cache_size = cache_size
+        self.epoch = 0
+        self.num_free_slots = self.num_freeable_slots = cache_size
+        self._num_allocated = self._num_hits = self._num_evicted = 0
+        self.reset()
+
+    def _content(self, request: Request, input_id: int) -> str:
+        """Return what items of one entry have in common."""
+        return request.features[input_id].mm_hash
+
+    # ---- questions
+
+    def entry_key(self, request: Request, input_id: int) -> str:
+        """Return the key under which workers keep this item's output: that of the entry it refers to, if any."""
+        entry = self._held.get(request.request_id, {}).get(input_id)
+        return entry.key if entry is not None else self._key(self._content(request, input_id))
+
+    def has_cache(self, request: Request, input_id: int) -> bool:
+        """Return whether the item need not be encoded: it refers to an entry, or may refer to one.
+
+        Raises:
+            InvalidRequest: that entry has another number of embeddings.
+        """
+        return self._entry(request, input_id) is not None
+
+    def get_cached_num_encoder_embeds(self, request: Request, input_id: int) -> int | None:
+        """Return the size of the item's entry, whatever the item's own, or None if there is none."""
+        held = self._held.get(request.request_id, {})
+        entry = held.get(input_id) or self._entries.get(self._content(request, input_id))
+        return None if entry is None else entry.num_embeds
+
+    def num_embeds_to_pin(self, request: Request, input_id: int) -> int:
+        """Return by how much `num_freeable_slots` shrinks if the item refers to its entry."""
+        entry = self._entry(request, input_id)
+        return 0 if entry is None or entry.num_references else entry.num_embeds
+
+    def can_allocate(
+        self,
+        request: Request,
+        input_id: int,
+        encoder_compute_budget: int | None = None,
+        num_embeds_to_schedule: int = 0,
+    ) -> bool:
+        """Return whether an entry for the item fits beside what is decided already; see also `num_embeds_to_pin`.
+
+        Args:
+            encoder_compute_budget: embeddings that may still be computed in this step; None for any number.
+            num_embeds_to_schedule: space that the decided but not yet allocated items will take.
+        """
+        num_embeds = request.features[input_id].num_embeds
+        if encoder_compute_budget is not None and num_embeds > encoder_compute_budget:
+            return False
+        return num_embeds + num_embeds_to_schedule <= self.num_freeable_slots
+
+    def get_cached_input_ids(self, request: Request) -> set[int]:
+        """Return the items of a request that refer to an entry, in a set of the caller's own."""
+        return set(self._held.get(request.request_id, ()))
+
+    # ---- references and entries
+
+    def check_and_update_cache(self, request: Request, input_id: int) -> bool:
+        """Refer to the item's entry if there is one; return whether. A second reference of an item changes nothing.
+
+        Raises:
+            InvalidRequest: that entry has another number of embeddings.
+        """
+        held = self._held.get(request.request_id)
+        if held is not None and input_id in held:
+            return True
+        entry = self._find(request, input_id)
+        if entry is None:
+            return False
+        if not entry.num_references:
+            del self._evictable[entry.content]
+            self.num_freeable_slots -= entry.num_embeds
+        entry.num_references += 1
+        self._held.setdefault(request.request_id, {})[input_id] = entry
+        self._num_hits += 1
+        return True
+
+    def allocate(self, request: Request, input_id: int) -> None:
+        """Make the item's entry and refer to it, evicting what is needed.
+
+        Raises:
+            InvalidRequest: there is one with another number of embeddings.
+            LocalProtocolError: it is there already, or does not fit; nothing has changed.
+        """
+        num_embeds = request.features[input_id].num_embeds
+        if num_embeds > self.num_freeable_slots or self._entry(request, input_id) is not None:
+            raise self._refusal(request, input_id)
+        while num_embeds > self.num_free_slots:
+            self._drop(self._evictable.popitem(last=False)[1])
+            self._num_evicted += 1
+        content = self._content(request, input_id)
+        entry = EncoderEntry(content, self._key(content), num_embeds, 1)
+        self._entries[content] = entry
+        self.num_free_slots -= num_embeds
+        self.num_freeable_slots -= num_embeds
+        self._held.setdefault(request.request_id, {})[input_id] = entry
+        self._step.discard(entry.key)
+        self._num_allocated += 1
+        if self._step.is_open:
+            self._reserved[entry.key] = entry, request.request_id, input_id
+
+    def free_encoder_input(self, request: Request, input_id: int) -> None:
+        """Drop one item's reference. Not held: nothing changes."""
+        held = self._held.get(request.request_id)
+        if held is None or input_id not in held:
+            return
+        entry = held.pop(input_id)
+        if not held:
+            del self._held[request.request_id]
+        self._release(entry)
+
+    def free(self, request: Request) -> None:
+        """Drop all references of a request."""
+        for entry in self._held.pop(request.request_id, {}).values():
+            self._release(entry)
+
+    def take_freed(self) -> list[str]:
+        """Return and clear the keys that workers must drop before the next step encodes.
+
+        A key that was dropped and is present again is left out: the step encodes it anew in its place.
+        """
+        return self._step.take()
+
+    def new_epoch(self) -> int:
+        """Make all entries old, those of an open step too, and return the number of the epoch that begins.
+
+        What nobody refers to is dropped at once. Entries of different epochs never have the same key.
+        """
+        for entry in self._evictable.values():
+            self.num_free_slots += entry.num_embeds
+            self._step.add(entry.key)
+        for entry in self._entries.values():
+            entry.is_old = True
+        self._entries.clear()
+        self._evictable.clear()
+        self.epoch += 1
+        return self.epoch
+
+    def reset(self) -> None:
+        """Forget everything, references and an open step included; the workers are told to clear by other means."""
+        self.num_free_slots = self.num_freeable_slots = self.cache_size
+        self._entries: dict[str, EncoderEntry] = {}  # by content, of this epoch
+        self._evictable: OrderedDict[str, EncoderEntry] = OrderedDict()  # those without reference
+        self._held: dict[int, dict[int, EncoderEntry]] = {}  # request -> item -> its entry; never an empty dict
+        self._reserved: dict[str, tuple[EncoderEntry, int, int]] = {}  # by key: request and item it was made for
+        self._step: StepLog[str] = StepLog()
+
+    # ---- steps
+
+    def begin_step(self, step_id: int) -> None:
+        """Open a step: from now on, allocations are RESERVED. Raises LocalProtocolError if another step is open."""
+        self._step.begin(step_id)
+
+    def commit(self, step_id: int) -> None:
+        """End a step that was computed: RESERVED becomes READY. Raises LocalProtocolError if it is not open."""
+        self._step.commit(step_id)
+        self._reserved.clear()
+
+    def withdraw(self, step_id: int) -> None:
+        """End a step that was not computed, or only in part: what it reserved, and references to that, vanish.
+
+        Keys that it told workers to drop are sent again. Raises LocalProtocolError if it is not open.
+        """
+        self._step.withdraw(step_id)
+        if not self._reserved:
+            return
+        for request_id, held in list(self._held.items()):
+            for input_id in [input_id for input_id, entry in held.items() if entry.key in self._reserved]:
+                self._release(held.pop(input_id))  # of each entry, the last one drops it
+            if not held:
+                del self._held[request_id]
+
+    def reserved_inputs(self) -> list[ReservedInput]:
+        """Return what the open step must encode, in the order of reservation."""
+        return [
+            ReservedInput(key, *self._reference(entry, request_id, input_id))
+            for key, (entry, request_id, input_id) in self._reserved.items()
+        ]
+
+    # ---- looking in
+
+    def holders(self) -> set[int]:
+        """Return the ids of the requests that refer to an entry."""
+        return set(self._held)
+
+    def ready_keys(self) -> set[str]:
+        """Return the keys that every worker holds after a committed step."""
+        return {entry.key for entry in self._all_entries()} - self._reserved.keys()
+
+    def lingering_keys(self) -> set[str]:
+        """Return the keys without entry that a worker may still hold, for it has not, or not surely, been told."""
+        return self._step.unconfirmed() - {entry.key for entry in self._all_entries()}
+
+    def stats(self) -> EncoderCacheStats:
+        return EncoderCacheStats(
+            queries=self._num_allocated + self._num_hits,
+            hits=self._num_hits,
+            embeds_used=self.cache_size - self.num_free_slots,
+            embeds_total=self.cache_size,
+            evictions=self._num_evicted,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if the counts contradict the entries."""
+        num_free, num_freeable = self.num_free_slots, self.num_freeable_slots
+        num_used = sum(entry.num_embeds for entry in self._all_entries())
+        num_evictable = sum(entry.num_embeds for entry in self._evictable.values())
+        if num_free + num_used != self.cache_size or num_free < 0:
+            raise InvariantError(f"{num_free} free + {num_used} used are not {self.cache_size}")
+        if num_freeable != num_free + num_evictable:
+            raise InvariantError(f"{num_freeable} freeable: not {num_free} free + {num_evictable} idle")
+        if self._reserved and not self._step.is_open:
+            raise InvariantError(f"reserved {list(self._reserved)} without a step")
+        check_entries(self._entries, self._evictable, self._held, [entry for entry, *_ in self._reserved.values()])
+
+    # ---- the table
+
+    def _key(self, content: str) -> str:
+        """Return the key of a content in this epoch; no two contents, in whichever epochs, share one."""
+        return f"{content}@{self.epoch}" if self.epoch or "@" in content else content
+
+    def _entry(self, request: Request, input_id: int) -> EncoderEntry | None:
+        """Return what an item refers to, else what it may refer to, else None."""
+        held = self._held.get(request.request_id)
+        if held is not None and input_id in held:
+            return held[input_id]
+        return self._find(request, input_id)
+
+    def _find(self, request: Request, input_id: int) -> EncoderEntry | None:
+        """Return the entry of an item's content in this epoch. Raises InvalidRequest if it is of another size."""
+        entry = self._entries.get(self._content(request, input_id))
+        if entry is not None and entry.num_embeds != request.features[input_id].num_embeds:
+            field, value = f"features[{input_id}].num_embeds", request.features[input_id].num_embeds
+            raise InvalidRequest(field, value, f"an item of equal content has {entry.num_embeds}")
+        return entry
+
+    def _refusal(self, request: Request, input_id: int) -> LocalProtocolError:
+        item = f"item {input_id} of {request}"
+        if self._entry(request, input_id) is not None:
+            return LocalProtocolError(f"{item} is cached already: refer to it")
+        num_embeds = request.features[input_id].num_embeds
+        return LocalProtocolError(f"{item}: {num_embeds} embeddings, {self.num_freeable_slots} freeable")
+
+    def _all_entries(self) -> list[EncoderEntry]:
+        return all_entries(self._entries, self._held)
+
+    def _reference(self, entry: EncoderEntry, request_id: int, input_id: int) -> tuple[int, int]:
+        """Return the given reference to an entry if there still is one, else any other."""
+        if self._held.get(request_id, {}).get(input_id) is entry:
+            return request_id, input_id
+        references = ((request_id, held) for request_id, held in self._held.items())
+        return next((req, item) for req, held in references for item, found in held.items() if found is entry)
+
+    def _release(self, entry: EncoderEntry) -> None:
+        """Take away a reference that is no longer in the table of who holds what."""
+        entry.num_references -= 1
+        if entry.num_references:
+            return
+        self.num_freeable_slots += entry.num_embeds
+        if self._keeps_idle and not entry.is_old and entry.key not in self._reserved:
+            self._evictable[entry.content] = entry
+        else:  # nobody can find it, or it was never encoded
+            self._reserved.pop(entry.key, None)
+            self._drop(entry)
+
+    def _drop(self, entry: EncoderEntry) -> None:
+        """End an entry without reference, and have the workers told."""
+        if not entry.is_old:
+            del self._entries[entry.content]
+        self.num_free_slots += entry.num_embeds
+        self._step.add(entry.key)

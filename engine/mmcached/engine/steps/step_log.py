@@ -1,0 +1,94 @@
+"""One step of a manager as a transaction: what the workers are sent with it counts as done once it is committed.
+
+    (none) --begin--> open --commit | withdraw--> (none)
+
+    notice:  add --> pending --take--> sent with the open step --commit--> (gone)
+                       |^                 |
+                       |+--- withdraw ----+    the step failed: perhaps no worker has done it
+                       +--discard--> (gone)
+
+Sending a notice twice is harmless, never sending it would keep what it names for ever. Knows nothing of what a notice
+means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from mmcached.wire.errors import LocalProtocolError
+
+Notice = TypeVar("Notice", bound=Hashable)
+
+
+class StepLog(Generic[Notice]):
+    """The open step of a manager, at most one, and its notices in order, each sent once per step at most."""
+
+    def __init__(self) -> None:
+        self._step_id: int | None = None
+        self._pending: dict[Notice, None] = {}
+        self._sent: dict[Notice, None] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._step_id is not None
+
+    def begin(self, step_id: int) -> None:
+        """Open a step.
+
+        Raises:
+            LocalProtocolError: another one is open.
+        """
+        if self._step_id is not None:
+            raise LocalProtocolError(f"step {step_id} cannot begin: step {self._step_id} has not ended")
+        self._step_id = step_id
+
+    def check_open(self, step_id: int) -> None:
+        """Raise `LocalProtocolError` if this step is not open."""
+        if self._step_id != step_id:
+            raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
+
+    def commit(self, step_id: int) -> None:
+        """End the step: what was sent with it is done.
+
+        Raises:
+            LocalProtocolError: this step is not open; nothing has changed.
+        """
+        self.check_open(step_id)
+        self._step_id = None
+        self._sent.clear()
+
+    def withdraw(self, step_id: int) -> None:
+        """End the step: what was sent with it is pending again, before all else.
+
+        Raises:
+            LocalProtocolError: this step is not open; nothing has changed.
+        """
+        self.check_open(step_id)
+        self._step_id = None
+        self._pending = {**self._sent, **self._pending}
+        self._sent.clear()
+
+    # ---- notices
+
+    def add(self, notice: Notice) -> None:
+        self._pending[notice] = None
+
+    def discard(self, notice: Notice) -> None:
+        self._pending.pop(notice, None)
+
+    def take(self) -> list[Notice]:
+        """Return and clear what is pending. Between two steps, the caller sees to it that it is done."""
+        notices = list(self._pending)
+        if self.is_open:
+            self._sent.update(self._pending)
+        self._pending.clear()
+        return notices
+
+    def pending(self) -> list[Notice]:
+        """Return what is to be sent. Changes nothing."""
+        return list(self._pending)
+
+    def unconfirmed(self) -> set[Notice]:
+        """Return what is to be sent, or was sent with the open step. Changes nothing."""
+        return self._pending.keys() | self._sent.keys()
