@@ -1,4 +1,4 @@
-"""What can be set, and what each setting is called in each layer. All of it follows from the fields of `ServiceConfig`.
+"""Lists the settings and the name of each in every layer. All of it follows from the fields of `ServiceConfig`.
 
     field                    command line                 environment                file
     world_size               --world-size, --workers      MMC_WORLD_SIZE             world_size
@@ -6,7 +6,7 @@
     model.hidden_size        --model.hidden-size          MMC_MODEL__HIDDEN_SIZE     hidden_size in table [model]
     _api_process_count       --api-process-count          MMC_API_PROCESS_COUNT      with or without the underscore
 
-Knows nothing about layers, their order, or values. Imports no pydantic.
+Knows nothing about layers, their order, or values.
 """
 
 from __future__ import annotations

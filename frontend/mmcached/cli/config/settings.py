@@ -1,4 +1,4 @@
-"""The configuration of a service out of its four layers; each one overrules those below.
+"""Reads the configuration of a service out of its four layers; each one overrules those below.
 
     command line    --world-size 4                     `mmcached.cli.config.arguments`
     environment     MMC_WORLD_SIZE=4
@@ -7,21 +7,20 @@
 
     layers --> {path: (value, origin)} --> units --> types --> ServiceConfig, which checks the ranges
 
-`ServiceConfig` stays the one list of fields, types, defaults and limits: the model that pydantic-settings needs to read
-environment and file is made from it. A value of a higher layer hides what a lower one says about the same field, right
-or wrong; an unknown name is an error in every layer. Roles never come here: they read the `config.json` that results.
+`ServiceConfig` is the one list of fields, types, defaults and limits. A value of a higher layer hides what a lower one
+says about the same field, right or wrong; an unknown name is an error in every layer. Roles never come here: they read
+the `config.json` that results.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel, create_model
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from mmcached.cli.config.arguments import LAYER as COMMAND_LINE
 from mmcached.cli.config.arguments import parse_arguments
@@ -32,7 +31,6 @@ from mmcached.cli.config.fields import (
     SECTIONS,
     SETTINGS,
     Setting,
-    is_section,
     is_setting_variable,
     unknown_setting,
 )
@@ -101,7 +99,7 @@ def _command_line_layer(arguments: Sequence[str], other_flags: Sequence[str]) ->
 
 def _environment_layer(environment: Mapping[str, str]) -> dict[str, Given]:
     ours = {name: text for name, text in environment.items() if is_setting_variable(name)}
-    known = {setting.variable: setting for setting in SETTINGS.values()}
+    by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     for alias, path in ALIASES.items():
         name = f"{ENVIRONMENT_PREFIX}{alias.upper()}"
         if name in ours:
@@ -109,56 +107,49 @@ def _environment_layer(environment: Mapping[str, str]) -> dict[str, Given]:
             if ours.setdefault(SETTINGS[path].variable, text) != text:
                 raise _config_error(path, text, f"set by both {name} and {SETTINGS[path].variable}", "environment")
     for name, text in ours.items():
-        if name not in known:
-            raise unknown_setting(name, text, "environment", known)
-    source = EnvSettingsSource(_MODEL, case_sensitive=False, env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__")
-    # The source has read os.environ; it looks names up in lower case.
-    source.env_vars = {name.lower(): text for name, text in ours.items()}
-    return {
-        setting.path: Given(value, f"environment {setting.variable}")
-        for setting, value in _flatten(source(), "environment")
-    }
+        if name not in by_variable:
+            raise unknown_setting(name, text, "environment", by_variable)
+    return {by_variable[name].path: Given(text, f"environment {name}") for name, text in ours.items()}
 
 
 def _file_layer(file: Path | None) -> dict[str, Given]:
+    """Read a file's settings.
+
+    Raises:
+        ConfigError: an unknown name, a value in the place of a section, or a setting that comes twice.
+    """
     if file is None:
         return {}
     origin = f"file {file}"
-    return {setting.path: Given(value, origin) for setting, value in _flatten(_content(file), origin)}
+    by_key = {setting.key: setting for setting in SETTINGS.values()}
+    found: dict[str, Given] = {}
+    for name, value in _leaves(_content(file), ""):
+        if name in SECTIONS:
+            members = ", ".join(path for path in SETTINGS if path.startswith(f"{name}."))
+            raise _config_error(name, value, f"is a section; set {members}", origin)
+        setting = SETTINGS.get(ALIASES.get(name, name)) or by_key.get(name)
+        if setting is None:
+            raise unknown_setting(name, str(value), origin, by_key)
+        if setting.path in found:
+            raise _config_error(name, value, f"set twice, also as {setting.path}", origin)
+        found[setting.path] = Given(value, origin)
+    return found
 
 
 def _content(file: Path) -> dict[str, Any]:
     if file.suffix not in (".toml", ".json"):
         raise ConfigError("config", str(file), "must end in .toml or .json")
     try:
-        # The TOML source takes a missing file for an empty one.
         content = file.read_bytes()
-        if file.suffix == ".json":
-            fields = msgspec.json.decode(content, type=dict[str, Any])
-            fields.pop(VERSION_FIELD, None)  # a run directory's file may serve as a file of settings
-            return fields
-        return TomlConfigSettingsSource(_MODEL, file.absolute())()
+        if file.suffix == ".toml":
+            return tomllib.loads(content.decode())
+        fields = msgspec.json.decode(content, type=dict[str, Any])
     except OSError as error:
         raise ConfigError("config", str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError("config", str(file), f"cannot be understood: {error}") from error
-
-
-def _flatten(nested: Mapping[str, Any], layer: str) -> list[tuple[Setting, Any]]:
-    """List settings with their values; raise `ConfigError` for an unknown name and for one that comes twice."""
-    by_key = {setting.key: setting for setting in SETTINGS.values()}
-    found: dict[str, tuple[Setting, Any]] = {}
-    for name, value in _leaves(nested, ""):
-        setting = SETTINGS.get(ALIASES.get(name, name)) or by_key.get(name)
-        if name in SECTIONS:
-            members = ", ".join(path for path in SETTINGS if path.startswith(f"{name}."))
-            raise _config_error(name, value, f"is a section; set {members}", layer)
-        if setting is None:
-            raise unknown_setting(name, str(value), layer, by_key)
-        if setting.path in found:
-            raise _config_error(name, value, f"set twice, also as {setting.path}", layer)
-        found[setting.path] = (setting, value)
-    return list(found.values())
+    fields.pop(VERSION_FIELD, None)  # a run directory's file may serve as a file of settings
+    return fields
 
 
 def _leaves(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -201,22 +192,3 @@ def _limit(setting: Setting) -> str:
 def _config_error(field: object, value: object, limit: object, origin: str) -> ConfigError:
     shown = value if isinstance(value, str | int | float) else str(value)
     return ConfigError(str(field), shown, f"{limit} ({origin})")
-
-
-def _model_of(struct: type[msgspec.Struct], base: type[BaseModel]) -> type[Any]:
-    """Make the pydantic model that has the Struct's fields; pydantic allows no leading underscore."""
-    fields: dict[str, Any] = {
-        field.name.removeprefix("_"): (
-            _model_of(field.type, BaseModel) if is_section(field.type) else field.type,
-            None,
-        )
-        for field in msgspec.structs.fields(struct)
-    }
-    return create_model(struct.__name__, __base__=base, **fields)
-
-
-class _ExactNames(BaseSettings):
-    model_config = SettingsConfigDict(case_sensitive=True)
-
-
-_MODEL: type[BaseSettings] = _model_of(ServiceConfig, _ExactNames)

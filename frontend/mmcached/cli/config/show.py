@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from mmcached.cli.config.fields import DEFAULT, SETTINGS
+from mmcached.cli.config.settings import LoadedConfig, load_config
 from mmcached.cli.config.texts import INTERNAL, describe
-
-if TYPE_CHECKING:
-    from mmcached.cli.config.settings import LoadedConfig
-    from mmcached.wire.config import ServiceConfig
 
 # Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -60,8 +58,6 @@ def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) 
     Args:
         more: arguments that stand before those which the command has left.
     """
-    from mmcached.cli.config.settings import load_config
-
     own_flags = [flag for parameter in context.command.params for flag in parameter.opts]
     return load_config(file=file, environment=os.environ, arguments=[*more, *context.args], other_flags=own_flags)
 
@@ -69,7 +65,7 @@ def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) 
 def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) -> list[str]:
     # What somebody has set is shown: the output is a file that gives the same configuration.
     paths = [path for path in SETTINGS if everything or path not in INTERNAL or loaded.origins[path] != DEFAULT]
-    lines = {path: _line(path, _value(loaded.config, path)) for path in paths}
+    lines = {path: _line(path, attrgetter(path)(loaded.config)) for path in paths}
     width = max(map(len, lines.values()))
     said = {path: loaded.origins[path] if with_origin else describe(path) for path in paths}
     return [f"{line:{width}}  # {said[path]}" for path, line in lines.items()]
@@ -78,13 +74,6 @@ def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) ->
 def _line(path: str, value: Any) -> str:
     # TOML has no word for what is not set.
     return f"# {path} = not set" if value is None else f"{path} = {_toml(value)}"
-
-
-def _value(config: ServiceConfig, path: str) -> Any:
-    found: Any = config
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _toml(value: str | float | bool) -> str:
