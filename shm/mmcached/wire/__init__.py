@@ -7,7 +7,7 @@ config       the one configuration of a service                 limits: what pee
 errors       every error that travels
 handle       names of bytes in a ring
 paths        the run directory
-stats        what each part counts
+stats        what each part counts                      figures: which metric each count is
 row_pieces   rows of a generation that come in pieces
 version, vocabulary   numbers on which both sides must agree
 """

@@ -1,21 +1,99 @@
-"""Frozen records of what each part has counted since it started, and the names of those who count.
+"""Records what each part has counted since it started, with the metric that each figure is.
 
-A field is a counter, which only rises, unless its type says `Gauge`.
+A field is a counter, which only rises, unless its type says `Gauge`. Its `Metric`s say what it is called on the metrics
+page; `METRICS` says what each of those means. The stats page, the metrics page and the status table follow from here,
+so a new figure is a field (and a line of `METRICS`) here, and the place that counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-GAUGE_MARK = "is_gauge"
-Gauge = Annotated[int, msgspec.Meta(extra={GAUGE_MARK: True})]
-"""A figure of this moment: starts at 0 when its role starts, and may fall."""
+from mmcached.wire.figures import Gauge, Metric, Ring
+
+METRICS: Mapping[str, str] = {
+    "supervisor_restarts": "restarts of all roles",
+    "requests_open": "accepted and not answered",
+    "requests": "requests answered, by outcome done or failed",
+    "protocol_errors": "frames that did not validate",
+    "resends": "requests sent again after a typed miss",
+    "clients": "clients that live",
+    "connections": "client connections that are open",
+    "clients_refused": "connections that were too many",
+    "clients_disconnected": "clients that did not read, or did not end a message",
+    "faults": "handlers that raised what nobody expected: bugs",
+    "desync": "items lost from a mirrored cache: must stay 0",
+    "cache_queries": "asked: items, tokens (kv_prefix) or rows (tensor_prefix)",
+    "cache_hits": "of these, found",
+    "saved_work": "not done again: items, tokens (prefill), rows",
+    "items_processed": "items preprocessed",
+    "items_waiting": "items that wait for a thread to preprocess them",
+    "items_busy_refusals": "requests refused because too many items waited",
+    "items_inline": "items sent as message frames, not through the ring",
+    "ring_fallbacks": "of these, because the ring had no room",
+    "cache_insertions": "items put",
+    "cache_evictions": "items evicted for room",
+    "cache_rejections": "items that found no room now: too much is leased",
+    "cache_bytes": "bytes in use",
+    "cache_capacity_bytes": "limit of bytes in use",
+    "cache_entries": "items held",
+    "cache_pinned_bytes": "bytes in use that may not be evicted now",
+    "ring_capacity_bytes": "bytes of the ring; 0 = there is none",
+    "ring_used_bytes": "bytes taken by chunks",
+    "ring_pinned_bytes": "bytes taken by leased chunks",
+    "ring_populated_bytes": "bytes whose pages are mapped; rises after the start",
+    "ring_chunks": "chunks held",
+    "ring_fenced_rows": "engines that gave back more leases than they had",
+    "ring_written_bytes": "payload bytes put",
+    "ring_grants": "leases granted",
+    "ring_lost_leases": "of these, lost on the way and taken back",
+    "ring_lease_refusals": "leases that an engine could not take; sent inline",
+    "leases": "granted and not back (writer), held (reader)",
+    "store_capacity_bytes": "bytes of the store's ring; 0 = there is no store",
+    "store_used_bytes": "bytes taken by records",
+    "store_pinned_bytes": "bytes taken by leased records",
+    "store_populated_bytes": "bytes whose pages are mapped; rises after the start",
+    "store_records": "records held",
+    "store_leases": "leases that clients hold",
+    "store_clients": "clients that have a row, and so read in place",
+    "store_fenced_rows": "clients that gave back more leases than they had",
+    "store_written_bytes": "payload bytes put",
+    "store_grants": "leases granted",
+    "store_lost_leases": "of these, lost on the way and taken back",
+    "store_inline": "records sent as message frames, not through the ring",
+    "store_withheld": "records not sent: the answer had become too large",
+    "store_puts": "puts by outcome: kept (or there already), refused",
+    "store_quota_evictions": "records that went for their tenant's quota",
+    "store_claims": "clients told to compute what was not there",
+    "store_waits": "requests that waited for another client's computation",
+    "store_computing": "claims that are open",
+    "store_waiting": "requests that wait now",
+    "store_epochs": "times that all was made unreachable: weights changed",
+    "engine_steps": "steps planned",
+    "engine_steps_failed": "steps that could not be computed",
+    "engine_deaths_in_steps": "workers that died while they computed a step",
+    "engine_poisonous_requests": "requests that failed because they had killed workers",
+    "engine_requests": "requests in the scheduler: running, waiting",
+    "engine_requests_finished": "requests that left the scheduler",
+    "preemptions": "requests that had to start over for want of blocks",
+    "kv_blocks": "KV blocks used, cached, total",
+    "encoder_embeds": "encoder cache embeddings used, total",
+    "encoder_budget_bytes": "the same in bytes: used, total, and step: of one step",
+    "worker_items_encoded": "items encoded",
+    "worker_embeds_encoded": "embeddings computed",
+    "worker_tokens_computed": "token positions computed",
+    "worker_items_received": "items viewed in the ring, or copied from messages",
+    "worker_received_bytes": "bytes viewed in the ring, or copied from messages",
+    "saved_ipc_bytes": "bytes read in place that were not sent to the worker",
+}
+"""What each metric of a figure means, in the order of the metrics page."""
 
 
 class RoleName(msgspec.Struct, frozen=True, order=True):
-    """Who counts: one process of the service. `engine` and `rank` are 0 where they mean nothing.
+    """The name of one process of the service. `engine` and `rank` are 0 where they mean nothing.
 
     >>> str(RoleName("frontend")), str(RoleName("engine", 0)), str(RoleName("worker", 0, 3))
     ('frontend', 'engine 0', 'worker 0.3')
@@ -42,72 +120,73 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ProcessorCacheStats(Stats, frozen=True):
     """The sender cache of P0. One query per item of a request; a hit is an item that was not preprocessed for it. An
     item that a request names twice counts once.
-
-    `inline_items` travelled as message frames: too small, too large, cache off, or ring full of leased chunks.
-    `items_waiting` are more than there are threads to process them; for each of `busy_refusals` requests too many did.
     """
 
-    queries: int = 0
-    hits: int = 0
-    items_processed: int = 0
-    inline_items: int = 0
-    inline_fallbacks: int = 0
-    items_waiting: Gauge = 0
-    busy_refusals: int = 0
+    queries: Annotated[int, Metric("cache_queries", cache="processor")] = 0
+    hits: Annotated[int, Metric("cache_hits", cache="processor"), Metric("saved_work", work="preprocessing")] = 0
+    items_processed: Annotated[int, Metric("items_processed")] = 0
+    inline_items: Annotated[int, Metric("items_inline")] = 0
+    inline_fallbacks: Annotated[int, Metric("ring_fallbacks")] = 0
+    items_waiting: Annotated[Gauge, Metric("items_waiting")] = 0
+    busy_refusals: Annotated[int, Metric("items_busy_refusals")] = 0
+
+
+def _of_cache(name: str) -> Metric:
+    """Return what the writer of a ring says about the cache in it. One that has just started has no ring yet."""
+    return Metric(f"cache_{name}", needs="data_bytes", cache="{cache}")
 
 
 class RingStats(Stats, frozen=True):
     """The ring as its writer sees it."""
 
-    data_bytes: Gauge = 0
-    used_bytes: Gauge = 0
-    pinned_bytes: Gauge = 0
-    populated_bytes: Gauge = 0
-    chunks: Gauge = 0
-    leases: Gauge = 0
-    fenced_rows: Gauge = 0
-    puts: int = 0
-    put_bytes: int = 0
-    evictions: int = 0
-    refusals: int = 0
-    grants: int = 0
-    lost_leases: int = 0
+    data_bytes: Annotated[Gauge, _of_cache("capacity_bytes"), Metric("{ring}_capacity_bytes")] = 0
+    used_bytes: Annotated[Gauge, _of_cache("bytes"), Metric("{ring}_used_bytes")] = 0
+    pinned_bytes: Annotated[Gauge, _of_cache("pinned_bytes"), Metric("{ring}_pinned_bytes")] = 0
+    populated_bytes: Annotated[Gauge, Metric("{ring}_populated_bytes")] = 0
+    chunks: Annotated[
+        Gauge, _of_cache("entries"), Metric("ring_chunks", within="ring"), Metric("store_records", within="store")
+    ] = 0
+    leases: Annotated[Gauge, Metric("leases", within="ring", side="writer"), Metric("store_leases", within="store")] = 0
+    fenced_rows: Annotated[Gauge, Metric("{ring}_fenced_rows")] = 0
+    puts: Annotated[int, _of_cache("insertions")] = 0
+    put_bytes: Annotated[int, Metric("{ring}_written_bytes")] = 0
+    evictions: Annotated[int, _of_cache("evictions")] = 0
+    refusals: Annotated[int, _of_cache("rejections")] = 0
+    grants: Annotated[int, Metric("{ring}_grants")] = 0
+    lost_leases: Annotated[int, Metric("{ring}_lost_leases")] = 0
 
 
 class StoreStats(Stats, frozen=True):
     """The store that clients get from and put into. One query per key that is asked for, a hit is a key that has a
     record.
 
-    `puts` were kept, `refusals` not (too large, full, quota, an old epoch); `quota_evictions` went for their tenant's
-    quota. `inline_records` were sent as message frames, for want of a row or of a lease; `withheld_records` were not,
-    because the answer had become too large. `claims` were granted, to compute a record; `waits` are the requests that
-    waited for somebody else's.
+    `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no row or no lease.
     """
 
-    queries: int = 0
-    hits: int = 0
-    puts: int = 0
-    refusals: int = 0
-    quota_evictions: int = 0
-    inline_records: int = 0
-    withheld_records: int = 0
-    claims: int = 0
-    waits: int = 0
-    computing: Gauge = 0
-    waiting: Gauge = 0
-    rows: Gauge = 0
-    new_epochs: int = 0
-    ring: RingStats = RingStats()
+    queries: Annotated[int, Metric("cache_queries", cache="store")] = 0
+    hits: Annotated[int, Metric("cache_hits", cache="store")] = 0
+    puts: Annotated[int, Metric("store_puts", outcome="kept")] = 0
+    refusals: Annotated[int, Metric("store_puts", outcome="refused")] = 0
+    quota_evictions: Annotated[int, Metric("store_quota_evictions")] = 0
+    inline_records: Annotated[int, Metric("store_inline")] = 0
+    withheld_records: Annotated[int, Metric("store_withheld")] = 0
+    claims: Annotated[int, Metric("store_claims")] = 0
+    waits: Annotated[int, Metric("store_waits")] = 0
+    computing: Annotated[Gauge, Metric("store_computing")] = 0
+    waiting: Annotated[Gauge, Metric("store_waiting")] = 0
+    rows: Annotated[Gauge, Metric("store_clients")] = 0
+    new_epochs: Annotated[int, Metric("store_epochs")] = 0
+    ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
 
 
 class KVCacheStats(Stats, frozen=True):
     """KV prefix cache, in tokens: `queries` asked at admission, `hits` not recomputed."""
 
-    queries: int = 0
-    hits: int = 0
-    blocks_used: Gauge = 0
-    blocks_cached: Gauge = 0
-    blocks_total: Gauge = 0
+    queries: Annotated[int, Metric("cache_queries", cache="kv_prefix")] = 0
+    hits: Annotated[int, Metric("cache_hits", cache="kv_prefix"), Metric("saved_work", work="prefill")] = 0
+    blocks_used: Annotated[Gauge, Metric("kv_blocks", state="used")] = 0
+    blocks_cached: Annotated[Gauge, Metric("kv_blocks", state="cached")] = 0
+    blocks_total: Annotated[Gauge, Metric("kv_blocks", state="total")] = 0
 
 
 class EncoderCacheStats(Stats, frozen=True):
@@ -117,14 +196,14 @@ class EncoderCacheStats(Stats, frozen=True):
     step may compute.
     """
 
-    queries: int = 0
-    hits: int = 0
-    embeds_used: Gauge = 0
-    embeds_total: Gauge = 0
-    bytes_used: Gauge = 0
-    bytes_total: Gauge = 0
-    step_bytes: Gauge = 0
-    evictions: int = 0
+    queries: Annotated[int, Metric("cache_queries", cache="encoder")] = 0
+    hits: Annotated[int, Metric("cache_hits", cache="encoder"), Metric("saved_work", work="encoding")] = 0
+    embeds_used: Annotated[Gauge, Metric("encoder_embeds", state="used")] = 0
+    embeds_total: Annotated[Gauge, Metric("encoder_embeds", state="total")] = 0
+    bytes_used: Annotated[Gauge, Metric("encoder_budget_bytes", state="used")] = 0
+    bytes_total: Annotated[Gauge, Metric("encoder_budget_bytes", state="total")] = 0
+    step_bytes: Annotated[Gauge, Metric("encoder_budget_bytes", state="step")] = 0
+    evictions: Annotated[int, Metric("cache_evictions", cache="encoder")] = 0
 
 
 class WorkerStats(Stats, frozen=True):
@@ -132,73 +211,67 @@ class WorkerStats(Stats, frozen=True):
     blocks.
     """
 
-    items_encoded: int = 0
-    embeds_encoded: int = 0
-    tokens_computed: int = 0
-    items_viewed: int = 0
-    bytes_viewed: int = 0
-    items_copied: int = 0
-    bytes_copied: int = 0
-    encoder_entries: Gauge = 0
-    encoder_bytes: Gauge = 0
-    prefix_row_queries: int = 0
-    prefix_row_hits: int = 0
-    prefix_bytes: Gauge = 0
-    prefix_evictions: int = 0
+    items_encoded: Annotated[int, Metric("worker_items_encoded")] = 0
+    embeds_encoded: Annotated[int, Metric("worker_embeds_encoded")] = 0
+    tokens_computed: Annotated[int, Metric("worker_tokens_computed")] = 0
+    items_viewed: Annotated[int, Metric("worker_items_received", path="viewed")] = 0
+    bytes_viewed: Annotated[int, Metric("worker_received_bytes", path="viewed"), Metric("saved_ipc_bytes")] = 0
+    items_copied: Annotated[int, Metric("worker_items_received", path="copied")] = 0
+    bytes_copied: Annotated[int, Metric("worker_received_bytes", path="copied")] = 0
+    encoder_entries: Annotated[Gauge, Metric("cache_entries", cache="encoder")] = 0
+    encoder_bytes: Annotated[Gauge, Metric("cache_bytes", cache="encoder")] = 0
+    prefix_row_queries: Annotated[int, Metric("cache_queries", cache="tensor_prefix")] = 0
+    prefix_row_hits: Annotated[
+        int, Metric("cache_hits", cache="tensor_prefix"), Metric("saved_work", work="hidden_states")
+    ] = 0
+    prefix_bytes: Annotated[Gauge, Metric("cache_bytes", cache="tensor_prefix")] = 0
+    prefix_evictions: Annotated[int, Metric("cache_evictions", cache="tensor_prefix")] = 0
 
 
 class EngineStats(Stats, frozen=True):
-    """One engine and its workers.
+    """One engine and its workers."""
 
-    `steps_failed` could not be computed, `deaths_in_steps` are workers that died while they computed one; each of the
-    `poisonous_requests` has killed several. `faults` are our own: handlers that raised what nobody expected.
-    """
-
-    steps: int = 0
-    steps_failed: int = 0
-    deaths_in_steps: int = 0
-    poisonous_requests: int = 0
-    faults: int = 0
-    requests_running: Gauge = 0
-    requests_waiting: Gauge = 0
-    requests_finished: int = 0
-    preemptions: int = 0
-    leases_held: Gauge = 0
+    steps: Annotated[int, Metric("engine_steps")] = 0
+    steps_failed: Annotated[int, Metric("engine_steps_failed")] = 0
+    deaths_in_steps: Annotated[int, Metric("engine_deaths_in_steps")] = 0
+    poisonous_requests: Annotated[int, Metric("engine_poisonous_requests")] = 0
+    faults: Annotated[int, Metric("faults")] = 0
+    requests_running: Annotated[Gauge, Metric("engine_requests", state="running")] = 0
+    requests_waiting: Annotated[Gauge, Metric("engine_requests", state="waiting")] = 0
+    requests_finished: Annotated[int, Metric("engine_requests_finished")] = 0
+    preemptions: Annotated[int, Metric("preemptions")] = 0
+    leases_held: Annotated[Gauge, Metric("leases", side="reader")] = 0
     kv: KVCacheStats = KVCacheStats()
     encoder: EncoderCacheStats = EncoderCacheStats()
     workers: list[WorkerStats] = []
 
 
 class FrontendStats(Stats, frozen=True):
-    """The frontend. `clients` are those that live, `connections` those that are connected.
-
-    `clients_refused` were one too many, `clients_disconnected` did not read, or did not end a message; `faults` are our
-    own: handlers that raised what nobody expected.
-
-    `desyncs` counts items that the sender believed in an engine's mirrored cache and that were not there: must stay 0.
+    """The frontend. `desyncs` counts items that the sender believed in an engine's mirrored cache and that were not
+    there.
     """
 
-    requests_open: Gauge = 0
-    requests_done: int = 0
-    requests_failed: int = 0
-    protocol_errors: int = 0
-    resends: int = 0
-    lease_refusals: int = 0
-    clients: Gauge = 0
-    connections: Gauge = 0
-    clients_refused: int = 0
-    clients_disconnected: int = 0
-    faults: int = 0
+    requests_open: Annotated[Gauge, Metric("requests_open")] = 0
+    requests_done: Annotated[int, Metric("requests", outcome="done")] = 0
+    requests_failed: Annotated[int, Metric("requests", outcome="failed")] = 0
+    protocol_errors: Annotated[int, Metric("protocol_errors")] = 0
+    resends: Annotated[int, Metric("resends")] = 0
+    lease_refusals: Annotated[int, Metric("ring_lease_refusals")] = 0
+    clients: Annotated[Gauge, Metric("clients")] = 0
+    connections: Annotated[Gauge, Metric("connections")] = 0
+    clients_refused: Annotated[int, Metric("clients_refused")] = 0
+    clients_disconnected: Annotated[int, Metric("clients_disconnected")] = 0
+    faults: Annotated[int, Metric("faults")] = 0
     processor: ProcessorCacheStats = ProcessorCacheStats()
-    ring: RingStats = RingStats()
-    desyncs: int = 0
+    ring: Annotated[RingStats, Ring("ring", cache="processor")] = RingStats()
+    desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
 
 
 class SupervisorStats(Stats, frozen=True):
     """The supervisor: `restarts` of all roles together; `draining` is 1 from the first signal on."""
 
-    restarts: int = 0
+    restarts: Annotated[int, Metric("supervisor_restarts")] = 0
     draining: Gauge = 0
 
 

@@ -21,6 +21,7 @@ from mmcached.shm.stats import layout as stats_layout
 from mmcached.shm.stats.layout import ALL_ROLES, FIELDS, FIRST_FIELD, PAGE_BYTES, first_word, names_digest, slot_of
 from mmcached.shm.stats.page import RoleSnapshot, StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch, SegmentError
+from mmcached.wire.figures import figures as figures_of_record
 from mmcached.wire.stats import (
     EngineStats,
     FrontendStats,
@@ -335,4 +336,4 @@ def test_a_figure_that_is_no_whole_number_is_refused() -> None:
         name: str = ""
 
     with pytest.raises(InvariantError, match=r"WithText\.name"):
-        list(stats_layout._flatten(WithText, ""))
+        figures_of_record(WithText)

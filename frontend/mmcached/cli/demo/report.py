@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from rich.table import Table
 
 from mmcached.cli.demo.workload import Outcome
+from mmcached.cli.watch.status_table import queries_and_hits
 from mmcached.wire.stats import ServiceStats
+
+CACHES = {
+    "processor": ("processor (images)", "not preprocessed"),
+    "encoder": ("encoder (images)", "not encoded"),
+    "kv_prefix": ("KV prefix (tokens)", "not recomputed"),
+    "tensor_prefix": ("tensor prefix (rows)", "not recomputed"),
+}
+"""By the label of the metrics page: the cache's name, and what a hit saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +50,11 @@ def make_table(on: Measured, off: Measured) -> Table:
     return table
 
 
-def _cache_rows(before: ServiceStats, after: ServiceStats) -> list[tuple[str, int, int, str]]:
-    """Return name, queries, hits and what a hit saves, for each of the four caches."""
-    old, new = before.engines[0], after.engines[0]
-    old_worker, new_worker = old.workers[0], new.workers[0]
-    return [
-        (
-            "processor (images)",
-            after.processor.queries - before.processor.queries,
-            after.processor.hits - before.processor.hits,
-            "not preprocessed",
-        ),
-        (
-            "encoder (images)",
-            new.encoder.queries - old.encoder.queries,
-            new.encoder.hits - old.encoder.hits,
-            "not encoded",
-        ),
-        (
-            "KV prefix (tokens)",
-            new.kv.queries - old.kv.queries,
-            new.kv.hits - old.kv.hits,
-            "not recomputed",
-        ),
-        (
-            "tensor prefix (rows)",
-            new_worker.prefix_row_queries - old_worker.prefix_row_queries,
-            new_worker.prefix_row_hits - old_worker.prefix_row_hits,
-            "not recomputed",
-        ),
-    ]
+def _cache_rows(before: ServiceStats, after: ServiceStats) -> Iterator[tuple[str, int, int, str]]:
+    """Yield name, queries, hits and what a hit saves, for each of the four caches."""
+    (old_queries, old_hits), (queries, hits) = queries_and_hits(before), queries_and_hits(after)
+    for cache, (name, saved) in CACHES.items():
+        yield name, queries[cache] - old_queries[cache], hits[cache] - old_hits[cache], saved
 
 
 def _other_rows(on: Measured, off: Measured) -> list[tuple[str, str]]:

@@ -1,14 +1,24 @@
-"""A `ServiceStatus` for people: a line that says whether it works, one row per process, one per cache."""
+"""Prints a `ServiceStatus` for people: a line that says whether it works, one row per process, one per cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
 
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
+from mmcached.wire.figures import samples
 from mmcached.wire.stats import ServiceStats
+
+CACHES = {
+    "processor": "processor (items)",
+    "store": "store (records)",
+    "encoder": "encoder (items)",
+    "kv_prefix": "KV prefix (tokens)",
+    "tensor_prefix": "tensor prefix (rows)",
+}
+"""By the label of the metrics page: what people call it, and what its queries ask for."""
 
 
 def show_status(status: ServiceStatus, console: Console) -> None:
@@ -44,16 +54,19 @@ def _roles(roles: list[RoleStatus]) -> Table:
 
 def _caches(stats: ServiceStats) -> Table:
     table = Table("cache", "queries", "hits", "hit rate")
-    for name, queries, hits in _queries_and_hits(stats):
-        table.add_row(name, f"{queries:,}", f"{hits:,}", f"{hits / queries:.0%}" if queries else "")
+    queries, hits = queries_and_hits(stats)
+    for cache, title in CACHES.items():
+        rate = f"{hits[cache] / queries[cache]:.0%}" if queries[cache] else ""
+        table.add_row(title, f"{queries[cache]:,}", f"{hits[cache]:,}", rate)
     return table
 
 
-def _queries_and_hits(stats: ServiceStats) -> Iterator[tuple[str, int, int]]:
-    engines = stats.engines
-    workers = [worker for engine in engines for worker in engine.workers]
-    yield "processor (items)", stats.processor.queries, stats.processor.hits
-    yield "store (records)", stats.store.queries, stats.store.hits
-    yield "encoder (items)", sum(e.encoder.queries for e in engines), sum(e.encoder.hits for e in engines)
-    yield "KV prefix (tokens)", sum(e.kv.queries for e in engines), sum(e.kv.hits for e in engines)
-    yield "tensor prefix (rows)", sum(w.prefix_row_queries for w in workers), sum(w.prefix_row_hits for w in workers)
+def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:
+    """Return how often each cache was asked and how often it had what was asked for, all roles together."""
+    workers = [worker for engine in stats.engines for worker in engine.workers]
+    sums: dict[str, Counter[str]] = {"cache_queries": Counter(), "cache_hits": Counter()}
+    for record in (stats, *stats.engines, *workers):
+        for metric, _, value in samples(record):
+            if metric.name in sums:
+                sums[metric.name][metric.labels["cache"]] += value
+    return sums["cache_queries"], sums["cache_hits"]

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -37,7 +36,8 @@ import msgspec
 
 from mmcached.shm.files.locks import MAX_RANKS
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
-from mmcached.wire.stats import GAUGE_MARK, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
+from mmcached.wire.figures import figures
+from mmcached.wire.stats import EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
 
 LAYOUT_VERSION = 1
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
@@ -73,10 +73,10 @@ class Fields:
     """
 
     def __init__(self, record: type[Stats]) -> None:
-        found = list(_flatten(record, ""))
+        found = figures(record)
         self.record = record
-        self.names = [name for name, _ in found]
-        self.is_gauge = [is_gauge for _, is_gauge in found]
+        self.names = [figure.name for figure in found]
+        self.is_gauge = [figure.is_gauge for figure in found]
         self._read = attrgetter(*self.names)
         if FIRST_FIELD + len(found) > SLOT_WORDS:
             raise InvariantError(f"{record.__name__} has {len(found)} figures: a slot is too small")
@@ -95,22 +95,6 @@ class Fields:
                 place = place.setdefault(parent, {})
             place[leaf] = value
         return msgspec.convert(nested, self.record)
-
-
-def _flatten(record: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, bool]]:
-    for field in msgspec.structs.fields(record):
-        kind = msgspec.inspect.type_info(field.type)
-        match kind:
-            case msgspec.inspect.StructType(cls=nested):
-                yield from _flatten(nested, f"{prefix}{field.name}.")
-            case msgspec.inspect.Metadata(type=msgspec.inspect.IntType(), extra=extra):
-                yield prefix + field.name, bool(extra and extra.get(GAUGE_MARK))
-            case msgspec.inspect.IntType():
-                yield prefix + field.name, False
-            case msgspec.inspect.ListType():
-                continue
-            case _:
-                raise InvariantError(f"{record.__name__}.{field.name} is neither a whole number, a record nor a list")
 
 
 FIELDS = {kind: Fields(record) for kind, record in _RECORDS.items()}

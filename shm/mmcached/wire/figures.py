@@ -1,0 +1,100 @@
+"""Reads off a statistics record which figures it has, and which metrics each of them is.
+
+    class Example(msgspec.Struct):
+        hits: Annotated[int, Metric("cache_hits", cache="processor")] = 0       a counter, and its line
+        waiting: Annotated[Gauge, Metric("items_waiting")] = 0                  may fall
+        ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a record in it: `ring.used_bytes`, ...
+
+Knows nothing of the records (see `stats`), nor of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from mmcached.wire.errors import InvariantError
+
+_GAUGE = "gauge"
+Gauge = Annotated[int, _GAUGE]
+"""A figure of this moment: starts at 0 when its role starts, and may fall."""
+
+
+class Metric:
+    """One name, with labels, under which a figure stands on the metrics page.
+
+    Args:
+        name: a key of `METRICS`. `{ring}` in it, and `{cache}` in a label, stand for what the ring's `Ring` says.
+        needs: a figure of the same record. If both are 0, there is nothing to say.
+        within: the only `Ring` of which this is said.
+        labels: beside `role`, which every figure has.
+    """
+
+    def __init__(self, name: str, *, needs: str = "", within: str = "", **labels: str) -> None:
+        self.name = name
+        self.needs = needs
+        self.within = within
+        self.labels = labels
+
+
+class Ring(NamedTuple):
+    """A ring, as its metrics name it, and the cache that lies in it."""
+
+    ring: str
+    cache: str
+
+
+class Figure(NamedTuple):
+    """One figure of a record.
+
+    Attributes:
+        name: of the field, dotted where records lie in records: `kv.queries`.
+        metrics: names and labels complete, `needs` dotted.
+    """
+
+    name: str
+    is_gauge: bool
+    metrics: tuple[Metric, ...]
+
+
+@cache
+def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
+    """List a record's figures and those of the records in it. Lists, which hold other roles' records, are left out.
+
+    Raises:
+        InvariantError: a field is neither a whole number, a record nor a list.
+    """
+    return tuple(_figures(record, "", Ring("", "")))
+
+
+def _figures(record: type[msgspec.Struct], prefix: str, ring: Ring) -> Iterator[Figure]:
+    for field, hint in get_type_hints(record, include_extras=True).items():
+        kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        name = prefix + field
+        if kind is int:
+            metrics = (_resolved(each, prefix, ring) for each in said if isinstance(each, Metric))
+            yield Figure(name, _GAUGE in said, tuple(each for each in metrics if each.within in ("", ring.ring)))
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            yield from _figures(kind, f"{name}.", next((each for each in said if isinstance(each, Ring)), ring))
+        elif get_origin(kind) is not list:
+            raise InvariantError(f"{record.__name__}.{field} is neither a whole number, a record nor a list")
+
+
+def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
+    words: dict[str, Any] = ring._asdict()
+    labels = {label: value.format(**words) for label, value in metric.labels.items()}
+    needs = metric.needs and prefix + metric.needs
+    return Metric(metric.name.format(**words), needs=needs, within=metric.within, **labels)
+
+
+def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
+    """Yield what a record says on the metrics page: each metric of a figure, whether that is a gauge, and its value."""
+    for figure in figures(type(stats)):
+        value: int = attrgetter(figure.name)(stats)
+        for metric in figure.metrics:
+            if value or not metric.needs or attrgetter(metric.needs)(stats):
+                yield metric, figure.is_gauge, value
