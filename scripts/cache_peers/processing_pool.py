@@ -20,9 +20,11 @@ import numpy as np
 from PIL import Image
 
 from benchmark import Row, row
+from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.item_processor import Processed, Processing
-from mmcached.frontend.processing.pool import Mailbox, WorkPool
+from mmcached.frontend.processing.pixel_budget import PixelBudget
+from mmcached.frontend.processing.pool import IsWanted
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.frontend.requests.preparing import Preparing
 from mmcached.pictures.grid import scaled_size
@@ -52,29 +54,18 @@ class Kept:
 
 
 class Threads:
-    """What stands in the place of a `DecoderPool`: the same work in threads of this process."""
+    """Decodes files as a `DecoderPool` does, in the threads that ask it."""
 
-    def __init__(self, num_threads: int, config: ServiceConfig, processing: Processing, mailbox: Mailbox) -> None:
-        self._settings = PictureSettings.from_config(config)
-        self._processing = processing
-        self._pool = WorkPool("threads", num_threads, mailbox)
+    def __init__(self, num_decoders: int, settings: PictureSettings, budget: PixelBudget) -> None:
+        self._settings = settings
 
-    def submit(self, token: str, data: bytes, client: str) -> None:
-        self._pool.submit(token, partial(self._process, data), client)
-
-    def join(self, token: str, client: str) -> None:
-        pass
-
-    def num_waiting_of(self, client: str) -> int:
-        return 0
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def _process(self, data: bytes) -> Processed:
+    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels:
         size = partial(scaled_size, patch_size=self._settings.patch_size, max_patches=self._settings.max_patches)
         image = decode_image(data, self._settings, scaled_size=size)
-        return self._processing.item(Pixels(*image.size, image.tobytes()))
+        return Pixels(*image.size, image.tobytes())
+
+    def close(self) -> None:
+        pass
 
 
 class Loop:
@@ -83,11 +74,8 @@ class Loop:
     def __init__(self, config: ServiceConfig, *, has_threads: bool = False) -> None:
         self.processing = Processing(config)
         self.kept = Kept()
-        self.preparing = Preparing(config, self.processing, self.kept)
-        if has_threads:
-            self.preparing._working.close()
-            threads = Threads(config.processor_workers, config, self.processing, self.preparing._mailbox)
-            self.preparing._working = threads  # type: ignore[assignment]
+        decoders = Threads if has_threads else DecoderPool
+        self.preparing = Preparing(config, self.processing, self.kept, decoders=decoders)
         self.waiting: set[int] = set()
         self._numbers = count(1)
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.pixel_budget import PixelBudget
-from mmcached.frontend.processing.pool import Mailbox, NotWantedError
+from mmcached.frontend.processing.pool import Mailbox, NotWantedError, WorkPool
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
+from tests.frontend.pictures import plain
 
 DEADLINE_S = 30.0
+HELD, HELD_PIXELS = plain(50, 41), 50 * 41
 SETTINGS = PictureSettings.from_config(ServiceConfig())
 
 
@@ -25,13 +31,11 @@ class HeldRoom(PixelBudget):
 
     Attributes:
         came: set when one of them waits for room.
-        thread: name of the pool's thread that waits for it.
     """
 
     def __init__(self) -> None:
         super().__init__(1 << 30)
         self.came: dict[int, threading.Event] = {}
-        self.thread: dict[int, str] = {}
         self._gates: dict[int, threading.Event] = {}
 
     def hold(self, pixels: int) -> None:
@@ -49,7 +53,6 @@ class HeldRoom(PixelBudget):
     def room_for(self, pixels: int, is_wanted: Callable[[], bool]) -> Iterator[None]:
         gate = self._gates.get(pixels)
         if gate is not None:
-            self.thread[pixels] = threading.current_thread().name
             self.came[pixels].set()
             while not gate.wait(0.01):
                 if not is_wanted():
@@ -61,18 +64,25 @@ class HeldRoom(PixelBudget):
 
 
 class Pool:
-    """A pool, its mailbox, and what the loop would do."""
+    """The threads and decoders of a frontend, their mailbox, and what the loop would do."""
 
     def __init__(self, num_decoders: int, **settings: Any) -> None:
         self.settings: PictureSettings = msgspec.structs.replace(SETTINGS, **settings)
         self.room = HeldRoom()
         self.mailbox = Mailbox()
-        self.pool = DecoderPool(
-            num_decoders, self.settings, max_pixels=1, finish=lambda pixels: pixels, mailbox=self.mailbox
-        )
-        self.pool._budget = self.room
+        self.work = WorkPool("decoder", num_decoders, self.mailbox)
+        self._decoders = DecoderPool(num_decoders, self.settings, self.room)
         self._outcomes: dict[str, object] = {}
         self.order: list[str] = []
+
+    def submit(self, token: str, data: bytes, client: str = "client") -> None:
+        self.work.submit(token, partial(self._decoders.decode, data), client)
+
+    def submit_held(self) -> None:
+        """Submit a picture as `held`, and return when a decoder has opened it."""
+        self.room.hold(HELD_PIXELS)
+        self.submit("held", HELD, "one")
+        self.room.has_come(HELD_PIXELS)
 
     def outcome(self, token: str) -> object:
         """Return what became of a picture, and forget it."""
@@ -85,13 +95,10 @@ class Pool:
                 self.order.append(done.token)
         return self._outcomes.pop(token)
 
-    def pids(self) -> list[int]:
-        """Of the decoders that live."""
-        return [worker.decoder.pid for worker in self.pool._workers if worker.decoder.is_alive and worker.decoder.pid]
-
     def close(self) -> None:
         self.room.release()
-        self.pool.close()
+        self.work.close()
+        self._decoders.close()
         self.mailbox.close()
 
 
@@ -107,3 +114,16 @@ def decoders(num_decoders: int = 1, **settings: Any) -> Iterator[Pool]:
         yield pool
     finally:
         pool.close()
+
+
+def pids() -> list[int]:
+    """Return the living decoders of this process."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_decoder(entry)]
+
+
+def _is_decoder(process: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+        is_mine = int(parent) == os.getpid() and state != "Z"
+        return is_mine and b"mmcached.pictures.decoder" in (process / "cmdline").read_bytes()
+    return False

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
-from mmcached.frontend.processing import decoder_pool
-from mmcached.frontend.processing.decoder_process import Decoder, Pixels
-from mmcached.frontend.processing.pool import NotWantedError
+from mmcached.frontend.processing import pool
+from mmcached.frontend.processing.decoder_pool import DecoderPool
+from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.pool import IsWanted, NotWantedError
+from mmcached.pictures.settings import PictureSettings
+from mmcached.wire.config import ServiceConfig
 from tests.frontend.in_process import pixels_of
 
 DEADLINE_S = 30.0
+SETTINGS = PictureSettings.from_config(ServiceConfig())
 _LOOK_S = 0.01
 
 
@@ -22,34 +24,29 @@ class HeldWork:
     """Stands in the place of decoder processes.
 
     Attributes:
-        begun: the files whose decoding has begun, in order.
+        begun, ended: the files whose decoding has begun, and has ended, in order.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[bytes] = []
+        self.ended: list[bytes] = []
         self._gates: dict[bytes, threading.Event] = {}
+        # Whether the test or a clock is faster must not decide.
+        monkeypatch.setattr(pool, "GRACE_S", DEADLINE_S)
+        monkeypatch.setattr(DecoderPool, "decode", lambda _, data, is_wanted: self._decode(data, is_wanted))
 
-        def process(
-            decoder: Decoder,
-            data: bytes,
-            *,
-            is_wanted: Callable[[], bool],
-            before_pixels: Callable[[int], AbstractContextManager[None]],
-        ) -> Pixels:
-            self.begun.append(data)
-            give_up = time.monotonic() + DEADLINE_S
-            gate = self._gates.get(data)
+    def _decode(self, data: bytes, is_wanted: IsWanted) -> Pixels:
+        self.begun.append(data)
+        give_up = time.monotonic() + DEADLINE_S
+        gate = self._gates.get(data)
+        try:
             while gate is not None and not gate.wait(_LOOK_S):
                 if not is_wanted():
                     raise NotWantedError
                 assert time.monotonic() < give_up, "held too long"
-            return pixels_of(data, decoder._settings)
-
-        # Whether the test or a clock is faster must not decide.
-        monkeypatch.setattr(decoder_pool, "GRACE_S", DEADLINE_S)
-        monkeypatch.setattr(Decoder, "start", lambda decoder, is_wanted: None)
-        monkeypatch.setattr(Decoder, "is_alive", True)
-        monkeypatch.setattr(Decoder, "process", process)
+            return pixels_of(data, SETTINGS)
+        finally:
+            self.ended.append(data)
 
     def hold(self, *files: bytes) -> None:
         for data in files:

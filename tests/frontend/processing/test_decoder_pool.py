@@ -5,77 +5,74 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from mmcached.frontend.processing import decoder_pool
-from mmcached.frontend.processing.decoder_pool import Withdrawn
 from mmcached.frontend.processing.decoder_process import Decoder, DecoderDiedError, Pixels
-from mmcached.pictures.messages import Made, Ready
-from mmcached.wire.errors import CorruptImage, ImageTooLarge, InvariantError, MmcachedError, ServiceUnavailable
-from tests.frontend.decoders import DEADLINE_S, SETTINGS, decoders
+from mmcached.frontend.processing.pool import NotWantedError
+from mmcached.pictures.messages import Made, Opened, Ready
+from mmcached.wire.errors import CorruptImage, ImageTooLarge, MmcachedError, ServiceUnavailable
+from tests.frontend.decoders import DEADLINE_S, HELD, HELD_PIXELS, SETTINGS, decoders, pids
 from tests.frontend.in_process import pixels_of
 from tests.frontend.pictures import PHOTOGRAPHS, jpeg_of_scans, photograph, plain
 
 GOOD = plain(40, 30)
-HELD, HELD_PIXELS = plain(50, 41), 50 * 41
 
 
 def test_pixels_are_those_that_the_same_code_makes_here() -> None:
     with decoders(2) as pool:
         for name in PHOTOGRAPHS:
-            pool.pool.submit(name, photograph(name), "client")
+            pool.submit(name, photograph(name))
         for name in PHOTOGRAPHS:
             assert pool.outcome(name) == pixels_of(photograph(name), SETTINGS)
 
 
 def test_bad_files_cost_no_decoder() -> None:
     with decoders() as pool:
-        pool.pool.submit("good", GOOD, "client")
+        pool.submit("good", GOOD)
         assert isinstance(pool.outcome("good"), Pixels)
-        before = pool.pids()
+        before = pids()
         for token, data, expected in (
             ("nonsense", b"nonsense", CorruptImage),
             ("scans", jpeg_of_scans(1000), ImageTooLarge),
             ("form", plain(1000, 1), ImageTooLarge),
         ):
-            pool.pool.submit(token, data, "client")
+            pool.submit(token, data)
             error = pool.outcome(token)
             assert type(error) is expected
             assert isinstance(error, MmcachedError)
             assert error.details["field"] == "image"
-        assert pool.pids() == before
+        assert pids() == before
 
 
 def test_without_pictures_there_are_no_processes_and_one_picture_starts_one() -> None:
     with decoders(3) as pool:
-        assert pool.pids() == []
+        assert pids() == []
         for token in ("a", "b", "c"):
-            pool.pool.submit(token, GOOD, "client")
+            pool.submit(token, GOOD)
             pool.outcome(token)
-        assert len(pool.pids()) == 1
+        assert len(pids()) == 1
 
 
 def test_a_decoder_that_is_killed_costs_its_picture_a_second_try_and_nobody_else_anything() -> None:
     with decoders(2) as pool:
-        pool.room.hold(HELD_PIXELS)
-        pool.pool.submit("held", HELD, "one")
-        pool.room.has_come(HELD_PIXELS)
-        (victim,) = pool.pids()
+        pool.submit_held()
+        (victim,) = pids()
         for number in range(8):
-            pool.pool.submit(str(number), plain(40, 30 + number), "other")
+            pool.submit(str(number), plain(40, 30 + number), "other")
         os.kill(victim, signal.SIGKILL)
         assert [type(pool.outcome(str(number))) for number in range(8)] == [Pixels] * 8
         assert "held" not in pool.order
         pool.room.release()
         assert pool.outcome("held") == pixels_of(HELD, SETTINGS)
-        assert victim not in pool.pids()
+        assert victim not in pids()
 
 
 @pytest.mark.parametrize(("how", "expected"), [(signal.SIGKILL, ServiceUnavailable), (signal.SIGSEGV, CorruptImage)])
@@ -83,54 +80,39 @@ def test_the_second_decoder_that_dies_of_a_picture_is_the_last(
     how: signal.Signals, expected: type[MmcachedError]
 ) -> None:
     with decoders() as pool:
-        pool.room.hold(HELD_PIXELS)
-        pool.pool.submit("held", HELD, "one")
+        pool.submit_held()
         for _ in range(2):
             pool.room.has_come(HELD_PIXELS)
-            (victim,) = pool.pids()
+            (victim,) = pids()
             os.kill(victim, how)
             pool.room.hold(HELD_PIXELS)  # and lets this one go
         error = pool.outcome("held")
         assert type(error) is expected
         assert how.name in str(error)
-        pool.pool.submit("good", GOOD, "one")
+        pool.submit("good", GOOD, "one")
         assert isinstance(pool.outcome("good"), Pixels)
 
 
 def test_a_stopped_decoder_is_killed_when_nobody_wants_its_picture_any_more() -> None:
     with decoders() as pool:
-        pool.room.hold(HELD_PIXELS)
-        pool.pool.submit("held", HELD, "one")
-        pool.pool.submit("good", GOOD, "two")
+        pool.submit_held()
+        pool.submit("good", GOOD, "two")
         pool.room.has_come(HELD_PIXELS)
-        (stopped,) = pool.pids()
+        (stopped,) = pids()
         os.kill(stopped, signal.SIGSTOP)
         pool.room.release()
-        assert pool.pool.withdraw("held") is False
-        assert pool.outcome("held") == Withdrawn()
+        assert pool.work.withdraw("held") is False
+        assert isinstance(pool.outcome("held"), NotWantedError)
         assert isinstance(pool.outcome("good"), Pixels)
-        assert stopped not in pool.pids()
-
-
-def test_who_comes_in_time_keeps_a_picture_from_being_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_pool, "GRACE_S", DEADLINE_S)
-    with decoders() as pool:
-        pool.room.hold(HELD_PIXELS)
-        pool.pool.submit("held", HELD, "one")
-        pool.room.has_come(HELD_PIXELS)
-        assert pool.pool.withdraw("held") is False
-        pool.pool.join("held", "two")
-        assert pool.pool._jobs["held"].give_up_at is None
-        pool.room.release()
-        assert isinstance(pool.outcome("held"), Pixels)
+        assert stopped not in pids()
 
 
 def test_cpu_time_of_a_picture_is_limited_by_the_kernel() -> None:
     """Each scan goes over four million pixels again; the codec returns to nobody meanwhile."""
     slow = jpeg_of_scans(20_000, side=2048)
     with decoders(cpu_s=0.2, max_jpeg_scans=1_000_000, max_parts=1_000_000) as pool:
-        pool.pool.submit("slow", slow, "one")
-        pool.pool.submit("good", GOOD, "two")
+        pool.submit("slow", slow, "one")
+        pool.submit("good", GOOD, "two")
         error = pool.outcome("slow")
         assert isinstance(error, ImageTooLarge)
         assert "0.2 s of CPU time" in str(error)
@@ -139,18 +121,18 @@ def test_cpu_time_of_a_picture_is_limited_by_the_kernel() -> None:
 
 def test_memory_of_a_decoder_is_limited_by_the_kernel() -> None:
     with decoders(memory_bytes=64 << 20) as pool:
-        pool.pool.submit("large", plain(5000, 5000), "one")
+        pool.submit("large", plain(5000, 5000), "one")
         error = pool.outcome("large")
         assert isinstance(error, ImageTooLarge)
         assert "67108864 bytes of memory" in str(error)
-        pool.pool.submit("good", GOOD, "one")
+        pool.submit("good", GOOD, "one")
         assert isinstance(pool.outcome("good"), Pixels)
 
 
 def test_memory_that_ends_for_an_ordinary_picture_says_nothing_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_pool, "BYTES_PER_PIXEL", 1)
     with decoders(memory_bytes=64 << 20) as pool:
-        pool.pool.submit("innocent", plain(5000, 5000), "one")
+        pool.submit("innocent", plain(5000, 5000), "one")
         error = pool.outcome("innocent")
         assert isinstance(error, ServiceUnavailable)
         assert error.retryable
@@ -160,24 +142,24 @@ def test_decoders_that_do_not_start_fail_what_waits_and_are_tried_again(monkeypa
     with decoders() as pool:
         with monkeypatch.context() as broken:
             broken.setattr(sys, "executable", "/bin/false")
-            pool.pool.submit("first", GOOD, "one")
-            pool.pool.submit("second", GOOD, "two")
+            pool.submit("first", GOOD, "one")
+            pool.submit("second", GOOD, "two")
             for token in ("first", "second"):
                 error = pool.outcome(token)
                 assert isinstance(error, ServiceUnavailable)
                 assert "no decoder can be started" in str(error)
-        pool.pool.submit("third", GOOD, "one")
+        pool.submit("third", GOOD, "one")
         assert isinstance(pool.outcome("third"), Pixels)
 
 
 def test_one_client_s_thousand_pictures_do_not_delay_another_s_first() -> None:
     with decoders() as pool:
         pool.room.hold(HELD_PIXELS)
-        pool.pool.submit("held", HELD, "many")
+        pool.submit("held", HELD, "many")
         for number in range(1000):
-            pool.pool.submit(f"many {number}", b"nonsense", "many")
+            pool.submit(f"many {number}", b"nonsense", "many")
         pool.room.has_come(HELD_PIXELS)
-        pool.pool.submit("fresh", GOOD, "few")
+        pool.submit("fresh", GOOD, "few")
         pool.room.release()
         assert isinstance(pool.outcome("fresh"), Pixels)
         assert pool.order.index("fresh") <= 2, "after what was decoded, and one turn of the other"
@@ -186,11 +168,9 @@ def test_one_client_s_thousand_pictures_do_not_delay_another_s_first() -> None:
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_closing_waits_for_no_decoder(is_stopped: bool) -> None:
     with decoders(2) as pool:
-        pool.room.hold(HELD_PIXELS)
-        pool.pool.submit("held", HELD, "one")
-        pool.room.has_come(HELD_PIXELS)
+        pool.submit_held()
         if is_stopped:
-            os.kill(pool.pids()[0], signal.SIGSTOP)
+            os.kill(pids()[0], signal.SIGSTOP)
         pool.room.release()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decoder")]
 
@@ -226,30 +206,43 @@ def assert_ended(pidfd: int) -> None:
     assert select.select([pidfd], [], [], DEADLINE_S)[0], "it lives on"
 
 
+LIAR = """#!{python} -S
+import os, sys
+channel = int(sys.argv[3])
+for packet in {packets}:
+    os.write(channel, packet)
+    os.read(channel, 1 << 14)
+"""
+
+
 @pytest.mark.parametrize(
-    "lie",
+    "said",
     [
-        msgspec.msgpack.encode(Made(32, 32)),
-        msgspec.msgpack.encode(Ready()),
-        msgspec.msgpack.encode({"type": "Opened", "pixels": -1}),
-        b"\xc1",
+        [Opened(1)],
+        [Ready(), Made(32, 32)],
+        [Ready(), Opened(1), Made(32, 32)],
+        [Ready(), Ready()],
+        [Ready(), {"type": "Opened", "pixels": -1}],
+        [Ready(), Opened(1), Opened(1)],
+        [Ready(), Opened(1), Made(33, 32)],
+        [Ready(), Opened(1), Made(32 * 65, 32)],
     ],
+    ids=str,
 )
-def test_a_decoder_that_says_what_may_not_be_said_is_ended(lie: bytes) -> None:
+def test_a_decoder_that_says_what_may_not_be_said_is_ended(
+    said: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar = tmp_path / "liar"
+    liar.write_text(LIAR.format(python=sys.executable, packets=[msgspec.msgpack.encode(packet) for packet in said]))
+    liar.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(liar))
     decoder = Decoder(SETTINGS)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+
+    def decode() -> None:
         decoder.start(lambda: True)
-        assert decoder._channel is not None
-        decoder._channel.close()
-        decoder._channel = ours
-        theirs.send(lie)
-        with pytest.raises((DecoderDiedError, InvariantError)):
-            decoder.process(GOOD, is_wanted=lambda: True, before_pixels=lambda pixels: nullcontext())
-        decoder.close()
+        decoder.process(GOOD, is_wanted=lambda: True, before_pixels=lambda pixels: nullcontext())
 
-
-@pytest.mark.parametrize("size", [(33, 32), (32 * 65, 32)])
-def test_a_size_that_no_grid_has_is_a_lie(size: tuple[int, int]) -> None:
     with pytest.raises(DecoderDiedError):
-        Decoder(SETTINGS)._outcome(Made(*size), 1)
+        decode()
+    assert not decoder.is_alive
+    decoder.close()

@@ -44,23 +44,12 @@ def test_an_entry_of_several_clients_comes_once_when_the_first_is_due() -> None:
     assert queue.num_of("b") == 0
 
 
-def test_what_is_put_back_comes_first() -> None:
-    queue: FairQueue[int] = FairQueue()
-    queue.add(1, "a")
-    queue.add(2, "a")
-    assert queue.take() == 1
-    queue.add_first(1)
-    assert 1 in queue
-    assert taken(queue) == [1, 2]
-
-
 def test_what_is_discarded_does_not_come() -> None:
     queue: FairQueue[int] = FairQueue()
     for entry in (1, 2):
         queue.add(entry, "a")
     queue.add(1, "b")
-    queue.add_first(7)
-    assert [queue.discard(entry) for entry in (1, 1, 7, 9)] == [True, False, True, False]
+    assert [queue.discard(entry) for entry in (1, 1, 9)] == [True, False, False]
     assert 1 not in queue
     assert taken(queue) == [2]
     queue.add(4, "b")

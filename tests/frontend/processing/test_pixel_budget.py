@@ -33,7 +33,7 @@ def test_pictures_wait_in_their_order_until_there_is_room() -> None:
         thread.start()
         if number == 0:
             assert has_entered[60].wait(DEADLINE_S)
-        while len(budget._line) < number:  # each stands in the line before the next comes
+        while budget.num_waiting < number:  # each stands in the line before the next comes
             assert thread.is_alive()
     assert entered == [60], "30 would fit, but came after 70"
     let_go[60].set()
@@ -44,14 +44,14 @@ def test_pictures_wait_in_their_order_until_there_is_room() -> None:
         event.set()
     for thread in threads:
         thread.join(DEADLINE_S)
-    assert (entered[-1], budget._num_pixels, len(budget._line)) == (20, 0, 0)
+    assert (entered[-1], budget.num_pixels, budget.num_waiting) == (20, 0, 0)
 
 
 def test_a_picture_that_is_larger_than_all_room_is_decoded_alone() -> None:
     budget = PixelBudget(10)
     with budget.room_for(1000, always), pytest.raises(NotWantedError), budget.room_for(1, lambda: False):
         pytest.fail("there was no room")
-    assert (budget._num_pixels, len(budget._line)) == (0, 0)
+    assert (budget.num_pixels, budget.num_waiting) == (0, 0)
 
 
 def test_room_is_given_back_after_an_error() -> None:
@@ -59,4 +59,4 @@ def test_room_is_given_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), budget.room_for(10, always):
         raise ZeroDivisionError
     with budget.room_for(10, always):
-        assert budget._num_pixels == 10
+        assert budget.num_pixels == 10

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.frontend.processing import decoder_pool
+from mmcached.frontend.processing import pool
 from mmcached.frontend.requests.preparing import HASH_HERE_BYTES
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
@@ -198,7 +198,7 @@ def test_request_that_ends_while_it_waits_leaves_nothing(
 def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
     bench: Bench, engine: FakeEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_pool, "GRACE_S", 0.0)
+    monkeypatch.setattr(pool, "GRACE_S", 0.0)
     work.hold(A)
     bench.generate(1, [A])
     is_begun(bench, work, A)
@@ -216,13 +216,17 @@ def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
 def test_work_that_is_killed_and_that_nobody_waits_for_is_forgotten(
     bench: Bench, engine: FakeEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_pool, "GRACE_S", 0.0)
+    monkeypatch.setattr(pool, "GRACE_S", 0.0)
     work.hold(A)
     bench.generate(1, [A])
     is_begun(bench, work, A)
     bench.client.send(to_frontend.Cancel(bench.client_id, 1))
-    bench.pump(lambda: not bench.frontend._preparing._in_work)
+    bench.pump(lambda: work.ended == [A])
+    bench.frontend.poll(DEADLINE_S)  # what it has left in the mailbox
     bench.frontend._preparing.check_integrity()
+    work.release()
+    bench.generate(2, [A])
+    added(bench, engine)
 
 
 def test_another_waiter_keeps_work_from_being_withdrawn(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -99,7 +100,7 @@ class DecoderDiedError(Exception):
 
 
 class Decoder:
-    """One decoder process after the other. All but `kill` is for the one thread that uses it."""
+    """One decoder process after the other; one thread uses it at a time."""
 
     def __init__(self, settings: PictureSettings) -> None:
         self._settings = settings
@@ -165,22 +166,19 @@ class Decoder:
             self._tell(Decode(len(data)))
             answer = self._receive(is_wanted)
             if not isinstance(answer, Opened):
-                return self._outcome(answer, 0)
+                raise self._failure(answer, 0)
             with before_pixels(answer.pixels):
                 self._tell(GoOn())
-                return self._outcome(self._receive(is_wanted, answer.pixels), answer.pixels)
+                made = self._receive(is_wanted, answer.pixels)
+                if not isinstance(made, Made):
+                    raise self._failure(made, answer.pixels)
+                return self._pixels_of(made)
         except NotWantedError:
             self._end()
             raise
         finally:
             if len(data) > _SMALL_BYTES and self._file >= 0:
                 os.ftruncate(self._file, 0)
-
-    def kill(self) -> None:
-        """End the process; any thread may call it."""
-        process = self._process
-        if process is not None:
-            process.kill()
 
     def close(self) -> None:
         """End the process and let go of what is shared with it."""
@@ -253,25 +251,29 @@ class Decoder:
         except msgspec.MsgspecError:
             raise self._liar(packet) from None
 
-    def _outcome(self, message: FromDecoder, pixels: int) -> Pixels:
+    def _failure(self, message: FromDecoder, pixels: int) -> Exception:
+        """Return what a picture ends with that was not decoded."""
         match message:
-            case Made():
-                return self._pixels_of(message)
             case Refused():
-                raise error_from_wire(message.error)
+                return error_from_wire(message.error)
             case OutOfMemory():
                 self._end()
-                raise DecoderDiedError(0, pixels=pixels, was_out_of_memory=True)
+                return DecoderDiedError(0, pixels=pixels, was_out_of_memory=True)
             case Failed():
-                raise InvariantError(message.text)
+                return InvariantError(message.text)
+            case Ready() | Opened() | Made():
+                return self._liar(message)
             case _:
-                raise self._liar(message)
+                assert_never(message)
 
     def _pixels_of(self, made: Made) -> Pixels:
         side, limit = self._settings.patch_size, self._settings.max_patches
+        num_bytes = made.width * made.height * 3
         if made.width % side or made.height % side or made.width * made.height > limit * side**2:
             raise self._liar(made)
-        data = _read(self._pixels, made.width * made.height * 3)
+        data = os.pread(self._pixels, num_bytes, 0)
+        if len(data) < num_bytes:
+            raise self._liar(made)
         return Pixels(made.width, made.height, data)
 
     def _liar(self, message: object) -> DecoderDiedError:
@@ -293,10 +295,3 @@ def _write(file: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.pwrite(file, rest, len(data) - len(rest)) :]
-
-
-def _read(file: int, num_bytes: int) -> bytes:
-    data = os.pread(file, num_bytes, 0)
-    if len(data) < num_bytes:
-        raise InvariantError(f"a decoder has made {len(data)} bytes of {num_bytes}")
-    return data

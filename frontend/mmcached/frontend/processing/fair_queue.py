@@ -10,7 +10,7 @@ entries are. No locks.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -21,15 +21,14 @@ class FairQueue(Generic[T]):
     """Entries by client, each client's in the order in which they came."""
 
     def __init__(self) -> None:
-        self._first: deque[T] = deque()
         self._of_client: OrderedDict[str, OrderedDict[T, None]] = OrderedDict()  # who is due next, is first
         self._clients_of: dict[T, set[str]] = {}
 
     def __len__(self) -> int:
-        return len(self._clients_of) + len(self._first)
+        return len(self._clients_of)
 
     def __contains__(self, entry: object) -> bool:
-        return entry in self._clients_of or entry in self._first
+        return entry in self._clients_of
 
     def num_of(self, client: str) -> int:
         """Return how many entries a client has."""
@@ -40,14 +39,8 @@ class FairQueue(Generic[T]):
         self._of_client.setdefault(client, OrderedDict())[entry] = None
         self._clients_of.setdefault(entry, set()).add(client)
 
-    def add_first(self, entry: T) -> None:
-        """Put back what was taken: it had its turn."""
-        self._first.append(entry)
-
     def take(self) -> T | None:
         """Remove and return the next entry."""
-        if self._first:
-            return self._first.popleft()
         if not self._of_client:
             return None
         client, entries = next(iter(self._of_client.items()))
@@ -58,9 +51,6 @@ class FairQueue(Generic[T]):
 
     def discard(self, entry: T) -> bool:
         """Remove an entry; return whether it was there."""
-        if entry in self._first:
-            self._first.remove(entry)
-            return True
         clients = self._clients_of.pop(entry, None)
         for client in clients or ():
             entries = self._of_client[client]
@@ -70,7 +60,6 @@ class FairQueue(Generic[T]):
         return clients is not None
 
     def clear(self) -> None:
-        self._first.clear()
         self._of_client.clear()
         self._clients_of.clear()
 

@@ -14,13 +14,22 @@ LOOK_S = 0.1
 
 
 class PixelBudget:
-    """Room for so many pixels; one picture that is larger than all of it is decoded alone. Any thread may call it."""
+    """Room for so many pixels; one picture that is larger than all of it is decoded alone. Any thread may call it.
+
+    Attributes:
+        num_pixels: taken now.
+    """
 
     def __init__(self, max_pixels: int) -> None:
         self._max_pixels = max_pixels
-        self._num_pixels = 0
+        self.num_pixels = 0
         self._line: deque[object] = deque()
         self._changed = threading.Condition()
+
+    @property
+    def num_waiting(self) -> int:
+        """Pictures that stand in the line."""
+        return len(self._line)
 
     @contextmanager
     def room_for(self, pixels: int, is_wanted: Callable[[], bool]) -> Iterator[None]:
@@ -36,7 +45,7 @@ class PixelBudget:
             yield
         finally:
             with self._changed:
-                self._num_pixels -= pixels
+                self.num_pixels -= pixels
                 self._changed.notify_all()
 
     def _take(self, pixels: int, is_wanted: Callable[[], bool]) -> None:
@@ -48,10 +57,10 @@ class PixelBudget:
                     self._changed.wait(LOOK_S)
                     if not is_wanted():
                         raise NotWantedError
-                self._num_pixels += pixels
+                self.num_pixels += pixels
             finally:
                 self._line.remove(ticket)
                 self._changed.notify_all()
 
     def _has_room(self, pixels: int) -> bool:
-        return not self._num_pixels or self._num_pixels + pixels <= self._max_pixels
+        return not self.num_pixels or self.num_pixels + pixels <= self._max_pixels

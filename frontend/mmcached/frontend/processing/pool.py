@@ -1,11 +1,12 @@
-"""Threads that work for a loop: jobs go in, what became of them comes out through a mailbox that the loop polls.
+"""Threads that work for a loop: jobs go in, their outcomes come out through a mailbox that the loop polls.
 
-    loop ──submit──> WorkPool, a queue and its threads ──> Mailbox ──a byte wakes the poller──> loop: take_all
+    loop ──submit──> FairQueue: clients take turns ──> a thread ──> Mailbox ──a byte wakes the poller──> loop: take_all
 
-For what lets go of the interpreter lock and has an end (BLAKE3); pictures are decoded in processes, see
-`decoder_pool`.
+    queued ──> begun ──> done: what the call has returned, or the exception that it raised
+       │         └── withdrawn: `GRACE_S` later it is not wanted any more, and ends when it notices
+       └── withdrawn: gone
 
-Knows nothing of images or requests. `submit`, `withdraw`, `take_all` and `close` are for the loop's thread alone.
+Knows nothing of images or requests. All methods of a `WorkPool` are for the loop's thread alone.
 """
 
 from __future__ import annotations
@@ -13,19 +14,26 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from mmcached.frontend.processing.fair_queue import FairQueue
 
+GRACE_S = 0.5
+"""How long a withdrawn job goes on: to end is often cheaper than to begin again for the next who wants it."""
+
+IsWanted = Callable[[], bool]
+"""Tells a call whether its outcome is still wanted; to be asked again and again by a call that takes long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of a job.
+    """The end of a job.
 
     Attributes:
-        generation: of the pool when a thread began it.
+        generation: the pool's when a thread began the job.
         outcome: what the call has returned, or the exception that it raised.
     """
 
@@ -35,11 +43,11 @@ class Done:
 
 
 class NotWantedError(Exception):
-    """Work ends because nobody wants its outcome any more."""
+    """Work ends because its outcome is not wanted any more."""
 
 
 class Mailbox:
-    """What threads leave for a loop, in their order. `fileno` is readable when something is there."""
+    """Hands what threads leave to a loop, in order. `fileno` is readable when something is there."""
 
     def __init__(self) -> None:
         self._done: deque[Done] = deque()
@@ -68,12 +76,18 @@ class Mailbox:
         self._wake_out.close()
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    call: Callable[[IsWanted], object]
+    give_up_at: float | None = None
+
+
 class WorkPool:
     """A queue of jobs and the threads that do them; clients take turns.
 
     Args:
-        name: of its threads, for who looks at the process.
-        mailbox: where outcomes go; closed by its owner, after this pool.
+        name: of the threads, for a look at the process.
+        mailbox: takes the outcomes; closed by its owner, after this pool.
     Attributes:
         generation: set by the loop; each outcome tells the one in which its job was begun.
     """
@@ -81,7 +95,7 @@ class WorkPool:
     def __init__(self, name: str, num_threads: int, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._queue: FairQueue[Hashable] = FairQueue()
-        self._calls: dict[Hashable, Callable[[], object]] = {}
+        self._jobs: dict[Hashable, _Job] = {}  # that are not done
         self._changed = threading.Condition()
         self._is_closed = False
         self.generation = 0
@@ -92,53 +106,79 @@ class WorkPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, token: Hashable, call: Callable[[], object], client: str) -> None:
+    def submit(self, token: Hashable, call: Callable[[IsWanted], object], client: str) -> None:
         """Queue a job.
 
         Args:
-            token: what the loop knows it by.
-            call: runs in a thread of the pool; what it raises is its outcome.
-            client: whose turn it takes.
+            token: names the job to the loop.
+            call: runs in a thread of the pool.
+            client: the one whose turn it takes.
         """
         with self._changed:
-            self._calls[token] = call
+            self._jobs[token] = _Job(call)
             self._queue.add(token, client)
             self._changed.notify()
 
-    def withdraw(self, token: Hashable) -> bool:
-        """Take a job back; False if a thread has begun it, or it is not there."""
+    def join(self, token: Hashable, client: str) -> None:
+        """Let another client wait for a job, too, and lend it a turn; a job that is done changes nothing."""
         with self._changed:
-            self._calls.pop(token, None)
-            return self._queue.discard(token)
+            job = self._jobs.get(token)
+            if job is None:
+                return
+            job.give_up_at = None
+            if token in self._queue:
+                self._queue.add(token, client)
+
+    def withdraw(self, token: Hashable) -> bool:
+        """Take a job back that nobody wants any more; return False if its outcome comes, or has come, all the same."""
+        with self._changed:
+            if self._queue.discard(token):
+                del self._jobs[token]
+                return True
+            if (job := self._jobs.get(token)) is not None:
+                job.give_up_at = time.monotonic() + GRACE_S
+            return False
+
+    def num_waiting_of(self, client: str) -> int:
+        """Return how many jobs of a client no thread has begun."""
+        with self._changed:
+            return self._queue.num_of(client)
 
     def close(self) -> None:
-        """Drop what nobody has begun, and wait for the threads: each ends with the job that it has in hand."""
+        """Drop what waits, and wait for what is begun: it is not wanted any more."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
-            self._calls.clear()
+            self._jobs.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
-        while True:
-            taken = self._next_job()
-            if taken is None:
-                return
-            token, call, generation = taken
-            try:
-                outcome: object = call()
-            except Exception as error:
-                # Its traceback would keep the frames of the work alive for as long as anybody has the error.
-                outcome = error.with_traceback(None)
-            self._mailbox.put(Done(token, generation, outcome))
-            del taken, call, outcome  # or a thread without work would keep the last one's file and result
+    # ---- the threads
 
-    def _next_job(self) -> tuple[Hashable, Callable[[], object], int] | None:
+    def _work(self) -> None:
+        while (done := self._do_next()) is not None:
+            self._mailbox.put(done)
+            del done  # or a thread without work would keep its last outcome
+
+    def _do_next(self) -> Done | None:
+        """Wait for a job and do it; return None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
                 return None
             token = self._queue.take()
-            return token, self._calls.pop(token), self.generation
+            job, generation = self._jobs[token], self.generation
+
+        def is_wanted() -> bool:
+            return not self._is_closed and (job.give_up_at is None or time.monotonic() < job.give_up_at)
+
+        try:
+            outcome = job.call(is_wanted)
+        except Exception as error:
+            # Traceback and context would keep the frames of the work alive for as long as the error lives.
+            error.__context__ = None
+            outcome = error.with_traceback(None)
+        with self._changed:
+            self._jobs.pop(token, None)
+        return Done(token, generation, outcome)

@@ -23,17 +23,19 @@ Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mmcached.frontend.processing.decoder_pool import DecoderPool, Withdrawn
+from mmcached.frontend.processing.decoder_pool import DecoderPool
+from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.fair_queue import fair_share
 from mmcached.frontend.processing.item_processor import Processed, Processing, field_of
-from mmcached.frontend.processing.pool import Done, Mailbox, WorkPool
+from mmcached.frontend.processing.pixel_budget import PixelBudget
+from mmcached.frontend.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
 from mmcached.frontend.processing.single_flight import SingleFlight
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.pictures.settings import PictureSettings
@@ -62,6 +64,13 @@ class Keeper(Protocol):
     def keep(self, key: str, processed: Processed) -> None: ...
 
 
+class Decoders(Protocol):
+    """What decodes files for the threads that ask it: processes, or whatever a benchmark puts beside them."""
+
+    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels: ...
+    def close(self) -> None: ...
+
+
 class _FileOf(NamedTuple):
     """One image of a request, whose key is looked for."""
 
@@ -83,9 +92,17 @@ class Preparing:
     Args:
         config: its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
         keeper: says what is missing, and takes what was processed for nobody.
+        decoders: makes what decodes files.
     """
 
-    def __init__(self, config: ServiceConfig, processing: Processing, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        processing: Processing,
+        keeper: Keeper,
+        *,
+        decoders: Callable[[int, PictureSettings, PixelBudget], Decoders] = DecoderPool,
+    ) -> None:
         self._processing = processing
         self._keeper = keeper
         self._max_waiting = config.mm_processor_max_waiting
@@ -93,17 +110,12 @@ class Preparing:
         self._keys_found: dict[int, dict[int, str]] = {}
         self._book: SingleFlight[object] = SingleFlight()
         self._num_workers = config.processor_workers
-        self._in_work: dict[str, bytes] = {}  # the file of each key that has not landed
         self._num_processed = self._num_refusals = 0
         self._mailbox = Mailbox()
         self._hashing = WorkPool("hashing", 1, self._mailbox)
-        self._working = DecoderPool(
-            self._num_workers,
-            PictureSettings.from_config(config),
-            max_pixels=config.limits.max_decoding_pixels,
-            finish=processing.item,
-            mailbox=self._mailbox,
-        )
+        self._working = WorkPool("decoder", self._num_workers, self._mailbox)
+        budget = PixelBudget(config.limits.max_decoding_pixels)
+        self._decoders = decoders(self._num_workers, PictureSettings.from_config(config), budget)
 
     def use(self, keeper: Keeper) -> None:
         """Ask another keeper from now on. What was missing for the former may be there, and is taken all the same."""
@@ -159,7 +171,6 @@ class Preparing:
             self._keep(key, outcome)
         for key in left.in_work:
             if self._working.withdraw(key):
-                del self._in_work[key]
                 self._book.withdraw(key)
 
     def flush(self) -> None:
@@ -182,13 +193,12 @@ class Preparing:
         self._book.check_integrity()
         if not self._requests and (self._keys_found or self._book.num_waiting):
             raise InvariantError("somebody waits for items, but no request is being prepared")
-        if len(self._in_work) != self._book.num_in_work:
-            raise InvariantError(f"{len(self._in_work)} items are in work, the book has {self._book.num_in_work}")
 
     def close(self) -> None:
         """Drop what is not begun, and what is; a file that is hashed is waited for."""
         self._hashing.close()
         self._working.close()
+        self._decoders.close()
         self._mailbox.close()
 
     # ---- keys
@@ -208,9 +218,12 @@ class Preparing:
             if len(data) <= HASH_HERE_BYTES:
                 found[index] = self._processing.key(data, tenant)
             else:
-                find_key = partial(self._processing.key, data, tenant)
+                find_key = partial(self._find_key, data, tenant)
                 self._hashing.submit(_FileOf(request.number, index), find_key, request.message.client_id)
         return self._settle_keys(request)
+
+    def _find_key(self, data: bytes, tenant: str, is_wanted: IsWanted) -> str:
+        return self._processing.key(data, tenant)
 
     def _take_key(self, file: _FileOf, key: object) -> list[int]:
         found = self._keys_found.get(file.number)
@@ -234,7 +247,7 @@ class Preparing:
     @property
     def _num_waiting(self) -> int:
         """Items for which there is no decoder now."""
-        return max(0, len(self._in_work) - self._num_workers)
+        return max(0, self._book.num_in_work - self._num_workers)
 
     def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
         files = request.files() if keys else {}
@@ -276,18 +289,22 @@ class Preparing:
 
     def _begin(self, key: str, data: bytes, client: str) -> None:
         """Put the work on a key into the queue."""
-        self._in_work[key] = data
-        self._working.submit(key, data, client)
+        self._working.submit(key, partial(self._process, data), client)
+
+    def _process(self, data: bytes, is_wanted: IsWanted) -> object:
+        """Return the item of a file, or why there is none. Runs in a thread."""
+        try:
+            return self._processing.item(self._decoders.decode(data, is_wanted))
+        except NotWantedError:
+            raise
+        except Exception as error:
+            return _Refused(data, error.with_traceback(None))
 
     def _land(self, key: str, done: Done) -> list[int]:
-        data = self._in_work.pop(key)
-        outcome, generation = done.outcome, done.generation
-        if isinstance(outcome, Exception):
-            outcome = _Refused(data, outcome)
-        elif isinstance(outcome, Withdrawn):
-            generation = _NEVER  # it has to be begun again for whoever has come since
-        self._num_processed += isinstance(outcome, tuple)
-        landed = self._book.land(key, generation, outcome)
+        # What was given up has to be begun again for whoever has come since.
+        generation = _NEVER if isinstance(done.outcome, NotWantedError) else done.generation
+        self._num_processed += isinstance(done.outcome, tuple)
+        landed = self._book.land(key, generation, done.outcome)
         if landed.start_again:
             self._begin_again(key)
         if landed.unclaimed is not None:
