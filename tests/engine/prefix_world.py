@@ -3,9 +3,8 @@
 The worker is as plain as can be, and free to disappoint: it may write less than a chunk promises, and forget anything
 at any time. What it has is known here row by row, so the index can be asked for what it may answer:
 
-* a hit is usable up to the first row that is neither reported nor going to be written by a step that is open;
+* a hit is usable up to the first row that is neither reported nor going to be written by the open step;
 * what is listed is what was reported last, in this epoch;
-* whoever was admitted behind rows that nobody is going to write any more has been named, so that it starts over;
 * a worker that executes the plans as they come knows the names of every block that it is told to go on from.
 """
 
@@ -82,7 +81,7 @@ class World:
         self.index = make(setting.block_size, setting.max_blocks)
         self.worker = Worker()
         self.listed: dict[bytes, dict[str, int]] = {}
-        self.steps: list[Step] = []
+        self.step: Step | None = None
         self.running: dict[int, Request] = {}
         self.waiting: list[Request] = []
         self.hits: dict[int, Hit] = {}
@@ -145,8 +144,7 @@ class World:
     def go_on(self, rng: random.Random) -> None:
         """Schedule the next chunk of a running request."""
         step = self._building()
-        taking_part = {chunk.request.request_id for chunk in step.chunks} if step is not None else set()
-        idle = [request for request in self.running.values() if request.request_id not in taking_part]
+        idle = [request for request in self.running.values() if request.request_id not in self._taking_part()]
         if step is not None and idle:
             request = rng.choice(idle)
             if request.num_computed_tokens >= request.num_tokens:
@@ -155,57 +153,42 @@ class World:
             self._schedule(step, request, request.num_computed_tokens, rng, ())
 
     def end(self, rng: random.Random) -> None:
-        """A request finishes or is aborted; not in the step that is being built."""
-        step = self._building()
-        taking_part = {chunk.request.request_id for chunk in step.chunks} if step is not None else set()
-        free = [request for request in self.running.values() if request.request_id not in taking_part]
-        if free:
-            request = rng.choice(free)
-            request.status = RequestStatus.FINISHED
-            self.index.release(request)
-            self._forget(request.request_id)
-
-    def preempt(self, rng: random.Random) -> None:
-        """Set a request back, with all who count on it."""
-        if self.running:
-            request = rng.choice(list(self.running.values()))
-            released = self.index.withdraw_request(request)
-            assert released[-1] == request.request_id
-            assert len(set(released)) == len(released)
-            step = self._building()
-            self.seen["preempted with others"] += len(released) > 1
-            for request_id in released:
-                if step is not None:
-                    step.chunks = [chunk for chunk in step.chunks if chunk.request.request_id != request_id]
-                self._set_back(request_id)
-        request = Request(self.next_id, "generate", [1], [], max_tokens=1, rows=RowsWanted())
-        assert self.index.withdraw_request(request) == []
+        """A request that takes part in no step finishes, is aborted or set back."""
+        free = [request for request in self.running.values() if request.request_id not in self._taking_part()]
+        if not free:
+            return
+        request = rng.choice(free)
+        self.index.release(request)
+        if rng.random() < 0.5:
+            self._set_back(request.request_id)
+            return
+        request.status = RequestStatus.FINISHED
+        self.index.release(request)
+        self._forget(request.request_id)
 
     # ---- steps
 
     def begin(self, rng: random.Random) -> None:
-        if self._building() is not None or len(self.steps) > 2:
-            return
-        self.index.begin_step(self.next_step)
-        self.steps.append(Step(self.next_step, self.epoch))
-        self.next_step += 1
-        self.seen["several open"] += len(self.steps) > 1
+        if self.step is None:
+            self.index.begin_step(self.next_step)
+            self.step = Step(self.next_step, self.epoch)
+            self.next_step += 1
 
     def launch(self, rng: random.Random) -> None:
         """Hand over the plan; the worker will have it."""
         step = self._building()
         if step is not None:
             step.released = self.index.take_released()
-            assert step.released == self.released
+            assert sorted(step.released) == sorted(set(self.released))
             self.released = []
-            self.index.launch_step(step.step_id)
             step.is_launched = True
 
     def commit(self, rng: random.Random) -> None:
-        """The worker has executed the oldest step, and reports."""
-        if not self.steps or not self.steps[0].is_launched:
+        """The worker has executed the step, and reports."""
+        step = self.step
+        if step is None or not step.is_launched:
             return
-        step = self.steps.pop(0)
+        self.step = None
         report = self._execute(step, rng)
         self.index.commit(step.step_id, report)
         for chunk in step.chunks:
@@ -215,35 +198,29 @@ class World:
             self._take(report, {row for chunk in step.chunks for row in chunk.promised})
 
     def withdraw(self, rng: random.Random) -> None:
-        """A step has failed, and with it the later ones; perhaps rank 0 has executed it all the same."""
-        if not self.steps:
+        """The step has failed; perhaps rank 0 has executed it all the same. All who took part start over."""
+        step, self.step = self.step, None
+        if step is None:
             return
-        number = rng.randrange(len(self.steps))
-        ended, self.steps = self.steps[number:], self.steps[:number]
         report = None
-        if number == 0 and ended[0].is_launched and rng.random() < 0.5:
-            report = self._execute(ended[0], rng)
+        if step.is_launched and rng.random() < 0.5:
+            report = self._execute(step, rng)
             for name, rows in report.items():
-                if ended[0].epoch == self.epoch and name in self.listed:
+                if step.epoch == self.epoch and name in self.listed:
                     self._take({name: {key: min(n, rows.get(key, 0)) for key, n in self.listed[name].items()}})
-        lost = self.index.withdraw(ended[0].step_id, report)
-        self.released = [request_id for step in ended for request_id in step.released] + self.released
-        self.seen["lost by a withdrawal"] += bool(lost)
-        taken_part = {chunk.request.request_id for step in ended for chunk in step.chunks}
-        # Who counted on it must start over; who took part may start over, or compute the same again.
-        for request_id in {*lost, *(each for each in taken_part if rng.random() < 0.7)} & self.running.keys():
-            self.index.release(self.running[request_id])
-            self._set_back(request_id)
-        for chunk in (chunk for step in reversed(ended) for chunk in reversed(step.chunks)):
+        self.index.withdraw(step.step_id, report)
+        self.released = step.released + self.released
+        for chunk in step.chunks:
             if chunk.request.request_id in self.running:
-                chunk.request.num_computed_tokens = chunk.start
+                self.index.release(chunk.request)
+                self._set_back(chunk.request.request_id)
 
     def note_missing(self, rng: random.Random) -> None:
-        if self.running:
+        if self.running and self.step is None:
             request = rng.choice(list(self.running.values()))
             first = rng.randrange(request.num_tokens)
             index, num = divmod(first, self.block_size)
-            if self._building() is not None or index >= len(request.block_hashes):
+            if index >= len(request.block_hashes):
                 return
             name = request.block_hashes[index]
             self.index.note_missing(request, KEYS[0], first)
@@ -251,7 +228,7 @@ class World:
                 self._take({name: {**self.listed[name], KEYS[0]: num}})
             self.index.release(request)
             self._set_back(request.request_id)
-            self.waiting.remove(request)  # wary from now on: the formula of `_usable` is not for it
+            self.waiting.remove(request)  # it counts on listed rows only: the formula of `_usable` is not for it
             request.status = RequestStatus.ABORTED
             self.index.release(request)
 
@@ -266,7 +243,7 @@ class World:
         if rng.random() < 0.2:
             self.index.reset()
             self.listed.clear()
-            self.steps.clear()
+            self.step = None
             self.released.clear()
             self.hits.clear()
             self.worker = Worker()
@@ -313,7 +290,10 @@ class World:
     # ---- inside
 
     def _building(self) -> Step | None:
-        return self.steps[-1] if self.steps and not self.steps[-1].is_launched else None
+        return self.step if self.step is not None and not self.step.is_launched else None
+
+    def _taking_part(self) -> set[int]:
+        return {chunk.request.request_id for chunk in self.step.chunks} if self.step is not None else set()
 
     def _schedule(
         self, step: Step, request: Request, start: int, rng: random.Random, needed: list[str] | tuple[()]
@@ -339,9 +319,9 @@ class World:
         }
 
     def _promised_rows(self) -> set[Row]:
-        return {
-            row for step in self.steps if step.epoch == self.epoch for chunk in step.chunks for row in chunk.promised
-        }
+        if self.step is None or self.step.epoch != self.epoch:
+            return set()
+        return {row for chunk in self.step.chunks for row in chunk.promised}
 
     def _usable(self, request: Request, num_tokens: int, keys: list[str]) -> int:
         there = self._listed_rows() | self._promised_rows()
@@ -387,7 +367,6 @@ ACTIONS: dict[str, Callable[[World, random.Random], None]] = {
     "admit": World.admit,
     "go_on": World.go_on,
     "end": World.end,
-    "preempt": World.preempt,
     "begin": World.begin,
     "launch": World.launch,
     "commit": World.commit,
@@ -400,8 +379,7 @@ WEIGHTS = {
     "arrive": 6,
     "admit": 10,
     "go_on": 6,
-    "end": 2,
-    "preempt": 4,
+    "end": 4,
     "begin": 6,
     "launch": 5,
     "commit": 5,

@@ -15,7 +15,6 @@ from mmcached.engine import Request, Scheduler
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
-from mmcached.engine.hidden_states.prefix_residents import Residents
 from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.engine.kv.hashing import block_hash
 from mmcached.engine.kv.manager import KVCacheManager
@@ -136,8 +135,8 @@ def leaves_half_a_step(patch: Patch) -> None:
 
 
 def forgets_to_release(patch: Patch) -> None:
-    real = Residents.take_released
-    patch.setattr(Residents, "take_released", lambda residents: real(residents)[1:])
+    real = TensorPrefixIndex.take_released
+    patch.setattr(TensorPrefixIndex, "take_released", lambda index: real(index)[1:])
 
 
 def rounds_a_hit_up(patch: Patch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,8 +23,7 @@ from tests.house.drawing import examples
 SETTINGS = st.builds(Setting, st.integers(1, 4), st.sampled_from([1000, 1000, 3]))
 EVERYWHERE = [
     *ACTIONS,
-    *("hit", "hit within a block", "hit on what is only reserved", "several open"),
-    *("preempted with others", "lost by a withdrawal"),
+    *("hit", "hit within a block", "hit on what is only reserved"),
 ]
 
 
@@ -58,6 +57,11 @@ def test_histories_for_minutes(draw_seeds: Callable[[int], range]) -> None:
 # ---- without one of its rules
 
 
+def reserved_rows(reserved: Mapping[bytes, Sequence[tuple[int, int, Collection[str]]]]) -> dict[bytes, dict[str, int]]:
+    """Return a report of a worker that has written all that was reserved."""
+    return {digest: {key: end for _, end, keys in rows for key in keys} for digest, rows in reserved.items()}
+
+
 class PublishesBeforeCommit(TensorPrefixIndex):
     def reserve(
         self,
@@ -78,9 +82,7 @@ class ListsWhatWasReserved(TensorPrefixIndex):
     """Takes what a chunk promised for written, whatever the worker says."""
 
     def commit(self, step_id: int, report: Report) -> None:
-        (step, *_) = self._steps
-        promised = {digest: dict.fromkeys(each.keys, end) for each in step.promises for digest, _, end in each.rows}
-        super().commit(step_id, {**report, **promised})
+        super().commit(step_id, {**report, **reserved_rows(self._reserved)})
 
 
 class ForgetsNoLosses(TensorPrefixIndex):
@@ -111,44 +113,30 @@ class OverlooksGaps(TensorPrefixIndex):
         return 0 if keys else num_kv_hit_tokens
 
 
-class WithdrawsAlone(TensorPrefixIndex):
-    """Lets those stay who count on what a request would have written."""
-
-    def withdraw_request(self, request: Request) -> list[int]:
-        if request.request_id not in self._residents:
-            return []
-        self._leave(request.request_id)
-        return [request.request_id]
-
-
 class KeepsPromisesOfTheWithdrawn(TensorPrefixIndex):
-    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
-        kept = [promise for step in self._steps if step.step_id >= step_id for promise in step.promises]
-        lost = super().withdraw(step_id, report)
-        for promise in kept:
-            self._listed.take({digest: dict.fromkeys(promise.keys, end) for digest, _, end in promise.rows})
-        return lost
-
-
-class NamesNobodyAfterAWithdrawal(TensorPrefixIndex):
-    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
+    def withdraw(self, step_id: int, report: Report | None = None) -> None:
+        reserved = self._reserved
         super().withdraw(step_id, report)
-        return []
+        self._listed.take(reserved_rows(reserved))
 
 
 class TellsNamesOnce(TensorPrefixIndex):
     """Takes what a withdrawn step was to tell the worker for told."""
 
-    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
-        self._residents.begin_anew = lambda request_ids: None  # type: ignore[method-assign]
-        return super().withdraw(step_id, report)
+    def withdraw(self, step_id: int, report: Report | None = None) -> None:
+        self._taking_part.clear()
+        super().withdraw(step_id, report)
+
+    def release(self, request: Request) -> None:
+        if request.is_finished:
+            super().release(request)
 
 
 class TellsReleasesOnce(TensorPrefixIndex):
-    def withdraw(self, step_id: int, report: Report | None = None) -> list[int]:
-        for step in self._steps:
-            step.told_released.clear()
-        return super().withdraw(step_id, report)
+    def withdraw(self, step_id: int, report: Report | None = None) -> None:
+        self._step.commit(step_id)
+        self._step.begin(step_id)
+        super().withdraw(step_id, report)
 
 
 class RemembersFormerEpochs(TensorPrefixIndex):
@@ -160,27 +148,16 @@ class RemembersFormerEpochs(TensorPrefixIndex):
 class ListsWhatFormerEpochsReport(TensorPrefixIndex):
     def new_epoch(self) -> int:
         epoch = super().new_epoch()
-        for step in self._steps:
-            step.is_void = False
+        self._is_step_old = False
         return epoch
 
 
 class NamesWhatFormerEpochsComputed(TensorPrefixIndex):
     def new_epoch(self) -> int:
-        self._residents.make_void = lambda: None  # type: ignore[method-assign]
-        return super().new_epoch()
-
-
-class GrowsWithoutBound(TensorPrefixIndex):
-    def __init__(self, block_size: int, *, max_blocks: int) -> None:
-        super().__init__(block_size, max_blocks=max_blocks)
-        self.max_blocks = max_blocks
-        self._listed._max_blocks = 1 << 30
-
-    def check_integrity(self) -> None:
-        self._listed._max_blocks = self.max_blocks
-        super().check_integrity()
-        self._listed._max_blocks = 1 << 30
+        tracked, self._tracked = self._tracked, {}
+        epoch = super().new_epoch()
+        self._tracked = tracked
+        return epoch
 
 
 MUTANTS = [
@@ -190,15 +167,12 @@ MUTANTS = [
     RoundsDown,
     LooksAtOneKey,
     OverlooksGaps,
-    WithdrawsAlone,
     KeepsPromisesOfTheWithdrawn,
-    NamesNobodyAfterAWithdrawal,
     TellsNamesOnce,
     TellsReleasesOnce,
     RemembersFormerEpochs,
     ListsWhatFormerEpochsReport,
     NamesWhatFormerEpochsComputed,
-    GrowsWithoutBound,
 ]
 
 
@@ -234,7 +208,6 @@ def write(index: TensorPrefixIndex, request: Request, step_id: int, *, end: int 
     """Have a request computed from token 0 to `end` in a step of its own, and reported so."""
     index.begin_step(step_id)
     index.reserve(request, 0, end, written=HIDDEN)
-    index.launch_step(step_id)
     full = [(digest, BLOCK) for digest in request.block_hashes[: end // BLOCK]]
     part = [(digest, end % BLOCK) for digest in request.block_hashes[end // BLOCK : end // BLOCK + 1]]
     index.commit(step_id, {digest: {"hidden_states": num} for digest, num in full + part})
@@ -261,54 +234,42 @@ def test_a_block_that_has_no_digest_yet_is_not_usable() -> None:
 
 def test_rows_of_a_step_that_is_open_can_be_counted_on() -> None:
     index, writer, reader = make_index(), a_request(0), a_request(1)
+    write(index, writer, 6, end=3)
     index.begin_step(7)
-    index.reserve(writer, 0, 9, written=HIDDEN)
+    index.reserve(writer, 3, 6, written=HIDDEN)
     assert index.usable_prefix(reader, 16, HIDDEN) == 9
-    index.launch_step(7)
+    index.reserve(reader, 9, 10, written=HIDDEN, needed=HIDDEN)
+    assert index.usable_prefix(a_request(2), 16, HIDDEN) == 16
+    assert index.stats().reserved == 5
+    index.withdraw(7)
+    assert index.usable_prefix(reader, 16, HIDDEN) == 3
     index.begin_step(8)
-    index.reserve(writer, 9, 10, written=HIDDEN)
-    assert index.usable_prefix(reader, 16, HIDDEN) == 16
-    assert index.withdraw(8) == []
-    assert index.usable_prefix(reader, 16, HIDDEN) == 9
-    index.commit(7, {})
-    assert index.usable_prefix(reader, 16, HIDDEN) == 0
+    index.reserve(writer, 3, 6, written=HIDDEN)
+    index.commit(8, {})
+    assert index.usable_prefix(reader, 16, HIDDEN) == 3
 
 
-def test_who_counts_on_a_withdrawn_request_goes_with_it() -> None:
-    index = make_index()
-    writer, reader, third, other = a_request(0), a_request(1), a_request(2), a_request(3, [5] * 9)
-    index.begin_step(0)
-    index.reserve(writer, 0, 8, written=HIDDEN)
-    index.reserve(other, 0, 8, written=HIDDEN)
-    index.reserve(reader, 8, 6, written=HIDDEN, needed=HIDDEN)
-    index.reserve(third, 14, 2, written=HIDDEN, needed=HIDDEN)
-    with pytest.raises(LocalProtocolError, match=r"\[1, 2\]"):
-        index.release(writer)
-    assert index.withdraw_request(writer) == [2, 1, 0]
-    assert index.holders() == {3}
-    assert index.usable_prefix(reader, 16, HIDDEN) == 0
-    assert index.usable_prefix(a_request(4, [5] * 9), 8, HIDDEN) == 8
-    index.release(other)
-    index.check_integrity()
-
-
-def test_a_request_without_wishes_counts_on_nobody() -> None:
+def test_who_takes_part_in_a_step_is_not_released_before_its_end() -> None:
     index, writer, reader = make_index(), a_request(0), a_request(1)
     index.begin_step(0)
     index.reserve(writer, 0, 8, written=HIDDEN)
-    index.reserve(reader, 8, 8, written=HIDDEN)
-    assert index.withdraw_request(writer) == [0]
+    with pytest.raises(LocalProtocolError, match="request 0 takes part in the open step"):
+        index.release(writer)
+    assert index.usable_prefix(reader, 16, HIDDEN) == 8
+    index.reserve(reader, 8, 8, written=HIDDEN, needed=HIDDEN)
+    index.withdraw(0)
+    assert index.holders() == set()
+    index.begin_step(1)
+    assert sorted(index.take_released()) == [0, 1]
 
 
 def test_a_worker_is_told_each_digest_once_and_again_after_a_withdrawal() -> None:
     index, request = make_index(), a_request(0)
     index.begin_step(0)
     assert index.reserve(request, 0, 6, written=HIDDEN) == BlockNames(0, request.block_hashes[:2])
-    index.launch_step(0)
     index.commit(0, {})
     index.begin_step(1)
     assert index.reserve(request, 6, 1, written=HIDDEN) == BlockNames(2, [])
-    index.launch_step(1)
     index.withdraw(1)
     index.begin_step(2)
     assert index.reserve(request, 6, 6, written=HIDDEN) == BlockNames(0, request.block_hashes[:3])
@@ -327,7 +288,8 @@ def test_releases_are_told_until_a_step_with_them_is_committed() -> None:
     index.begin_step(1)
     assert index.take_released() == [0]
     index.release(second)
-    assert index.take_released() == [0, 1]
+    assert index.take_released() == [1]
+    assert index.take_released() == []
     index.withdraw(1)
     index.begin_step(2)
     assert index.take_released() == [0, 1]
@@ -373,7 +335,6 @@ def test_a_new_epoch_forgets_and_ignores_what_came_before_it() -> None:
     write(index, writer, 0, end=8)
     index.begin_step(1)
     index.reserve(writer, 8, 4, written=HIDDEN)
-    index.launch_step(1)
     assert index.new_epoch() == 1
     assert index.usable_prefix(a_request(1), 16, HIDDEN) == 0
     index.commit(1, {writer.block_hashes[0]: {"hidden_states": 4}})
@@ -392,32 +353,23 @@ def test_a_reset_forgets_requests_and_steps_too() -> None:
     index.begin_step(1)
     index.reserve(a_request(1), 16, 3, written=HIDDEN, needed=HIDDEN)
     index.reset()
-    assert (index.stats().blocks, index.stats().steps, index.holders()) == (0, 0, set())
+    assert (index.stats().blocks, index.stats().reserved, index.holders()) == (0, 0, set())
     index.begin_step(0)
     assert index.take_released() == []
 
 
-def test_steps_end_in_their_order() -> None:
+def test_steps_do_not_overlap() -> None:
     index = make_index()
     with pytest.raises(LocalProtocolError, match="begin one first"):
         index.reserve(a_request(0), 0, 1, written=HIDDEN)
     index.begin_step(3)
     with pytest.raises(LocalProtocolError, match="cannot begin"):
-        index.begin_step(3)
-    with pytest.raises(LocalProtocolError, match="being built is"):
-        index.launch_step(4)
-    index.launch_step(3)
-    with pytest.raises(LocalProtocolError, match="cannot be launched"):
-        index.launch_step(3)
-    index.begin_step(4)
-    index.begin_step(5)
-    with pytest.raises(LocalProtocolError, match="the oldest that has not ended is 3"):
-        index.commit(4, {})
-    with pytest.raises(LocalProtocolError, match="open are"):
-        index.withdraw(6)
-    index.withdraw(4)
+        index.begin_step(4)
+    for end in (index.withdraw, lambda step_id: index.commit(step_id, {})):
+        with pytest.raises(LocalProtocolError, match="open is 3"):
+            end(4)
     index.commit(3, {})
-    assert index.stats().steps == 0
+    index.begin_step(4)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +399,8 @@ def test_a_report_that_cannot_be_changes_nothing(report: Any) -> None:
     for take in (index.commit, index.withdraw):
         with pytest.raises(RemoteProtocolError):
             take(1, {**good, **report})
-    assert (index.stats().blocks, index.stats().steps) == (4, 1)
+    assert index.stats().blocks == 4
+    index.commit(1, good)
 
 
 @pytest.mark.parametrize("report", [[1], "report", 7, [b"x" * 32]])
@@ -457,7 +410,7 @@ def test_a_report_that_is_none_changes_nothing(report: Any) -> None:
     for take in (index.commit, index.withdraw):
         with pytest.raises(RemoteProtocolError):
             take(1, report)
-    assert index.stats().steps == 1
+    index.commit(1, {})
 
 
 def test_blocks_reported_longest_ago_are_dropped_for_room_and_listed_when_they_are_told_again() -> None:

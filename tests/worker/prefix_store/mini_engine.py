@@ -3,13 +3,13 @@
     schedule   kv.begin_step, index.begin_step
                  a newcomer    kv.get_computed_blocks -> index.usable_prefix -> kv.allocate_slots -> index.reserve
                  others        kv.allocate_slots -> index.reserve
-                 no room       kv.withdraw_request, index.withdraw_request, until both name nobody new
-               index.take_released, kv.launch_step, index.launch_step
+                 no room       the last that runs starts over; it has not been served in the step
+               index.take_released, kv.launch_step
     execute    store.release -> store.write -> store.read -> store.commit, or store.withdraw and store.commit
     finish     kv.commit, index.commit with the report; or kv.withdraw, index.withdraw
                index.note_missing for whoever lacked rows, and it starts over
 
-Up to two steps are in flight. The model is `truth`: what a recompute gives for each position. Who wants rows gets those
+One step at a time. The model is `truth`: what a recompute gives for each position. Who wants rows gets those
 behind its hit from the store and the others as they are computed; all must be true, and everybody must get done.
 """
 
@@ -36,7 +36,6 @@ class Knobs(NamedTuple):
     num_blocks: of the KV pool.
     capacity: of the store, in blocks.
     token_budget: tokens per step.
-    depth: steps in flight.
     absent: how often a key has no rows in a step.
     failing: how often a step fails.
     journey: of the rows into the store.
@@ -46,7 +45,6 @@ class Knobs(NamedTuple):
     num_blocks: int
     capacity: int
     token_budget: int
-    depth: int
     num_keys: int
     absent: float
     failing: float
@@ -136,8 +134,8 @@ class MiniEngine:
         for _ in range(max_steps):
             if not (self.waiting or self.running or self.in_flight):
                 return
-            for _ in range(2 * self.knobs.depth):  # one that has only set somebody back is tried again
-                if len(self.in_flight) < self.knobs.depth:
+            for _ in range(2):  # one that has only set somebody back is tried again
+                if not self.in_flight:
                     self._schedule()
             self._finish(self._execute(self.in_flight[0]))
             self.index.check_integrity()
@@ -160,7 +158,8 @@ class MiniEngine:
                 chunk = self._chunk(client, client.request.num_computed_tokens, budget, None)
                 while chunk is None and self.running:
                     victim = self.running[-1]
-                    self._take_out(victim, chunks)
+                    self.seen["preempted"] += 1
+                    self._set_back(victim)
                     if victim is client:
                         break
                     chunk = self._chunk(client, client.request.num_computed_tokens, budget, None)
@@ -180,7 +179,6 @@ class MiniEngine:
             return
         self.in_flight.append(Plan(step_id, self.index.take_released(), chunks))
         self.kv.launch_step(step_id)
-        self.index.launch_step(step_id)
         self.index.check_integrity()
 
     def _admit(self, client: Client, budget: int) -> Chunk | None:
@@ -208,22 +206,6 @@ class MiniEngine:
         tokens = tuple(request.token_ids[:end])
         is_hit = bool(num_hit and client.wants)
         return Chunk(client, client.generation, start, tokens, names, is_hit, client.has_pending_token)
-
-    def _take_out(self, client: Client, chunks: list[Chunk]) -> None:
-        """Set a request back within the step being built, with all who count on what it would compute or write."""
-        out, todo = [], [client.request.request_id]
-        by_id = {each.request.request_id: each for each in self.running}
-        while todo:
-            request_id = todo.pop()
-            if request_id not in out:
-                out.append(request_id)
-                todo += self.kv.withdraw_request(by_id[request_id].request)
-                todo += self.index.withdraw_request(by_id[request_id].request)
-        self.seen["preempted"] += 1
-        self.seen["preempted with others"] += len(out) > 1
-        chunks[:] = [chunk for chunk in chunks if chunk.client.request.request_id not in out]
-        for request_id in out:
-            self._requeue(by_id[request_id])
 
     # ---- the worker
 
@@ -289,7 +271,8 @@ class MiniEngine:
     def _withdraw(self, answer: Answer) -> None:
         self.seen["withdrawn"] += 1
         first = self.in_flight[0].step_id
-        lost = {*self.kv.withdraw(first), *self.index.withdraw(first, answer.report)}
+        lost = {*self.kv.withdraw(first)}
+        self.index.withdraw(first, answer.report)
         lost |= {chunk.client.request.request_id for plan in self.in_flight for chunk in plan.chunks}
         self.in_flight.clear()
         for client in reversed([each for each in self.running if each.request.request_id in lost]):

@@ -24,7 +24,6 @@ def knobs_of(rng: random.Random) -> Knobs:
         num_blocks=1 + (44 // block_size) * rng.choice([1, 1, 2, 6]),
         capacity=rng.choice([0, 6, 12, 40, 200]),
         token_budget=rng.choice([3, 8, 16, 64]),
-        depth=rng.choice([1, 1, 2]),
         num_keys=rng.choice([1, 2]),
         absent=rng.choice([0.0, 0.0, 0.2]),
         failing=rng.choice([0.0, 0.1]),

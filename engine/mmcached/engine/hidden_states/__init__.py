@@ -2,7 +2,5 @@
 
 tensor_prefix_index   the index: what may be used, what a step will write
 listed_rows           rows by block and key, as rank 0 last reported them
-prefix_steps          rows that steps in flight will write
-prefix_residents      requests that rank 0 holds rows for
 kept_rows             the index as the scheduler asks it
 """

@@ -227,7 +227,7 @@ class Scheduler:
             RemoteProtocolError: a report that cannot be. Nothing has changed.
         """
         self._check_in_flight(step)
-        self.tensor_prefix_index.withdraw(step.step_id, prefix_report)  # whoever counted on it takes part in it
+        self.tensor_prefix_index.withdraw(step.step_id, prefix_report)
         self._in_flight = None
         self.kv_cache_manager.withdraw(step.step_id)
         self.encoder_cache_manager.withdraw(step.step_id)
@@ -243,8 +243,8 @@ class Scheduler:
             self.kv_cache_manager.withdraw(self._in_flight.step_id)
             self._in_flight = None
         self.encoder_cache_manager.reset()
-        self._requeue(list(self._running))
         self.tensor_prefix_index.reset()
+        self._requeue(list(self._running))
         if not self.kv_cache_manager.reset_prefix_cache():
             raise InvariantError("blocks are held although nothing is running")
 
@@ -336,7 +336,6 @@ class Scheduler:
         self._next_step_id += 1
         step = builder.build(step_id, self._requests)
         self.kv_cache_manager.launch_step(step_id)
-        self.tensor_prefix_index.launch_step(step_id)
         return step
 
     def _serve_running(self, builder: StepBuilder, alone: Request | None) -> None:
