@@ -1,4 +1,4 @@
-"""A worker's share of its engine's row: whose plans it takes, and through which ring it reads.
+"""An attachment binds a worker to one engine, whose plans it takes, and to the ring through which it reads.
 
 Knows nothing of sockets. The worker holds two locks of the control object as long as this is open: the row's byte
 shared, so that leases live while it may read, and its own exclusively, which certifies that the former worker of its

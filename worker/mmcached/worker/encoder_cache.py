@@ -1,7 +1,7 @@
-"""The worker's encoder outputs: content key -> named record of tensors. The engine's books decide what is in it.
+"""The encoder cache keeps a worker's encoder outputs: content key -> named record of tensors.
 
-Knows nothing of budgets, eviction or requests: it drops what the engine freed. The engine puts the weight epoch into
-the key.
+Knows nothing of budgets, eviction or requests: the engine decides what is in it, and puts the weights version into the
+key. It drops what the engine freed.
 
 Invariant: every tensor here owns exactly its own bytes. A view would keep alive what it is a view of: the batch it was
 encoded in, or a segment whose lease has been given back.

@@ -1,4 +1,4 @@
-"""Numbers that callers hand in, as integers: what is none is refused and never truncated."""
+"""Takes numbers that callers hand in as integers; what is none is refused, never truncated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker process: says hello until its engine attaches it, then executes plans, one at a time.
+"""The worker process says hello until its engine attaches it, then executes plans, one at a time.
 
 Knows nothing of what a plan means (`runner`) or of how bytes are shared (`attachment`).
 

@@ -1,4 +1,4 @@
-"""Exact integer arithmetic in float64, and the weights of the reference model: the same on every device and rank.
+"""The reference model computes with integers in float64, exactly, with weights that are equal on every device and rank.
 
 Knows nothing of layers. Invariant: every tensor that a layer touches holds whole numbers, and every sum of products
 that it forms is at most `MAX_SUM` = 2^50.

@@ -1,4 +1,4 @@
-"""The rows of one step, packed: where each token lies, and which rows attend together.
+"""A packed batch says where each token of a step lies, and which rows attend together.
 
 Knows nothing of the model. All chunks' tokens stand one after the other; attention runs per group, because contexts
 differ.

@@ -1,4 +1,4 @@
-"""The proof that no sum of the reference model exceeds `MAX_SUM`: each kind of sum, and the most it can be.
+"""This module proves that no sum of the reference model exceeds `MAX_SUM`: each kind of sum, and its largest value.
 
 Knows the shapes of the layers and none of their code. Checked once, when a model is made; the reasons why a bounded
 sum is an exact one are in `arithmetic`. Write p for PRIME - 1, the largest value and the largest weight.

@@ -1,4 +1,4 @@
-"""The causal decoder of the reference model, over a paged KV pool.
+"""The causal decoder of the reference model turns packed rows into hidden states, over a paged KV pool.
 
 Knows nothing of requests, plans or caches of images: it is given packed rows and says where each lies. Its output is
 the same to the bit for any batching, chunking, block layout or preemption, because every number is exact

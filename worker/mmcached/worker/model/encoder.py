@@ -1,4 +1,4 @@
-"""The vision encoder of the reference model: patches of one image in, one embedding per patch out.
+"""The vision encoder of the reference model turns the patches of one image into one embedding each.
 
 Knows nothing of caches, requests or text. Encodes one image at a time; integers are exact, so nothing could differ in a
 batch. Every embedding depends on every patch of its image and on where the patches are.

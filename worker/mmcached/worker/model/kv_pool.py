@@ -1,6 +1,6 @@
-"""The paged KV memory of the decoder: keys and values of computed tokens, addressed by slot.
+"""The KV pool holds the keys and values of computed tokens, addressed by slot.
 
-Knows nothing of requests: the engine's books say who owns a block. Block 0 is the null block, never written, all zeros.
+Knows nothing of requests: the engine knows who owns a block. Block 0 is the null block, never written, all zeros.
 
     data (num_layers, 2, num_blocks, block_size, hidden_size) float64      slot = block_id * block_size + offset
           layer       K,V   └──────── flat: one row per slot ───────┘

@@ -1,4 +1,4 @@
-"""The reference model: an encoder and a decoder in exact integers, made from nothing but a seed and sizes.
+"""The reference model is an encoder and a decoder in exact integers, made from a seed and sizes.
 
 Knows nothing of caches or processes. Weights are computed, not loaded, and are the same on every device and rank.
 """

@@ -1,4 +1,4 @@
-"""Which leases a step reads under, and which of them it has stopped reading.
+"""The read ledger knows under which leases a step still reads.
 
 Knows nothing of rings: it only counts what its owner opens and what finalizers report. Finalizers run in any thread
 and at any moment, so they do one thing: append to a deque. The owner's thread looks at it when it asks.

@@ -1,4 +1,4 @@
-"""One step plan, executed: drop what was freed, encode, emit, run the chunks, build the output.
+"""The model runner executes one step plan: it drops what was freed, encodes, emits, runs the chunks and answers.
 
 Knows nothing of sockets, processes or scheduling. Keeps the caches of this worker, and no request.
 

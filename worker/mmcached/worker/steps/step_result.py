@@ -1,4 +1,4 @@
-"""What one step has made so far, in the form in which it is answered.
+"""A step result gathers what one step has made, in the form in which it is answered.
 
 Knows nothing of how it was made. Tensors travel as int32, little-endian, one payload frame each.
 """
