@@ -81,7 +81,7 @@ class World:
         self._rng = random.Random(f"{knobs.seed} events")
         self._arrivals = Arrivals(knobs, self._config, random.Random(f"{knobs.seed} arrivals"))
         self._scheduler = Scheduler(self._config)
-        self._tally.count_clamps(self._scheduler._rows)
+        self._tally.count_clamps(self._scheduler.caches.kept_rows)
         self._items = ItemFrames(self._config)
         self._answers = Answers()
         self._num_ranks = 0

@@ -1,4 +1,4 @@
-"""Whether a request can ever be served under this configuration; asked once, when it comes.
+"""Admission refuses requests that can never be served under this configuration; it is asked once, when one comes.
 
 What passes here is guaranteed to finish: each of its items fits into one step's encoder budget and into the empty
 encoder cache, all its tokens into the empty KV pool.

@@ -1,4 +1,4 @@
-"""Whether there is room for one more request beside those that run; asked when a step is being filled.
+"""Block admission lets a waiting request run if its blocks fit beside those that running requests still need.
 
     free blocks  ≥  all its tokens, behind its hit  +  what running requests lack for theirs  +  watermark
 
@@ -33,7 +33,7 @@ class BlockAdmission:
             self.admitted(request)
 
     def is_room_for(self, request: Request, hit: KVCacheBlocks) -> bool:
-        """Whether a request that holds nothing may be admitted behind its prefix hit."""
+        """Return whether a request that holds nothing may be admitted behind its prefix hit."""
         return not self._running or self._kv.can_admit(
             request, hit, most_new_tokens=self._most_new_tokens, num_spare_blocks=self._num_spare
         )

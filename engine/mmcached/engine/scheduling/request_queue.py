@@ -1,4 +1,4 @@
-"""Requests in the order in which they are served: by urgency, then by arrival.
+"""The request queue holds requests in the order in which they are served: by urgency, then by arrival.
 
 A request that was set back is as old as before, so it comes before whatever arrived after it. Knows nothing of what
 requests need. Invariant: sorted by `Request.place`, which no two of them share.

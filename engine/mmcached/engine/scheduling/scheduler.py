@@ -1,4 +1,4 @@
-"""The scheduler: which requests take part in the next step, and what becomes of them when it is done.
+"""The scheduler chooses the requests that take part in the next step, and moves them along when it is done.
 
     waiting --admit--> running --finish--> (gone)
        ^                  |
@@ -6,7 +6,7 @@
                                             |                     |
                                             +------- blame -------+---> suspects, computed alone (`suspects`)
 
-One step is in flight at a time; it ends by `commit` or `withdraw`. All books follow: what a step would compute is
+One step is in flight at a time; it ends by `commit` or `withdraw`. All `caches` follow: what a step would compute is
 reserved until then. Running requests are served first, then waiting ones, each in the order of `request_queue`:
 arrival, or urgency and then arrival. Sans I/O: knows nothing of sockets, leases or tensors.
 
@@ -26,17 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from mmcached.engine.encoder.encoder_budget import make_encoder_cache_manager, service_encoder_budget
-from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import Report
-from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
-from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.scheduling.admission import check_request
 from mmcached.engine.scheduling.block_admission import BlockAdmission
+from mmcached.engine.scheduling.caches import Caches
 from mmcached.engine.scheduling.request_queue import RequestQueue
 from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledItem, ScheduledStep
-from mmcached.engine.scheduling.step_builder import Outcome, StepBuilder
+from mmcached.engine.scheduling.step_builder import ScheduleOutcome, StepBuilder
 from mmcached.engine.scheduling.suspects import MAX_PROGRESS, Suspects
 from mmcached.engine.steps.request import Request, RequestStatus
 from mmcached.wire.config import ServiceConfig
@@ -58,12 +54,12 @@ _RUNNING = RequestStatus.RUNNING
 
 
 class Scheduler:
-    """All unfinished requests of one engine, and its books.
+    """All unfinished requests of one engine, and its caches.
 
     Attributes:
-        encoder_budget: of a step, and of all that is kept.
-        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: the books; only the scheduler changes them.
-        num_preemptions: how often a request was set back for lack of KV blocks.
+        caches: what is cached; only the scheduler changes it.
+        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: its parts.
+        num_preemptions: requests that were set back for lack of KV blocks.
 
     Raises:
         ConfigError: budgets under which an item could never be computed.
@@ -71,22 +67,10 @@ class Scheduler:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self.encoder_budget = service_encoder_budget(config)
-        self.kv_cache_manager = KVCacheManager(
-            KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
-            config.max_model_len,
-            config.enable_prefix_caching,
-            config.prefix_caching_hash_algo,
-            enable_kv_cache_events=config.kv_events.enable_kv_cache_events,
-            eviction_policy=config.kv_eviction_policy,
-            hash_seed=config.prefix_caching_hash_seed,
-        )
-        self.encoder_cache_manager = make_encoder_cache_manager(
-            config.encoder_cache_scope, self.encoder_budget.cache_size
-        )
-        num_row_blocks = config.tensor_prefix_blocks
-        self.tensor_prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
-        self._rows = KeptRows(self.tensor_prefix_index, config.model.row_keys if num_row_blocks else ())
+        self.caches = Caches(config)
+        self.kv_cache_manager = self.caches.kv
+        self.encoder_cache_manager = self.caches.encoder
+        self.tensor_prefix_index = self.caches.prefix_index
         self.num_preemptions = 0
         self._failed: list[tuple[Request, MmcachedError]] = []
         self._suspects = Suspects()
@@ -120,7 +104,7 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise LocalProtocolError(f"request {request.request_id} is here already")
-        max_embeds_per_item = min(self.encoder_budget.compute_budget, self.encoder_cache_manager.cache_size)
+        max_embeds_per_item = min(self.caches.encoder_budget)
         if self._config.disable_chunked_mm_input and request.kind == "generate":
             max_embeds_per_item = min(max_embeds_per_item, self._config.max_num_batched_tokens)
         check_request(request, self._config, max_embeds_per_item)
@@ -193,10 +177,8 @@ class Scheduler:
         if sampled.keys() != expected:
             wrong = sorted(sampled.keys() ^ expected)
             raise RemoteProtocolError(f"requests {wrong}: sampled without being asked, or not sampled", "sampled")
-        self.tensor_prefix_index.commit(step.step_id, prefix_report or {})
+        self.caches.commit(step.step_id, prefix_report or {})
         self._in_flight = None
-        self.kv_cache_manager.commit(step.step_id)
-        self.encoder_cache_manager.commit(step.step_id)
         set_back = self._note_missing(missing) if missing else ()
         ended = [
             chunk.request
@@ -227,36 +209,29 @@ class Scheduler:
             RemoteProtocolError: a report that cannot be. Nothing has changed.
         """
         self._check_in_flight(step)
-        self.tensor_prefix_index.withdraw(step.step_id, prefix_report)
+        self.caches.withdraw(step.step_id, prefix_report)
         self._in_flight = None
-        self.kv_cache_manager.withdraw(step.step_id)
-        self.encoder_cache_manager.withdraw(step.step_id)
         taken_part = set(step.request_ids())
         self._requeue([request for request in self._running if request.request_id in taken_part])
 
     def reset(self) -> None:
-        """The workers have forgotten everything: clear the books; running requests wait again, from token 0.
+        """Clear the caches, since the workers have forgotten everything; running requests wait again, from token 0.
 
         A step in flight is over; it can be neither committed nor withdrawn any more.
         """
         if self._in_flight is not None:
-            self.kv_cache_manager.withdraw(self._in_flight.step_id)
+            self.caches.withdraw(self._in_flight.step_id)
             self._in_flight = None
-        self.encoder_cache_manager.reset()
-        self.tensor_prefix_index.reset()
         self._requeue(list(self._running))
-        if not self.kv_cache_manager.reset_prefix_cache():
-            raise InvariantError("blocks are held although nothing is running")
+        self.caches.reset()
 
     def new_epoch(self) -> None:
-        """The weights have changed: nothing that is cached, or is being computed, is found any more. Requests go on.
+        """Let nothing be found that is cached, or is being computed: the weights have changed. Requests go on.
 
         A step in flight is committed as ever, and publishes nothing. The next step tells the workers to forget their
         prefix rows; encoder outputs of different epochs have different keys, and old KV is found by nobody.
         """
-        self.kv_cache_manager.new_epoch()
-        self.encoder_cache_manager.new_epoch()
-        self.tensor_prefix_index.new_epoch()
+        self.caches.new_epoch()
 
     def blame_failure(self, step: ScheduledStep, error: MmcachedError) -> None:
         """A step has failed and was withdrawn: whoever was alone in it fails with this error, several are suspects."""
@@ -284,10 +259,8 @@ class Scheduler:
     # ---- looking in
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the books contradict each other."""
-        self.kv_cache_manager.check_integrity()
-        self.encoder_cache_manager.check_integrity()
-        self.tensor_prefix_index.check_integrity()
+        """Raise `InvariantError` if queues and caches contradict each other."""
+        self.caches.check_integrity()
         queued = [*self._running, *self._waiting]
         if len(queued) != len(self._requests) or {request.request_id for request in queued} != self._requests.keys():
             raise InvariantError("a request is queued twice, or not at all")
@@ -298,10 +271,8 @@ class Scheduler:
             table = self.kv_cache_manager.block_table(request.request_id)
             if len(table) * self._config.block_size < request.num_computed_tokens:
                 raise InvariantError(f"{request} has {len(table)} block(s) only")
-        running_ids = {request.request_id for request in self._running}
         self._suspects.check_integrity(queued)
-        holders = self.kv_cache_manager.holders() | self.encoder_cache_manager.holders()
-        if not holders | self.tensor_prefix_index.holders() <= running_ids:
+        if not self.caches.holders() <= {request.request_id for request in self._running}:
             raise InvariantError("somebody who does not run holds blocks, encoder outputs or rows")
 
     # ---- the making of a step
@@ -313,36 +284,25 @@ class Scheduler:
             alone: the suspect whose turn it is; None: everybody else's.
         """
         step_id = self._next_step_id
-        self.kv_cache_manager.begin_step(step_id)
-        self.encoder_cache_manager.begin_step(step_id)
-        self.tensor_prefix_index.begin_step(step_id)
-        builder = StepBuilder(
-            self._config,
-            self.kv_cache_manager,
-            self.encoder_cache_manager,
-            self._rows,
-            encoder_compute_budget=self.encoder_budget.compute_budget,
-            is_shared=len(self._requests) > 1,
-        )
+        self.caches.begin_step(step_id)
+        builder = StepBuilder(self._config, self.caches, is_shared=len(self._requests) > 1)
         num_preemptions = self.num_preemptions
         self._serve_running(builder, alone)
         if self._waiting and self.num_preemptions == num_preemptions:
             self._admit_waiting(builder, alone)
         if builder.is_empty:
-            self.kv_cache_manager.withdraw(step_id)
-            self.encoder_cache_manager.withdraw(step_id)
-            self.tensor_prefix_index.withdraw(step_id)
+            self.caches.withdraw(step_id)
             return None
         self._next_step_id += 1
         step = builder.build(step_id, self._requests)
-        self.kv_cache_manager.launch_step(step_id)
+        self.caches.launch_step(step_id)
         return step
 
     def _serve_running(self, builder: StepBuilder, alone: Request | None) -> None:
         requests = iter(self._suspects.taking_part(self._running, alone))
         while (request := builder.add_decodes(requests)) is not None:
             try:
-                while request.status is _RUNNING and builder.add_running(request) is Outcome.KV_REFUSED:
+                while request.status is _RUNNING and builder.add_running(request) is ScheduleOutcome.KV_REFUSED:
                     self._preempt_last()  # perhaps this very request; never one before it, which takes part already
             except InvalidRequest as error:
                 self._fail(request, error)
@@ -361,14 +321,14 @@ class Scheduler:
                 self._fail(request, error)
                 continue
             match outcome:
-                case Outcome.SCHEDULED:
+                case ScheduleOutcome.SCHEDULED:
                     self._waiting.remove(request)
                     request.status = RequestStatus.RUNNING
                     request.was_admitted = True
                     self._running.add(request)
-                case Outcome.ENCODER_REFUSED:
+                case ScheduleOutcome.ENCODER_REFUSED:
                     is_stalled = True
-                case Outcome.NO_TOKENS | Outcome.KV_REFUSED:
+                case ScheduleOutcome.NO_TOKENS | ScheduleOutcome.KV_REFUSED:
                     return
 
     def _preempt_last(self) -> None:
@@ -418,14 +378,9 @@ class Scheduler:
                 is_running = False
         return not is_running
 
-    def _free(self, request: Request) -> None:
-        self.kv_cache_manager.free(request)
-        self.encoder_cache_manager.free(request)
-        self.tensor_prefix_index.release(request)
-
     def _remove(self, request: Request) -> None:
         """Forget a request that has ended."""
-        self._free(request)
+        self.caches.free(request)
         self._suspects.discard(request)
         self.kv_cache_manager.free_block_hashes(request)
         del self._requests[request.request_id]
@@ -457,7 +412,7 @@ class Scheduler:
             if request.is_finished:
                 self._remove(request)
                 continue
-            self._free(request)
+            self.caches.free(request)
             request.num_computed_tokens = 0
             request.status = RequestStatus.WAITING
             self._running.remove(request)

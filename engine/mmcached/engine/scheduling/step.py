@@ -1,4 +1,4 @@
-"""One scheduled step: what the workers shall compute, in the books' words. A value; the server makes plans of it.
+"""A scheduled step is a value: what the workers shall compute, by requests and keys. The server makes plans of it.
 
 Order of work: drop `freed_keys`, encode, emit, run the chunks in order.
 """

@@ -1,7 +1,7 @@
-"""Building one step: what is left of its budgets, and what each request that is asked gets of them.
+"""The step builder fills one step: it gives each request that is asked what is left of the step's budgets.
 
-Knows the budgets of a step, and the books it draws from; the order in which requests are asked, and what follows
-from a refusal, is the scheduler's. For each request all or nothing: a refusal has changed nothing in the books.
+Knows the budgets of a step, and the caches it draws from; the order in which requests are asked, and what follows
+from a refusal, is the scheduler's. For each request all or nothing: a refusal has changed nothing in the caches.
 
 The encoder's window rule. Of the items that overlap the chunk, each must be held, cached, or reserved for encoding in
 this step; else the chunk ends just before the first that is not:
@@ -16,20 +16,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 
-from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.encoder.encoder_inputs import EncoderStepBudget
-from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.tensor_prefix_index import NOTHING_TO_TELL
 from mmcached.engine.kv.blocks import KVCacheBlocks
-from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.scheduling.block_admission import BlockAdmission
+from mmcached.engine.scheduling.caches import Caches
 from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledItem, ScheduledStep
 from mmcached.engine.steps.request import Request, RequestStatus
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.worker import EmbedSpan
 
 
-class Outcome(enum.Enum):
+class ScheduleOutcome(enum.Enum):
+    """What a request got of a step."""
+
     SCHEDULED = "takes part in the step"
     NO_TOKENS = "the token budget is used up"
     ENCODER_REFUSED = "the next item can neither be had nor encoded in this step"
@@ -44,29 +44,17 @@ class StepBuilder:
     """One step in the making.
 
     Args:
-        kv: with this step open.
-        encoder: with this step open.
-        rows: with this step open.
-        encoder_compute_budget: embeddings that the step may compute.
+        caches: with this step open.
         is_shared: there is more than one request, so that a long prompt may have to leave tokens to others.
     """
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        kv: KVCacheManager,
-        encoder: EncoderCacheTable,
-        rows: KeptRows,
-        *,
-        encoder_compute_budget: int,
-        is_shared: bool,
-    ) -> None:
+    def __init__(self, config: ServiceConfig, caches: Caches, *, is_shared: bool) -> None:
         self._config = config
-        self._kv = kv
-        self._encoder = encoder
-        self._rows = rows
+        self._kv = caches.kv
+        self._encoder = caches.encoder
+        self._rows = caches.kept_rows
         self._block_size = config.block_size
-        self._encoder_budget = EncoderStepBudget(encoder, encoder_compute_budget)
+        self._encoder_budget = EncoderStepBudget(caches.encoder, caches.encoder_budget.compute_budget)
         self._token_budget = config.max_num_batched_tokens
         self._most_tokens = (is_shared and config.long_prefill_token_threshold) or config.max_num_batched_tokens
         self._chunks: list[ScheduledChunk] = []
@@ -99,26 +87,26 @@ class StepBuilder:
         self._token_budget = num_left
         return first_other
 
-    def add_running(self, request: Request) -> Outcome:
+    def add_running(self, request: Request) -> ScheduleOutcome:
         """Give a running request its next chunk, or its next items."""
         if request.kind == "encode":
             return self._add_items(request)
         return self._add_chunk(request, request.num_computed_tokens, None)
 
-    def add_waiting(self, request: Request, admission: BlockAdmission) -> Outcome:
+    def add_waiting(self, request: Request, admission: BlockAdmission) -> ScheduleOutcome:
         """Give a request that holds nothing its first chunk, after what the prefix cache has, or its first items."""
         if request.kind == "encode":
             return self._add_items(request)
         if not self._token_budget:
-            return Outcome.NO_TOKENS
+            return ScheduleOutcome.NO_TOKENS
         hit, num_hit_tokens = self._kv.get_computed_blocks(request)
         num_usable = self._rows.usable_prefix(request, num_hit_tokens)
         if num_usable < num_hit_tokens:
             hit, num_hit_tokens = self._kv.get_computed_blocks(request, num_usable)
         if not admission.is_room_for(request, hit):
-            return Outcome.KV_REFUSED
+            return ScheduleOutcome.KV_REFUSED
         outcome = self._add_chunk(request, num_hit_tokens, hit)
-        if outcome is Outcome.SCHEDULED:
+        if outcome is ScheduleOutcome.SCHEDULED:
             admission.admitted(request)
             if not request.was_admitted:
                 request.num_cached_tokens = num_hit_tokens
@@ -133,7 +121,7 @@ class StepBuilder:
         freed, released = self._encoder.take_freed(), self._rows.take_released()
         return ScheduledStep(step_id, self._chunks, encode, self._emit, freed, released, self._rows.index.epoch)
 
-    def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> Outcome:
+    def _add_chunk(self, request: Request, start: int, hit: KVCacheBlocks | None) -> ScheduleOutcome:
         num_tokens = request.num_tokens
         end = min(num_tokens, start + min(self._token_budget, self._most_tokens))
         plan = None
@@ -146,12 +134,12 @@ class StepBuilder:
                     end = max(start, request.features[plan.refused].offset)
                     if end == start:
                         self._encoder_budget.take(plan)
-                        return Outcome.ENCODER_REFUSED
+                        return ScheduleOutcome.ENCODER_REFUSED
         if end == start:
-            return Outcome.NO_TOKENS
+            return ScheduleOutcome.NO_TOKENS
         num_hit_tokens = 0 if hit is None else start
         if self._kv.allocate_slots(request, end - start, num_hit_tokens, hit) is None:
-            return Outcome.KV_REFUSED
+            return ScheduleOutcome.KV_REFUSED
         if plan is not None:
             self._encoder_budget.take(plan)
         request.num_computed_tokens = start
@@ -160,16 +148,16 @@ class StepBuilder:
         spans = self._spans(request, start, end) if plan is not None else ()
         names = self._rows.reserve(request, start, end - start)
         self._chunks.append(ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, names))
-        return Outcome.SCHEDULED
+        return ScheduleOutcome.SCHEDULED
 
-    def _add_items(self, request: Request) -> Outcome:
+    def _add_items(self, request: Request) -> ScheduleOutcome:
         """Let an "encode" request have as many of its next items, in order, as the encoder's budget allows."""
         wanted = range(request.num_emitted, len(request.features))
         plan = self._encoder_budget.plan(request, wanted)
         self._encoder_budget.take(plan)
         had = range(wanted.start, wanted.stop if plan.refused is None else plan.refused)
         self._emit.extend(ScheduledItem(request, index, self._encoder.entry_key(request, index)) for index in had)
-        return Outcome.SCHEDULED if had else Outcome.ENCODER_REFUSED
+        return ScheduleOutcome.SCHEDULED if had else ScheduleOutcome.ENCODER_REFUSED
 
     def _spans(self, request: Request, start: int, end: int) -> list[EmbedSpan]:
         spans = []

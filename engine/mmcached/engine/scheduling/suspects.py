@@ -1,5 +1,5 @@
-"""Requests that took part in a step which failed, or in which a worker died. Whose fault it was is not known, so each
-is computed alone until it has passed the place where it was then.
+"""A suspect took part in a step that failed, or in which a worker died. Whose fault it was is not known, so each is
+computed alone until it has passed the place where it was then.
 
     step of A, B, C dies --> A | others | B | others | C | A ...       every second step is for those without suspicion
                              A dies again, alone: it is to blame; B and C pass, and take part with everybody again

@@ -456,7 +456,7 @@ class EngineServer:
             stats,
             bytes_used=stats.embeds_used * embedding_bytes,
             bytes_total=stats.embeds_total * embedding_bytes,
-            step_bytes=self._scheduler.encoder_budget.compute_budget * embedding_bytes,
+            step_bytes=self._scheduler.caches.encoder_budget.compute_budget * embedding_bytes,
         )
 
     def check_integrity(self) -> None:

@@ -1,0 +1,110 @@
+"""The caches of one engine are led through each step together: KV blocks, encoder outputs, rows of prefixes.
+
+    begin ── (the step is built) ── launch ── commit(report)         what the step reserved is there
+      |                               |
+      +----------- withdraw ----------+                              it never was; nothing of the step is published
+
+Knows nothing of the order of requests. Invariant: all three have the same step open, or none has.
+"""
+
+from __future__ import annotations
+
+from mmcached.engine.encoder.encoder_budget import make_encoder_cache_manager, service_encoder_budget
+from mmcached.engine.hidden_states.kept_rows import KeptRows
+from mmcached.engine.hidden_states.listed_rows import Report
+from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
+from mmcached.engine.kv.config import KVCacheConfig
+from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.steps.request import Request
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvariantError
+
+
+class Caches:
+    """The three managers, empty.
+
+    Attributes:
+        encoder_budget: embeddings of one step, and of all that is kept.
+        kept_rows: the prefix index as the step builder asks it.
+
+    Raises:
+        ConfigError: budgets under which an item could never be computed.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.encoder_budget = service_encoder_budget(config)
+        self.kv = KVCacheManager(
+            KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
+            config.max_model_len,
+            config.enable_prefix_caching,
+            config.prefix_caching_hash_algo,
+            enable_kv_cache_events=config.kv_events.enable_kv_cache_events,
+            eviction_policy=config.kv_eviction_policy,
+            hash_seed=config.prefix_caching_hash_seed,
+        )
+        self.encoder = make_encoder_cache_manager(config.encoder_cache_scope, self.encoder_budget.cache_size)
+        num_row_blocks = config.tensor_prefix_blocks
+        self.prefix_index = TensorPrefixIndex(config.block_size, max_blocks=max(1, num_row_blocks))
+        self.kept_rows = KeptRows(self.prefix_index, config.model.row_keys if num_row_blocks else ())
+
+    def begin_step(self, step_id: int) -> None:
+        """Open a step: what is taken from now on is reserved for it."""
+        self.kv.begin_step(step_id)
+        self.encoder.begin_step(step_id)
+        self.prefix_index.begin_step(step_id)
+
+    def launch_step(self, step_id: int) -> None:
+        """Note that the step goes to the workers: it uses what it was given, whatever becomes of its requests."""
+        self.kv.launch_step(step_id)
+
+    def commit(self, step_id: int, report: Report) -> None:
+        """End a step that was computed.
+
+        Args:
+            report: of rank 0's prefix store.
+
+        Raises:
+            RemoteProtocolError: a report that cannot be. Nothing has changed.
+        """
+        self.prefix_index.commit(step_id, report)
+        self.kv.commit(step_id)
+        self.encoder.commit(step_id)
+
+    def withdraw(self, step_id: int, report: Report | None = None) -> None:
+        """End a step that was not computed; all who take part in it must start over.
+
+        Raises:
+            RemoteProtocolError: a report that cannot be. Nothing has changed.
+        """
+        self.prefix_index.withdraw(step_id, report)
+        self.kv.withdraw(step_id)
+        self.encoder.withdraw(step_id)
+
+    def free(self, request: Request) -> None:
+        """Give back all that a request holds. Holding nothing changes nothing."""
+        self.kv.free(request)
+        self.encoder.free(request)
+        self.prefix_index.release(request)
+
+    def new_epoch(self) -> None:
+        """Forget all content at once, while requests go on; an open step publishes nothing."""
+        self.kv.new_epoch()
+        self.encoder.new_epoch()
+        self.prefix_index.new_epoch()
+
+    def reset(self) -> None:
+        """Forget everything: so have the workers. No request holds anything, and no step is open."""
+        self.encoder.reset()
+        self.prefix_index.reset()
+        if not self.kv.reset_prefix_cache():
+            raise InvariantError("blocks are held although nothing is running")
+
+    def holders(self) -> set[int]:
+        """Return the ids of the requests that hold blocks, encoder outputs or rows."""
+        return self.kv.holders() | self.encoder.holders() | self.prefix_index.holders()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if one of the three contradicts itself."""
+        self.kv.check_integrity()
+        self.encoder.check_integrity()
+        self.prefix_index.check_integrity()
