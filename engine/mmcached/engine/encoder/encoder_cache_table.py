@@ -130,9 +130,11 @@ class EncoderCacheTable:
         held = self._held.get(request.request_id)
         if held is not None and input_id in held:
             return True
-        entry = self._find(request, input_id)
+        entry = self._entries.get(self._content(request, input_id))
         if entry is None:
             return False
+        if entry.num_embeds != request.features[input_id].num_embeds:
+            raise self._other_size(request, input_id, entry)
         if not entry.num_references:
             del self._evictable[entry.content]
             self.num_freeable_slots -= entry.num_embeds
@@ -148,13 +150,13 @@ class EncoderCacheTable:
             InvalidRequest: there is one with another number of embeddings.
             LocalProtocolError: it is there already, or does not fit; nothing has changed.
         """
-        num_embeds = request.features[input_id].num_embeds
-        if num_embeds > self.num_freeable_slots or self._entry(request, input_id) is not None:
+        num_embeds, content = request.features[input_id].num_embeds, self._content(request, input_id)
+        held = self._held.get(request.request_id, ())
+        if content in self._entries or input_id in held or num_embeds > self.num_freeable_slots:
             raise self._refusal(request, input_id)
         while num_embeds > self.num_free_slots:
             self._drop(self._evictable.popitem(last=False)[1])
             self._num_evicted += 1
-        content = self._content(request, input_id)
         entry = EncoderEntry(content, self._key(content), num_embeds, 1)
         self._entries[content] = entry
         self.num_free_slots -= num_embeds
@@ -296,9 +298,12 @@ class EncoderCacheTable:
         """Return the entry of an item's content in this epoch. Raises InvalidRequest if it is of another size."""
         entry = self._entries.get(self._content(request, input_id))
         if entry is not None and entry.num_embeds != request.features[input_id].num_embeds:
-            field, value = f"features[{input_id}].num_embeds", request.features[input_id].num_embeds
-            raise InvalidRequest(field, value, f"an item of equal content has {entry.num_embeds}")
+            raise self._other_size(request, input_id, entry)
         return entry
+
+    def _other_size(self, request: Request, input_id: int, entry: EncoderEntry) -> InvalidRequest:
+        limit = f"an item of equal content has {entry.num_embeds}"
+        return InvalidRequest(f"features[{input_id}].num_embeds", request.features[input_id].num_embeds, limit)
 
     def _refusal(self, request: Request, input_id: int) -> LocalProtocolError:
         item = f"item {input_id} of {request}"
