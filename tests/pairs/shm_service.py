@@ -20,11 +20,11 @@ from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate, SenderInp
 from mmcached.engine.server.leases import LeaseBook
 from mmcached.frontend.caches.sender_cache import ShmObjectStoreSenderCache
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
-from mmcached.shm.ring.leases import Barrier
 from mmcached.shm.store.codec import decode_frames, split
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.sockets.channels import Frame
 from mmcached.worker.payloads import PayloadReader
 from tests.pairs.library_pairs import CAPACITY, item_for

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from mmcached.shm.ring.leases import Barrier
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages.parts import Barrier
 from tests.contracts import content
 from tests.house.drawing import examples
 from tests.pairs.library_pairs import expected

@@ -37,7 +37,6 @@ from mmcached.wire.messages.frontend import (
     Reconcile,
     TakeRow,
 )
-from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from tests.client.blocking import CLIENTS, Make
 from tests.client.records import every_dtype, is_equal, numbers
@@ -527,9 +526,7 @@ def test_barrier_is_answered(service: StoreService, client: Any) -> None:
         link = service.desk.rows._rows[taken.client_id]
         barrier = ring.open_barrier(taken.row)
         assert barrier is not None
-        service._channel.send(
-            link.peer, Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
-        )
+        service._channel.send(link.peer, barrier)
 
     service.call(lose_a_lease_and_ask)
     assert service.leases == 2

@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.ring.leases import ROWS_PER_LOOK, Barrier, LeaseTable, Overrun
+from mmcached.shm.ring.leases import ROWS_PER_LOOK, LeaseTable, Overrun
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
+from mmcached.wire.messages.parts import Barrier
 from tests.house.drawing import examples
 
 ROWS, SLOTS = 3, 4

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 from mmcached.cache import BaseMultiModalReceiverCache, MultiModalKwargsItem, ReceiverInput
 from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
-from mmcached.shm.ring.leases import Barrier
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.messages.parts import Barrier
 from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.taken_leases import TakenLeases
 

@@ -48,8 +48,7 @@ class Barriers:
         if barrier is None:
             return
         link.barrier_wait_s = min(2 * link.barrier_wait_s, MAX_WAIT_S)
-        message = Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
-        self._tell(link, message)
+        self._tell(link, barrier)
         crash_point("barrier.after_send")
 
     def granted(self, link: EngineLink, now: float) -> None:

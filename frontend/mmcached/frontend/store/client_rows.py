@@ -68,10 +68,7 @@ class ClientRows:
         self._rows[client_id] = _ClientRow(client_id, peer, message.row, message.nonce)
         if known is None or known.peer == peer or known.nonce != message.nonce:
             return True, None
-        barrier = ring.open_barrier(message.row)
-        if barrier is None:
-            return True, None
-        return True, Barrier(barrier.nonce, barrier.barrier_id, barrier.last_seq, list(barrier.slots))
+        return True, ring.open_barrier(message.row)
 
     def reconcile(self, peer: bytes, message: Reconcile) -> int | None:
         """Take the answer to a barrier.

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from mmcached.shm.segment.layout import MAX_RETURNED
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
+from mmcached.wire.messages.parts import Barrier
 
 Counts = npt.NDArray[np.uint64]
 ROWS_PER_LOOK = 64
@@ -44,20 +45,6 @@ class Overrun:
     slot: int
     granted: int
     returned: int
-
-
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """The question of a writer that misses leases: how many of each of `slots` have arrived in incarnation `nonce`?
-
-    Attributes:
-        last_seq: of the last lease that was granted before it.
-    """
-
-    nonce: int
-    barrier_id: int
-    last_seq: int
-    slots: tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -27,7 +27,6 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
-from mmcached.shm.ring.leases import Barrier
 from mmcached.shm.ring.writer_rows import RowStopped, RowVoided, WriterRows
 from mmcached.shm.segment.layout import (
     ALIGNMENT,
@@ -43,6 +42,7 @@ from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.errors import CacheFull, InvalidRequest, InvariantError, ItemTooLarge, LocalProtocolError
 from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.stats import RingStats
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
-from mmcached.shm.ring.leases import Barrier, LeaseTable
+from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import LeaseId
+from mmcached.wire.messages.parts import Barrier
 
 
 @dataclass(frozen=True, slots=True)

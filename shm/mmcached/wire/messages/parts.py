@@ -32,7 +32,7 @@ class Barrier(Message, frozen=True):
     nonce: Count
     barrier_id: Count
     last_seq: Count
-    slots: list[Count]
+    slots: tuple[Count, ...]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
