@@ -2,10 +2,13 @@
 #
 #   PYTHON       the interpreter that makes .venv, 3.11 or newer
 #   CONSTRAINTS  the file of pinned versions; another file, or nothing (`CONSTRAINTS=`), lets you bring another torch
+#   AREAS        what `make bench` measures
 #   SEED         what `make soak` draws its examples from; it shows the one it took, to be given again
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+PEER_AREAS := ring caches kv scheduler prefix sidecar
+AREAS ?= $(PEER_AREAS) eviction flood
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 VENV := .venv
@@ -47,15 +50,11 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 chaos: $(INSTALLED) ## kill the ring's processes at random for a minute, and check every byte
 	$(BIN)/python scripts/chaos.py --seconds 60
 
-bench: $(INSTALLED) ## every scripts/bench_*.py, one after the other
-	@set -e; for script in $(sort $(wildcard scripts/bench_*.py)); do \
-	  echo "== $$script"; $(BIN)/python "$$script"; \
-	done
+bench: $(INSTALLED) ## every area of scripts/bench, one after the other; some: `make bench AREAS="ring kv"`
+	@set -e; for area in $(AREAS); do echo "== $$area"; $(BIN)/python -m scripts.bench.$$area; done
 
 bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omni and others (2 GB)
-	@set -e; for script in ring caches kv scheduler prefix sidecar; do \
-	  echo "== bench_$$script"; $(PEERS)/bin/python "scripts/bench_$$script.py"; \
-	done
+	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area; done
 
 clean: ## remove the environment, builds and caches
 	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -71,9 +70,9 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 # Redis is measured too if its server is on the path. vLLM asks for far more than its store needs, hence --no-deps.
-$(PEERS_INSTALLED): scripts/peers.txt pyproject.toml $(CONSTRAINTS)
+$(PEERS_INSTALLED): scripts/bench/peers.txt pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
-	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/peers.txt --editable '.[server]'
+	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/bench/peers.txt --editable '.[server]'
 	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM) $(VLLM_OMNI)
 	touch $@

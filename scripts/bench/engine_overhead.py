@@ -1,0 +1,180 @@
+"""Ours alone: what the engine itself takes between two steps of its worker, for 1 to 256 running requests.
+
+In the figure, with the service's own `StepRunner`, books and encoder, and one worker:
+
+    frames in ─ decode the `StepOutput` ─ commit ─ schedule ─ book leases ─ build the plan ─ encode ─ frames out
+
+"With tokens told": and the message that tells the frontend what each stream has got, all being streamed. Not in the
+figure: the sockets, the worker, and what an engine does when a request begins or ends. Everybody decodes; each
+sixteenth request needs a block in a step. Workers keep no requests, so a plan carries whole block tables: what it costs
+grows with the tokens that requests have, and that is a family of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from mmcached.engine.results.token_streams import TokenStreams
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.step_runner import StepRunner
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
+from mmcached.wire.messages.frontend import TokensCommitted
+from mmcached.wire.messages.worker import FromEngineToWorker, StepPlan
+from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
+from mmcached.wire.stats import WorkerStats
+from scripts.bench.harness import Row, Sampler, against_first, compare, cpu_ns
+from scripts.bench.scheduler_sides import BLOCK_SIZE, NUM_KV_BLOCKS, SAMPLED_TOKEN_ID, OurSteps, our_config
+from scripts.bench.scheduler_steps import NUM_RUNNING, NUM_STEPS, PROMPT_TOKENS, UNIT, fill, start_decoding
+
+NAME = "engine overhead"
+TOLD = f"{NAME}, with tokens told"
+RUNNING = (1, 4, 16, 64, NUM_RUNNING)
+CONTEXTS = (PROMPT_TOKENS, 1_024, 4_096)
+NONCE = 1
+WORKER_EPOCH = 2
+DIGEST = bytes(16)
+
+_from_worker = make_decoder(FromWorker)
+_to_worker = make_decoder(FromEngineToWorker)
+
+
+def overhead(num_rounds: int) -> list[Row]:
+    """Return each figure against the smallest of its family."""
+    rows: list[Row] = []
+    for name, is_told in ((NAME, False), (TOLD, True)):
+        by_running = {f"{number} decoding": _by_running(number, is_told=is_told) for number in RUNNING}
+        rows += _rows(name, by_running, num_rounds)
+    by_context = {f"{NUM_RUNNING} decoding, {number:,} tokens each": _by_context(number) for number in CONTEXTS}
+    return rows + _rows(NAME, by_context, num_rounds)
+
+
+def _rows(name: str, family: Mapping[str, Sampler], num_rounds: int) -> list[Row]:
+    figures = {params: value / 1_000 for params, value in compare(family, num_rounds).items()}
+    return against_first(name, UNIT, figures)
+
+
+def _by_running(num_running: int, *, is_told: bool) -> Sampler:
+    engine, draw = Engine(our_config(NUM_RUNNING), is_told=is_told), random.Random(0)
+    fill(engine.steps, draw)
+    return lambda: per_step(engine, num_running, partial(start_decoding, engine.steps, num_running, draw))
+
+
+def _by_context(prompt_tokens: int) -> Sampler:
+    num_blocks = NUM_RUNNING * (prompt_tokens + BLOCK_SIZE + 2 * NUM_STEPS) // BLOCK_SIZE
+    config = replace(
+        our_config(NUM_RUNNING), num_kv_blocks=max(NUM_KV_BLOCKS, 2 * num_blocks), max_num_batched_tokens=1 << 17
+    )
+    engine, draw = Engine(config), random.Random(0)
+    start = partial(start_decoding, engine.steps, NUM_RUNNING, draw, prompt_tokens=prompt_tokens)
+    return lambda: per_step(engine, NUM_RUNNING, start)
+
+
+def per_step(engine: Engine, num_running: int, start: Callable[[], None]) -> float:
+    """Return what a step takes: requests start, decode for two blocks, and end.
+
+    Raises:
+        RuntimeError: the first or the last step is not one token for everybody, or not so many blocks were needed.
+    """
+    start()
+    engine.start()
+    plan = read_plan(engine.plan, num_running)
+    # Made beforehand: a worker's work, in between and in this process, would drive the books out of the caches.
+    *answers, last_answer = [answer(plan, step) for step in range(plan.step, plan.step + NUM_STEPS + 1)]
+    num_held = engine.steps.num_held_blocks()
+    taken = sum(cpu_ns(partial(engine.turn, frames)) for frames in answers)
+    read_plan(engine.plan, num_running)
+    num_new = engine.steps.num_held_blocks() - num_held
+    if num_new != num_running * NUM_STEPS // BLOCK_SIZE:
+        raise RuntimeError(f"{num_new} new blocks for {num_running} requests in {NUM_STEPS} steps")
+    engine.stop(last_answer)
+    return taken / NUM_STEPS
+
+
+class Engine:
+    """What stands between the sockets of an engine, with one worker; `turn` is what `EngineServer` does in a step.
+
+    Attributes:
+        plan: the frames that were last sent to the worker.
+        told: the same to the frontend.
+    """
+
+    def __init__(self, config: ServiceConfig, *, is_told: bool = False) -> None:
+        self.plan: list[Frame] = []
+        self.told: list[Frame] = []
+        self.steps = OurSteps(config)
+        self._streams = TokenStreams()
+        self._is_told = is_told
+        group = WorkerGroup(cast(Any, self), 1, nonce=NONCE, config_digest=config.digest())
+        group.hello(b"worker", WorkerHello(0, WORKER_EPOCH, config.digest(), "cpu"))
+        group.attached(WorkerAttached(WORKER_EPOCH, NONCE, 0), None)
+        self._runner = StepRunner(
+            self.steps.scheduler,
+            group,
+            LeaseBook(lambda handle: None),
+            ItemFrames(config),
+            nonce=NONCE,
+            timeout_s=config.step_timeout_s,
+            clock=time.monotonic,
+        )
+
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        """In place of a socket."""
+        self.plan = encode_frames(message, payload)
+
+    def start(self) -> None:
+        """Send the first plan, with all requests streamed."""
+        self._streams = TokenStreams()
+        for request_id in self.steps.added if self._is_told else ():
+            self._streams.open(request_id)
+        self._runner.start()
+
+    def turn(self, frames: list[Frame]) -> None:
+        """Book what the worker has answered, tell of it, and send the next plan."""
+        self._book(frames)
+        self._runner.start()
+
+    def stop(self, frames: list[Frame]) -> None:
+        """Book the last answer, and end all requests."""
+        self._book(frames)
+        self.steps.end_all()
+
+    def _book(self, frames: list[Frame]) -> None:
+        message, payload = decode_frames(frames, _from_worker)
+        finished = self._runner.take(message, payload)
+        if finished is None or finished.output is None:
+            raise RuntimeError(f"the worker's answer is not taken: {message}")
+        sampled = {entry.request_id: entry.token_id for entry in finished.output.sampled}
+        self.steps.commit(finished.step, sampled)
+        if self._streams:
+            streams = self._streams.untold(chunk.request for chunk in finished.step.chunks if chunk.sample)
+            self.told = encode_frames(TokensCommitted(streams))
+            self._streams.told(streams)
+
+
+def read_plan(frames: list[Frame], num_running: int) -> StepPlan:
+    """Return what a worker receives.
+
+    Raises:
+        RuntimeError: it is not one token for everybody.
+    """
+    plan, _ = decode_frames(frames, _to_worker)
+    if not isinstance(plan, StepPlan):
+        raise RuntimeError(f"not a plan: {plan}")
+    if [(len(chunk.token_ids), chunk.sample) for chunk in plan.chunks] != [(1, True)] * num_running:
+        raise RuntimeError(f"not {num_running} requests with one token each: {plan}")
+    return plan
+
+
+def answer(plan: StepPlan, step: int) -> list[Frame]:
+    """Return what a worker says to a plan, or to another one for the same requests."""
+    sampled = [Sampled(chunk.request_id, SAMPLED_TOKEN_ID) for chunk in plan.chunks]
+    return encode_frames(StepOutput(NONCE, WORKER_EPOCH, step, DIGEST, sampled, [], [], [], WorkerStats()))

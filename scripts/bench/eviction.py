@@ -1,0 +1,207 @@
+"""What the ring keeps, what it refuses, and what a place costs, beside other policies; played on the real allocator.
+
+hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of requests and of bytes; the points in `params`
+           are the difference to the peer. The peers hold their capacity exactly, without fragments: `policies`;
+           the requests: `traces`. With `--trace FILE` only that file is replayed
+refused    inserts that found no room, in percent, while a share of the chunks stays leased for half a turn of the ring
+           on average, some for far longer. The peer, a strict FIFO ring, takes back in order: one leased chunk stops it
+place      plan and apply with this many chunks in the ring, hits in between       peer: the same with 1,000 chunks
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm.ring.allocator import RingAllocator
+from scripts.bench import harness
+from scripts.bench.harness import Row, Section, compare, row
+from scripts.bench.policies import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
+from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, zipf
+
+NUM_SEEDS = 8
+QUICK_SEEDS = 2
+NUM_SLOTS = 1 << 15
+NUM_INSERTS = 6000
+PEERS: dict[str, Callable[[int], Policy]] = {"LRU": Lru, "FIFO": Fifo, "SIEVE": Sieve, "S3-FIFO": S3Fifo}
+REPLAYED_REQUESTS = 40_000
+
+
+class RingCache:
+    """The allocator as a cache: a key is a chunk."""
+
+    def __init__(self, capacity: int) -> None:
+        self._allocator = RingAllocator(capacity, NUM_SLOTS)
+        self._key_to_slot: dict[object, int] = {}
+        self._slot_to_key: dict[int, object] = {}
+
+    def request(self, key: object, size: int) -> bool:
+        slot = self._key_to_slot.get(key)
+        if slot is not None:
+            self._allocator.hit(slot)
+            return True
+        plan = self._allocator.plan(size, lambda slot: False)
+        if plan is None:
+            return False
+        for victim in plan.evicted:
+            del self._key_to_slot[self._slot_to_key.pop(victim.slot)]
+        self._allocator.apply(plan)
+        self._key_to_slot[key] = plan.extent.slot
+        self._slot_to_key[plan.extent.slot] = key
+        return False
+
+
+def zipf_rates(num_seeds: int) -> list[Row]:
+    return hit_rates("Zipf 1.0", [zipf(seed) for seed in range(num_seeds)])
+
+
+def mixed_rates(num_seeds: int) -> list[Row]:
+    return hit_rates("hot + scan + loop", [hot_scan_loop(seed) for seed in range(num_seeds)])
+
+
+def recorded_rates(path: Path, _: int) -> list[Row]:
+    return hit_rates("recorded", [prefix_blocks(path, 0, num_requests=REPLAYED_REQUESTS)])
+
+
+def hit_rates(name: str, traces: Sequence[Trace]) -> list[Row]:
+    ours = mean_rates(traces, partial(replay, RingCache))
+    rows = []
+    for kind in (0, 1):
+        for peer, policy in {**PEERS, "Belady": None}.items():
+            theirs = mean_rates(traces, future if policy is None else partial(replay, policy))
+            params = f"{name}, {ours[kind] - theirs[kind]:+.1f} points"
+            title = ("hit rate, objects", "hit rate, bytes")[kind]
+            rows.append(row(title, params, ours[kind], "%", peer=peer, peer_value=theirs[kind]))
+    return rows
+
+
+def mean_rates(traces: Sequence[Trace], run: Callable[[Trace], npt.NDArray[np.bool_]]) -> tuple[float, float]:
+    """Return the mean hit rates of requests and of bytes in percent."""
+    rates = []
+    for trace in traces:
+        hits, asked = run(trace), trace.sizes[trace.keys]
+        rates.append((100 * hits.mean(), 100 * asked[hits].sum() / asked.sum()))
+    objects, nbytes = np.mean(rates, axis=0)
+    return float(objects), float(nbytes)
+
+
+def replay(policy: Callable[[int], Policy], trace: Trace) -> npt.NDArray[np.bool_]:
+    cache, sizes = policy(trace.ring_bytes), trace.sizes.tolist()
+    return np.array([cache.request(key, sizes[key]) for key in trace.keys.tolist()])
+
+
+def future(trace: Trace) -> npt.NDArray[np.bool_]:
+    return furthest(trace.keys, trace.sizes, trace.ring_bytes)
+
+
+def refusals(num_seeds: int) -> list[Row]:
+    rows = []
+    for share in (0.002, 0.02, 0.05):
+        counts = [count_refused(share, seed) for seed in range(num_seeds)]
+        ours, strict = np.mean(counts, axis=0) / NUM_INSERTS * 100
+        params = f"{share:.1%} of chunks leased for long"
+        rows.append(row("refused", params, float(ours), "%", peer="strict FIFO ring", peer_value=float(strict)))
+    return rows
+
+
+def count_refused(share: float, seed: int, capacity: int = 4096 * MIB) -> tuple[int, int]:
+    """Return how many inserts we refuse, and how many a strict FIFO ring."""
+    rng = np.random.default_rng(seed)
+    sizes = draw_sizes(rng, NUM_INSERTS)
+    long = rng.exponential(capacity / sizes.mean() / 2, NUM_INSERTS)
+    ends = np.where(rng.random(NUM_INSERTS) < share, np.arange(NUM_INSERTS) + long, 0)
+    allocator, slot_to_end = RingAllocator(capacity, NUM_SLOTS), dict[int, float]()
+    fifo, fifo_used = deque[tuple[int, float]](), 0  # (size, end of its lease), oldest first
+    refused = fifo_refused = 0
+    for now, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True)):
+        leased = {slot for slot, its_end in slot_to_end.items() if its_end > now}
+        plan = allocator.plan(size, leased.__contains__)
+        if plan is None:
+            refused += 1
+        else:
+            allocator.apply(plan)
+            slot_to_end[plan.extent.slot] = end
+        while fifo_used + size > capacity and fifo[0][1] <= now:
+            fifo_used -= fifo.popleft()[0]
+        if fifo_used + size > capacity:
+            fifo_refused += 1
+        else:
+            fifo.append((size, end))
+            fifo_used += size
+    return refused, fifo_refused
+
+
+def places(num_rounds: int) -> list[Row]:
+    rows = []
+    for pinned_share in (0, 0.05):
+        rings = {number: FullRing(number, pinned_share) for number in (1000, 4000, 16_000)}
+        figures = compare({number: ring.place_us for number, ring in rings.items()}, num_rounds, num_unmeasured=0)
+        rows += [
+            row(
+                "place",
+                f"{number:,} chunks, {pinned_share:.0%} pinned",
+                figures[number],
+                "us",
+                peer="1,000 chunks",
+                peer_value=figures[1000],
+            )
+            for number in rings
+        ]
+    return rows
+
+
+class FullRing:
+    """A ring of about `num_chunks` chunks of 0.5 to 1.5 MiB; a share of them is pinned for good."""
+
+    def __init__(self, num_chunks: int, pinned_share: float) -> None:
+        self._rng = np.random.default_rng(0)
+        self._num_chunks = num_chunks
+        self._allocator = RingAllocator(num_chunks * MIB, 2 * num_chunks)
+        self._pinned: set[int] = set()
+        for _ in range(2):
+            self._place(num_chunks)
+        slots = self._allocator.slots()
+        self._pinned.update(self._rng.choice(slots, int(pinned_share * len(slots)), replace=False).tolist())
+
+    def place_us(self) -> float:
+        """Return the median time of a plan and its apply; three hits come before each."""
+        return median(self._place(1000)) / 1000
+
+    def _place(self, repeats: int) -> list[int]:
+        allocator, times = self._allocator, []
+        sizes = (self._rng.integers(MIB // 2, 3 * MIB // 2, repeats) // 64 * 64).tolist()
+        hits = self._rng.integers(0, self._num_chunks, (repeats, 3)).tolist()
+        for size, slots in zip(sizes, hits, strict=True):
+            for slot in filter(allocator.has, slots):
+                allocator.hit(slot)
+            started = time.perf_counter_ns()
+            plan = allocator.plan(size, self._pinned.__contains__)
+            if plan is None:
+                raise RuntimeError(f"no room for {size} bytes")
+            allocator.apply(plan)
+            times.append(time.perf_counter_ns() - started)
+        return times
+
+
+SECTIONS: dict[str, Section] = {"zipf": zipf_rates, "mixed": mixed_rates, "refused": refusals, "place": places}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--trace", type=Path, metavar="FILE", help="replay this file of requests, and nothing else")
+    path = options.parse_known_args()[0].trace
+    sections = SECTIONS if path is None else {"recorded": partial(recorded_rates, path)}
+    rounds = (NUM_SEEDS, QUICK_SEEDS)
+    harness.main("what the ring keeps", sections, lambda undo: sections, rounds=rounds, options=options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""How much of a recorded service's prompts a KV cache finds, by the size of its pool and by its eviction policy.
+
+hit rate        share of all prompt blocks that a lookup finds, in percent. A prompt's last block counts as asked for
+                and is never found (the last token is always computed), so even what holds everything stays below the
+                share of repeated blocks; of long prompts that are mixed in, nothing is counted
+infinite        everything that ever came is still there
+Belady          knows the future; no policy finds more (`policies` says why)
+ideal LRU       exact LRU over blocks; nothing is held for running requests
+LRU, segmented  the real manager with its eviction policies, with requests that run
+
+as recorded     the trace alone
+steady scan     after every 10 prompts a one-off one of 250 blocks (128k tokens), which is half of all blocks if prompts
+                have 24 blocks on average
+scan bursts     after every 200 prompts 40 such, as a batch job would send
+
+A trace is a file in the Mooncake format: `traces`. The plot is plain SVG, a panel of curves for each traffic.
+
+**The real manager** gets one token id per block of the trace and has `block_size=1`: the same as 512 tokens in blocks
+of 512. The manager sees content through digests only, and each digest covers the digest before it, so ids that stand
+behind equal ids get equal digests and others do not, whatever number of tokens a block stands for. The last-token rule
+gives the same, too: of `n` blocks the first `n - 1` can be found, full or not, since
+`(num_tokens - 1) // 512 == n - 1 == (n - 1) // 1`. A tail that is not full gets its slots, but is not published.
+
+Requests run `num_running` at a time, first come, first served: the next one begins when the oldest one ends, or earlier
+if there is room for it neither in free blocks nor in what can be evicted; then the oldest ones end until there is. One
+at a time means that blocks are freed as soon as they are computed. A prompt larger than the pool is turned away. What
+requests generate takes no slots: no trace says what it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from mmcached.engine.kv.config import KVCacheConfig
+from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.steps.request import Request
+from scripts.bench.harness import Row, print_rows, print_table
+from scripts.bench.policies import belady, ideal_lru, num_counted
+from scripts.bench.traces import BLOCK_TOKENS, Prompt, read_trace, with_scans
+
+SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 50_000, 100_000)
+QUICK_SIZES = (2_000, 20_000)
+NUM_RUNNING = (1, 32)  # one at a time: freed at once
+SCAN_BLOCKS = 250
+OURS = {"LRU": "lru", "segmented LRU": "segmented_lru"}
+PEERS = ("infinite", "Belady", "ideal LRU")
+
+TRAFFIC: dict[str, Callable[[list[Prompt]], list[Prompt]]] = {
+    "as recorded": lambda prompts: prompts,
+    "steady scan": lambda prompts: with_scans(prompts, every=10, num_scans=1, num_blocks=SCAN_BLOCKS),
+    "scan bursts": lambda prompts: with_scans(prompts, every=200, num_scans=40, num_blocks=SCAN_BLOCKS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Hit rates in percent, by the name of who has them, for each pool size.
+
+    Attributes:
+        sizes: blocks, the null block not included.
+    """
+
+    traffic: str
+    num_running: int
+    sizes: Sequence[int]
+    rates: dict[str, list[float]]
+
+    @property
+    def title(self) -> str:
+        running = f"{self.num_running} requests at a time" if self.num_running > 1 else "freed at once"
+        return f"{self.traffic}, {running}"
+
+
+def measure(prompts: list[Prompt], sizes: Sequence[int], *, is_quick: bool) -> list[Curves]:
+    """Return the curves of all traffic; quick ones have many requests at a time only, and no pool for everything."""
+    measured = []
+    for traffic, mix in TRAFFIC.items():
+        started = time.monotonic()
+        mixed = mix(prompts)
+        everything = sum(len(prompt.block_ids) for prompt in mixed)
+        all_sizes = sorted({*sizes} if is_quick else {everything, *(size for size in sizes if size < everything)})
+        measured += curves_of(traffic, mixed, all_sizes, NUM_RUNNING[-1:] if is_quick else NUM_RUNNING)
+        print(f"{traffic}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return measured
+
+
+def curves_of(traffic: str, prompts: list[Prompt], sizes: Sequence[int], all_running: Sequence[int]) -> list[Curves]:
+    percent, replay = 100 / num_counted(prompts), Replay(prompts)
+    infinite = percent * ideal_lru(prompts, sum(len(prompt.block_ids) for prompt in prompts))
+    peers = {
+        "infinite": [infinite for _ in sizes],
+        "Belady": [percent * belady(prompts, size) for size in sizes],
+        "ideal LRU": [percent * ideal_lru(prompts, size) for size in sizes],
+    }
+    curves = []
+    for num_running in all_running:
+        ours = {
+            name: [percent * replay.run(size, policy, num_running=num_running) for size in sizes]
+            for name, policy in OURS.items()
+        }
+        curves.append(Curves(traffic, num_running, sizes, {**peers, **ours}))
+    return curves
+
+
+def rows(measured: Sequence[Curves]) -> list[Row]:
+    """Return each of ours beside each peer, and beside our LRU."""
+    pairs = [(name, peer) for name in OURS for peer in (*PEERS, "LRU") if name != peer]
+    return [
+        Row(
+            name=f"hit rate, {name}",
+            params=f"{curves.title}, {size:,} blocks",
+            ours=(ours := curves.rates[name][index]),
+            unit="%",
+            peer=peer,
+            peer_value=(theirs := curves.rates[peer][index]),
+            ratio=ours / theirs if theirs else 1.0,
+        )
+        for curves in measured
+        for index, size in enumerate(curves.sizes)
+        for name, peer in pairs
+    ]
+
+
+def print_tables(measured: Sequence[Curves]) -> None:
+    for curves in measured:
+        columns = ("blocks", "tokens", *curves.rates, "gain over LRU", "of what Belady gains")
+        lines = []
+        for index, size in enumerate(curves.sizes):
+            rates = {name: each[index] for name, each in curves.rates.items()}
+            gain, room = rates["segmented LRU"] - rates["LRU"], rates["Belady"] - rates["LRU"]
+            share = f"{gain / room:.0%}" if room > 1 else ""  # of nothing, any share is noise
+            figures = (f"{rate:.2f}" for rate in rates.values())
+            lines.append((f"{size:,}", f"{size * BLOCK_TOKENS / 1e6:,.1f}M", *figures, f"{gain:+.2f}", share))
+        print_table(f"hit rate in %: {curves.title}", [f"{column}>" for column in columns], lines)
+
+
+class Replay:
+    """Prompts as requests, which keep their digests from one run to the next."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self.prompts = prompts
+        self._requests = [
+            Request(number, "generate", prompt.block_ids, (), max_tokens=1) for number, prompt in enumerate(prompts)
+        ]
+
+    def run(self, num_blocks: int, eviction_policy: str, *, num_running: int) -> int:
+        """Return how many blocks of the counted prompts a new manager finds.
+
+        Args:
+            num_blocks: of the pool, the null block not included.
+        """
+        config = KVCacheConfig.of_one_group(num_blocks + 1, block_size=1)
+        manager = KVCacheManager(config, max_model_len=num_blocks, eviction_policy=eviction_policy)
+        running: deque[Request] = deque()
+        found = 0
+        for prompt, request in zip(self.prompts, self._requests, strict=True):
+            if request.num_tokens > num_blocks:
+                continue
+            while len(running) >= num_running:
+                manager.free(running.popleft())
+            hit, num_hit = manager.get_computed_blocks(request)
+            num_new = request.num_tokens - num_hit
+            # Published at once, but only as far as blocks are full.
+            while manager.allocate_slots(request, num_new, num_hit, hit, delay_cache_blocks=True) is None:
+                manager.free(running.popleft())
+            manager.cache_blocks(request, prompt.num_full)
+            running.append(request)
+            if prompt.is_counted:
+                found += num_hit
+        for request in running:
+            manager.free(request)
+        manager.check_integrity()
+        return found
+
+
+COLOURS = ("#9a9a9a", "#1b1b1b", "#5b8fd6", "#2f9e5f", "#d1495b", "#8d5bd6")
+WIDTH, PANEL_HEIGHT = 720, 300
+LEFT, RIGHT, TOP, BOTTOM = 50, 150, 34, 44
+Y_STEP = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves to be compared.
+
+    Attributes:
+        xs: positive, ascending.
+        curves: by name, a value of at least 0 for each x.
+    """
+
+    title: str
+    xs: Sequence[int]
+    curves: Mapping[str, Sequence[float]]
+
+
+def svg(panels: Sequence[Panel], *, x_label: str, y_label: str) -> str:
+    """Return a whole SVG document."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{PANEL_HEIGHT * len(panels)}" '
+        'font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for index, panel in enumerate(panels):
+        lines += [f'<g transform="translate(0 {index * PANEL_HEIGHT})">', *_panel(panel, x_label, y_label), "</g>"]
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _panel(panel: Panel, x_label: str, y_label: str) -> Iterator[str]:
+    top = max(max(values) for values in panel.curves.values())
+    num_steps = max(1, math.ceil(top / Y_STEP))
+    first, last = math.log(panel.xs[0]), math.log(panel.xs[-1])
+
+    def x_of(value: int) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(value) - first) / ((last - first) or 1)
+
+    def y_of(value: float) -> float:
+        return PANEL_HEIGHT - BOTTOM - (PANEL_HEIGHT - TOP - BOTTOM) * value / (num_steps * Y_STEP)
+
+    yield f'<text x="{LEFT}" y="20" font-weight="bold">{escape(panel.title)}</text>'
+    for step in range(num_steps + 1):
+        y = y_of(step * Y_STEP)
+        yield f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>'
+        yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{step * Y_STEP}</text>'
+    for x in panel.xs:
+        yield f'<text x="{x_of(x):.1f}" y="{PANEL_HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(x)}</text>'
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    yield f'<text x="{middle}" y="{PANEL_HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>'
+    yield f'<text x="{LEFT - 6}" y="20" text-anchor="end">{escape(y_label)}</text>'
+    for index, (name, values) in enumerate(panel.curves.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        points = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in zip(panel.xs, values, strict=True))
+        width = 2 + 1.5 * (len(panel.curves) - 1 - index)  # so that a curve below another can be seen
+        yield f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+        legend = TOP + 18 * index
+        yield f'<path d="M{WIDTH - RIGHT + 12} {legend}h20" stroke="{colour}" stroke-width="{width}"/>'
+        yield f'<text x="{WIDTH - RIGHT + 38}" y="{legend + 4}">{escape(name)}</text>'
+
+
+def _short(number: int) -> str:
+    return f"{number / 1000:.3g}k" if number >= 1000 else str(number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="hit rate of a recorded service by pool size and eviction policy")
+    parser.add_argument("trace", type=Path, help="a file in the Mooncake format")
+    parser.add_argument("--json", action="store_true", help="print a list of rows instead of tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves, too")
+    parser.add_argument("--quick", action="store_true", help="two sizes, 32 requests at a time")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="BLOCKS", help="other pool sizes, at least 1 block")
+    arguments = parser.parse_args()
+    if arguments.plot is not None and arguments.plot.suffix != ".svg":
+        parser.error(f"--plot {arguments.plot}: draws SVG only")
+    sizes = arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES)
+    if min(sizes) < 1:
+        parser.error(f"--sizes {min(sizes)}: at least 1 block")
+    try:
+        prompts = read_trace(arguments.trace)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    measured = measure(prompts, sizes, is_quick=arguments.quick)
+    if arguments.json:
+        print_rows(parser.description or "", rows(measured), as_json=True)
+    else:
+        print_tables(measured)
+    if arguments.plot is not None:
+        panels = [Panel(curves.title, curves.sizes, curves.rates) for curves in measured]
+        arguments.plot.write_text(svg(panels, x_label="blocks in the pool", y_label="%"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

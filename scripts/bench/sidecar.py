@@ -1,0 +1,226 @@
+"""The sidecar beside Redis: a record of 4.7 MiB in a client's hands, from 1, 4 and 16 client processes at once.
+
+view       `Client.get(key, view=True)`: the tensor lies in shared memory, and is read in place
+owned      `Client.get(key)`: the client's own, writable copy
+redis-py   GET over a unix socket; the array refers to the bytes that came, no further copy is charged
+raw Redis  GET by a socket and nothing else, into one buffer that is used again and again: what Redis can do at best
+memcpy     one copy of that many bytes between two populated arrays, in this process
+
+Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
+Times are of single hits, over all clients and rounds; rates are hits per second of all clients together, the median of
+the rounds. Without redis-server or redis-py the rows are left out, and a line says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcached.client import Client
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.paths import RunDir
+from mmcached.wire.process.death import environment_for_children
+from scripts.bench import harness, redis_server
+from scripts.bench.harness import Bound, Row, Section, row, tell_once, wall_us
+from scripts.bench.redis_server import RawRedis
+
+NUM_BYTES = 4_928_307  # 4.7 MiB
+CLIENTS = {f"{number} client{'s' * (number > 1)}": number for number in (1, 4, 16)}
+NUM_ROUNDS = 5
+QUICK_ROUNDS = 2
+ROUND_S = 0.4
+MIN_HITS = 3
+KEY = "item"
+RAW, REDIS_PY = "raw Redis", "redis-py"
+BOUNDS = [
+    Bound("reach", f"hits, {kind}", params, peer, rate, is_floor=True)
+    for kind, rate in (("view", 8.0), ("owned", 3.0))
+    for params in CLIENTS
+    for peer in (RAW, REDIS_PY)
+]
+"""How many times Redis' rate each kind shall reach."""
+
+Hit = Callable[[], Any]
+
+
+# ---- a client process: reads `[kind, seconds]` per line, answers with the microseconds of each hit
+
+
+def main_child(run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False) as client:
+        kinds: dict[str, Hit] = {
+            "view": lambda: _through(client, view=True),
+            "owned": lambda: _through(client, view=False),
+        }
+        if RAW in _peers():
+            kinds[RAW] = partial(RawRedis(str(run_dir / "redis"), NUM_BYTES).get, KEY)
+        if REDIS_PY in _peers():
+            redis = redis_server.connect(str(run_dir / "redis"))
+            kinds[REDIS_PY] = lambda: np.frombuffer(redis.get(KEY), np.uint8)[-1]
+        for hit in kinds.values():
+            hit()  # connects, maps, faults
+        print("ready", flush=True)
+        for line in sys.stdin:
+            kind, seconds = json.loads(line)
+            print(json.dumps(_times_us(kinds[kind], seconds)), flush=True)
+
+
+def _through(client: Client, *, view: bool) -> Any:
+    hit = client.get(KEY, view=view, tensors="numpy")
+    if hit is None:
+        raise SystemExit("the record is gone; the store is too small")
+    with hit:
+        return hit.record["x"][-1]
+
+
+def _times_us(hit: Hit, seconds: float) -> list[float]:
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < MIN_HITS or time.perf_counter() < until:
+        times.append(wall_us(hit))
+    return times
+
+
+# ---- the measuring process
+
+
+@contextlib.contextmanager
+def service() -> Iterator[Path]:
+    """Run a frontend, and Redis if it is there, both with the record; yield the run directory."""
+    with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
+        run_dir = Path(folder)
+        stack.enter_context(frontend(run_dir))
+        record = np.random.default_rng(0).integers(0, 256, NUM_BYTES, np.uint8)
+        with Client(run_dir, fail_open=False) as client:
+            client.put(KEY, {"x": record})
+        if _peers():
+            stack.enter_context(redis_server.redis_server(str(run_dir / "redis")))
+            with contextlib.closing(RawRedis(str(run_dir / "redis"), NUM_BYTES)) as redis:
+                redis.set(KEY, record.data)
+        for left_out in sorted({RAW, REDIS_PY} - set(_peers())):
+            tell_once(f"rows are left out: {left_out}: redis-server or the Python package redis is missing")
+        yield run_dir
+
+
+def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
+    """Measure all kinds with so many client processes."""
+    peers = _peers()
+    kinds = ["view", "owned", *peers]
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    copies: list[float] = []
+    with children(run_dir, CLIENTS[params]) as processes:
+        for _ in range(num_rounds):
+            copies.append(memcpy_us())
+            for kind in kinds:
+                for process in processes:
+                    _ask(process, kind)
+                found = [_answer(process) for process in processes]
+                times[kind] += [each for hits in found for each in hits]
+                rates[kind].append(sum(1e6 * len(hits) / sum(hits) for hits in found))
+    p50 = {kind: statistics.median(times[kind]) for kind in kinds}
+    p99 = {kind: statistics.quantiles(times[kind], n=100)[98] for kind in kinds}
+    rate = {kind: statistics.median(rates[kind]) for kind in kinds}
+    rows = []
+    for kind in ("view", "owned"):
+        rows.append(row(f"hit, {kind}, p50", params, p50[kind], "us", peer="memcpy", peer_value=min(copies)))
+        for peer in peers:
+            rows.append(row(f"hit, {kind}, p50", params, p50[kind], "us", peer=peer, peer_value=p50[peer]))
+            rows.append(row(f"hit, {kind}, p99", params, p99[kind], "us", peer=peer, peer_value=p99[peer]))
+            rows.append(row(f"hits, {kind}", params, rate[kind], "1/s", peer=peer, peer_value=rate[peer]))
+        if not peers:
+            rows.append(row(f"hits, {kind}", params, rate[kind], "1/s", peer="memcpy", peer_value=1e6 / min(copies)))
+    return rows
+
+
+def memcpy_us() -> float:
+    """Return the fastest of some copies."""
+    source = np.ones(NUM_BYTES, np.uint8)
+    target = np.zeros(NUM_BYTES, np.uint8)
+    return min(wall_us(partial(np.copyto, target, source)) for _ in range(20))
+
+
+@contextlib.contextmanager
+def frontend(run_dir: Path) -> Iterator[None]:
+    """A frontend without engines: the store needs none."""
+    directory = RunDir(run_dir)
+    directory.create()
+    ServiceConfig(store_gb=0.25, mm_processor_cache_gb=1 / 64, log_level="warning").save(directory.config)
+    command = [sys.executable, "-m", "mmcached", "frontend", "--run-dir", str(run_dir)]
+    process = subprocess.Popen(command, env=environment_for_children(), stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def children(run_dir: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "scripts.bench.sidecar", "--child", str(run_dir)]
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+                env=environment_for_children(),
+            )
+            stack.enter_context(process)  # its end: closes the input, and waits
+            started.append(process)
+        for process in started:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                raise SystemExit("a client process did not start")
+        yield started
+
+
+def _ask(process: subprocess.Popen[str], kind: str) -> None:
+    if process.stdin is not None:
+        process.stdin.write(json.dumps([kind, ROUND_S]) + "\n")
+
+
+def _answer(process: subprocess.Popen[str]) -> list[float]:
+    if process.stdout is None:
+        raise SystemExit("a client process has no output")
+    times: list[float] = json.loads(process.stdout.readline())
+    return times
+
+
+def _peers() -> list[str]:
+    """Return the kinds of Redis that can be measured here."""
+    if not redis_server.has_server():
+        return []
+    return [RAW, *([REDIS_PY] if redis_server.has_client() else [])]
+
+
+def open_sections(undo: ExitStack) -> Mapping[str, Section]:
+    run_dir = undo.enter_context(service())
+    return {params: partial(compare, run_dir, params) for params in CLIENTS}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        main_child(Path(sys.argv[2]))
+    else:
+        harness.main(
+            "the sidecar beside Redis: a hit of 4.7 MiB",
+            CLIENTS,
+            open_sections,
+            rounds=(NUM_ROUNDS, QUICK_ROUNDS),
+            bounds=BOUNDS,
+        )

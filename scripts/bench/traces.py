@@ -1,0 +1,147 @@
+"""Requests to compare eviction policies with: objects for the ring, and prompts as lists of blocks for the KV cache.
+
+**Objects**: which one is asked for next, and how large each is.
+
+    zipf             independent requests, the k-th object with weight 1/k
+    hot_scan_loop    phases of 20–60 requests: half of them for a hot set (5 % of the objects), a quarter go on with a
+                     scan that comes back after thousands of requests, a quarter with a loop over 15 %, which is more
+                     than a ring of 10 % holds
+    prefix_blocks    a recorded service: the block ids of its prompts in order, from a file in the Mooncake format
+
+No public trace says how large multimodal items are and how they come back; so all sizes are drawn, log-uniform from
+64 KiB to 48 MiB, and independent of the popularity.
+
+**Prompts**: those of a recorded service, and the same among long ones that nobody repeats.
+
+    prompt    | id | id | id | id | id |        equal ids, equal content from the prompt's start on
+              |------ full -----|- tail -|      what is not a full block is computed each time, and never published
+
+Knows nothing of block managers. Invariant: an id stands behind the same ids wherever it occurs, as a prefix cache's
+content key does; a file in which it does not is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count, islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+KIB, MIB = 1 << 10, 1 << 20
+ALIGNMENT = 64
+NUM_OBJECTS = 2000
+NUM_REQUESTS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Which objects are asked for.
+
+    Attributes:
+        keys: `(num_requests,)`, each an index into `sizes`.
+        sizes: `(num_objects,)` bytes, multiples of the alignment.
+    """
+
+    keys: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+
+    @property
+    def ring_bytes(self) -> int:
+        """A tenth of all objects."""
+        return int(self.sizes.sum()) // 10 // ALIGNMENT * ALIGNMENT
+
+
+def draw_sizes(rng: np.random.Generator, num_objects: int) -> npt.NDArray[np.int64]:
+    sizes = np.exp(rng.uniform(np.log(64 * KIB), np.log(48 * MIB), num_objects))
+    return sizes.astype(np.int64) // ALIGNMENT * ALIGNMENT
+
+
+def zipf(seed: int) -> Trace:
+    rng = np.random.default_rng(seed)
+    sizes = draw_sizes(rng, NUM_OBJECTS)
+    weights = 1 / np.arange(1, NUM_OBJECTS + 1)
+    return Trace(rng.choice(NUM_OBJECTS, NUM_REQUESTS, p=weights / weights.sum()), sizes)
+
+
+def hot_scan_loop(seed: int) -> Trace:
+    rng = np.random.default_rng(seed)
+    sizes = draw_sizes(rng, NUM_OBJECTS)
+    hot, loop, scan = np.split(np.arange(NUM_OBJECTS), [NUM_OBJECTS // 20, NUM_OBJECTS // 5])
+    position = {"loop": 0, "scan": 0}
+    phases = list[npt.NDArray[np.int64]]()
+    while sum(map(len, phases)) < NUM_REQUESTS:
+        phase = rng.choice(["hot", "loop", "scan"], p=[0.5, 0.25, 0.25])
+        length = int(rng.integers(20, 60))
+        if phase == "hot":
+            phases.append(rng.choice(hot, length))
+            continue
+        begin = position[phase]
+        position[phase] += length
+        phases.append(np.take(loop if phase == "loop" else scan, range(begin, begin + length), mode="wrap"))
+    return Trace(np.concatenate(phases)[:NUM_REQUESTS], sizes)
+
+
+def prefix_blocks(path: Path, seed: int, *, num_requests: int) -> Trace:
+    """Read the first `num_requests` block ids; sizes are drawn."""
+    with path.open(encoding="utf-8") as lines:
+        ids = list(chain.from_iterable(json.loads(line)["hash_ids"] for line in lines))[:num_requests]
+    _, keys = np.unique(np.array(ids, np.int64), return_inverse=True)
+    rng = np.random.default_rng(seed)
+    return Trace(keys.astype(np.int64), draw_sizes(rng, int(keys.max()) + 1))
+
+
+BLOCK_TOKENS = 512  # of the Mooncake format
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The blocks of one prompt.
+
+    Attributes:
+        block_ids: of all its blocks, the last one perhaps not full.
+        num_full: how many of them are.
+        is_counted: whether it belongs to the service whose hit rate is asked for; else it shares no block with those.
+    """
+
+    block_ids: list[int]
+    num_full: int
+    is_counted: bool = True
+
+
+def read_trace(path: Path) -> list[Prompt]:
+    """Read a file in the Mooncake format: one JSON object a line, with `input_length` in tokens and `hash_ids`.
+
+    Raises:
+        ValueError: a line is not of that kind, or an id occurs behind different ids; the text names the line.
+    """
+    prompts = []
+    parents: dict[int, int | None] = {}
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+                block_ids, num_tokens = [int(block_id) for block_id in record["hash_ids"]], int(record["input_length"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}:{number}: no request in the Mooncake format: {error!r}") from error
+            if len(block_ids) != -(-num_tokens // BLOCK_TOKENS) or not block_ids:
+                raise ValueError(f"{path}:{number}: {len(block_ids)} blocks of {BLOCK_TOKENS} for {num_tokens} tokens")
+            for parent, block_id in zip([None, *block_ids], block_ids, strict=False):
+                if parents.setdefault(block_id, parent) != parent:
+                    raise ValueError(f"{path}:{number}: block {block_id} is behind {parent} and {parents[block_id]}")
+            prompts.append(Prompt(block_ids, num_tokens // BLOCK_TOKENS))
+    return prompts
+
+
+def with_scans(prompts: Sequence[Prompt], *, every: int, num_scans: int, num_blocks: int) -> list[Prompt]:
+    """Return these prompts with `num_scans` one-off ones of `num_blocks` each after every `every` of them."""
+    unused = count(1 + max(block_id for prompt in prompts for block_id in prompt.block_ids))
+    mixed = []
+    for number, prompt in enumerate(prompts, 1):
+        mixed.append(prompt)
+        if number % every == 0:
+            mixed += [Prompt(list(islice(unused, num_blocks)), num_blocks, is_counted=False) for _ in range(num_scans)]
+    return mixed
