@@ -6,10 +6,10 @@ The product's own: `WriterRows` with its `LeaseTable`, `ChunkTable` with its all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec
 
+import msgspec
 import numpy as np
 
 from mmcached.shm.ring.chunks import ChunkTable
@@ -264,7 +264,7 @@ class Ring:
         table._num_barriers = len(new_ids)
         for books in table._rows.values():
             if books.barrier is not None:
-                books.barrier = replace(books.barrier, barrier_id=new_ids[books.barrier.barrier_id])
+                books.barrier = msgspec.structs.replace(books.barrier, barrier_id=new_ids[books.barrier.barrier_id])
 
     def _seeing(self, world: World) -> WriterRows:
         """Return the rows, looking at the locks of this world."""
