@@ -20,14 +20,13 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from mmcached.engine.results.token_streams import TokenStreams
+from mmcached.engine.results.results import Results
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.leases import LeaseBook
 from mmcached.engine.server.step_runner import StepRunner
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
-from mmcached.wire.messages.frontend import TokensCommitted
 from mmcached.wire.messages.worker import FromEngineToWorker, StepPlan
 from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
 from mmcached.wire.stats import WorkerStats
@@ -111,7 +110,7 @@ class Engine:
         self.plan: list[Frame] = []
         self.told: list[Frame] = []
         self.steps = OurSteps(config)
-        self._streams = TokenStreams()
+        self._results = Results()
         self._is_told = is_told
         group = WorkerGroup(cast(Any, self), 1, nonce=NONCE, config_digest=config.digest())
         group.hello(b"worker", WorkerHello(0, WORKER_EPOCH, config.digest(), "cpu"))
@@ -132,9 +131,9 @@ class Engine:
 
     def start(self) -> None:
         """Send the first plan, with all requests streamed."""
-        self._streams = TokenStreams()
-        for request_id in self.steps.added if self._is_told else ():
-            self._streams.open(request_id)
+        self._results = Results()
+        for request in self.steps.added if self._is_told else ():
+            self._results.open(request, is_streamed=True)
         self._runner.start()
 
     def turn(self, frames: list[Frame]) -> None:
@@ -154,10 +153,10 @@ class Engine:
             raise RuntimeError(f"the worker's answer is not taken: {message}")
         sampled = {entry.request_id: entry.token_id for entry in finished.output.sampled}
         self.steps.commit(finished.step, sampled)
-        if self._streams:
-            streams = self._streams.untold(chunk.request for chunk in finished.step.chunks if chunk.sample)
-            self.told = encode_frames(TokensCommitted(streams))
-            self._streams.told(streams)
+        if self._results.has_streams:
+            message, _ = self._results.unsent((chunk.request for chunk in finished.step.chunks if chunk.sample), ())
+            self.told = encode_frames(message)
+            self._results.mark_sent(message)
 
 
 def read_plan(frames: list[Frame], num_running: int) -> StepPlan:

@@ -142,7 +142,7 @@ class OurSteps:
     """This repository's scheduler.
 
     Attributes:
-        added: the ids of all requests that have not ended.
+        added: all requests that have not ended.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -150,12 +150,11 @@ class OurSteps:
         self.schedule: Callable[[], Any] = self.scheduler.schedule
         self.commit: Callable[[Any, Any], object] = self.scheduler.commit
         self._ids = count()
-        self.added: list[int] = []
+        self.added: list[Request] = []
 
     def add(self, token_ids: Sequence[int]) -> None:
-        request_id = next(self._ids)
-        self.added.append(request_id)
-        self.scheduler.add_request(Request(request_id, "generate", token_ids, (), max_tokens=MAX_TOKENS))
+        self.added.append(Request(next(self._ids), "generate", token_ids, (), max_tokens=MAX_TOKENS))
+        self.scheduler.add_request(self.added[-1])
 
     def results(self, step: ScheduledStep) -> dict[int, int]:
         return {chunk.request.request_id: SAMPLED_TOKEN_ID for chunk in step.chunks if chunk.sample}
@@ -167,8 +166,8 @@ class OurSteps:
         return self.scheduler.kv_cache_manager.block_pool.num_held
 
     def end_all(self) -> None:
-        for request_id in self.added:
-            self.scheduler.abort(request_id)
+        for request in self.added:
+            self.scheduler.abort(request.request_id)
         self.added.clear()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmcached.engine.results.token_streams import TokenStreams
+from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import ScheduledStep
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import Sampled
@@ -116,26 +116,26 @@ class TellingSteps(OurSteps):
 
     def __init__(self, config: ServiceConfig) -> None:
         super().__init__(config)
-        self._streams = TokenStreams()
+        self._results = Results()
         self._commit = self.commit
         self.commit = self._commit_and_tell
 
     def add(self, token_ids: Sequence[int]) -> None:
         super().add(token_ids)
-        self._streams.open(self.added[-1])
+        self._results.open(self.added[-1], is_streamed=True)
 
     def results(self, step: ScheduledStep) -> Any:
         return [Sampled(request_id, token_id) for request_id, token_id in super().results(step).items()]
 
     def end_all(self) -> None:
         super().end_all()
-        self._streams = TokenStreams()
+        self._results = Results()
 
     def _commit_and_tell(self, step: ScheduledStep, sampled: list[Sampled]) -> object:
         finished = self._commit(step, {entry.request_id: entry.token_id for entry in sampled})
-        streams = self._streams.untold(chunk.request for chunk in step.chunks if chunk.sample)
-        self._streams.told(streams)
-        return finished, streams
+        message, _ = self._results.unsent((chunk.request for chunk in step.chunks if chunk.sample), ())
+        self._results.mark_sent(message)
+        return finished, message
 
 
 def _timed(call: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:

@@ -71,7 +71,7 @@ class Bench:
         self.address = directory.worker_address(0)
         self.workers: list[FakeWorker] = []
         self.peer = b""
-        self.row = 0
+        self.row = self.row_nonce = self.incarnation = 0
         self.received: list[tuple[from_engine.FromEngine, list[Frame]]] = []
         self.payload: list[Frame] = []
 
@@ -101,11 +101,11 @@ class Bench:
 
     def connect(self) -> None:
         """Go through the whole handshake: ring, row, workers."""
-        self.expect(from_engine.EngineHello)
+        self.incarnation = self.expect(from_engine.EngineHello).incarnation
         self.frontend.send(self.peer, to_engine.Ring(1, self.ring.announcement))
         hello = self.expect(from_engine.RowHello)
         assert self.ring.attach(hello.row, hello.nonce)
-        self.row = hello.row
+        self.row, self.row_nonce = hello.row, hello.nonce
         self.frontend.send(self.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
         for rank in range(self.config.world_size):
             worker = FakeWorker(self.context, self.address, rank, self.config.digest())

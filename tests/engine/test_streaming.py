@@ -16,8 +16,9 @@ from mmcached.wire.errors import ChannelFull, InvariantError, StaleHandle, error
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.frontend import CommittedTokens, TokensCommitted
+from mmcached.wire.messages.frontend import CommittedTokens, RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+from mmcached.wire.sockets.channels import DealerChannel
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
 
@@ -61,7 +62,7 @@ Told = tuple[int, str, int, list[int]]
 """Request, key, first position, values."""
 
 
-def rows_in(bench: Bench, message: TokensCommitted | from_engine.RequestGenerated) -> list[Told]:
+def rows_in(bench: Bench, message: TokensCommitted | RequestGenerated) -> list[Told]:
     """Return the rows of the message that came last."""
     if isinstance(message, TokensCommitted):
         parts = [(part.request_id, part.rows) for part in message.rows]
@@ -86,19 +87,18 @@ def kinds(bench: Bench) -> Sequence[type]:
     return [type(message) for message, _ in bench.received]
 
 
-def refuse_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the frontend's queue be full for the first two messages of streams."""
-    channel = bench.engine._contact.channel
-    send, num_refused = channel.send, 0
+def refuse(monkeypatch: pytest.MonkeyPatch, num_messages: int) -> None:
+    """Have the frontend's queue be full for the first messages of streams."""
+    send, num_refused = DealerChannel.send, 0
 
-    def send_the_third(message: object, payload: Any = ()) -> None:
+    def send_later(channel: DealerChannel[Any], message: object, payload: Any = ()) -> None:
         nonlocal num_refused
-        if isinstance(message, TokensCommitted) and num_refused < 2:
+        if isinstance(message, TokensCommitted) and num_refused < num_messages:
             num_refused += 1
             raise ChannelFull("the frontend does not read")
-        send(message, payload)
+        send(channel, message, payload)
 
-    monkeypatch.setattr(channel, "send", send_the_third)
+    monkeypatch.setattr(DealerChannel, "send", send_later)
 
 
 def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(bench: Bench) -> None:
@@ -107,10 +107,10 @@ def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer
         run_step(bench, token)
         assert tokens_of(bench) == [CommittedTokens(1, index, [token])]
     run_step(bench, 67)
-    answer = bench.expect(from_engine.RequestGenerated)
+    answer = bench.expect(RequestGenerated)
     assert answer.token_ids == [65, 66, 67]
     assert TokensCommitted not in kinds(bench)
-    assert not bench.engine._delivery._streams
+    bench.engine.check_integrity()
 
 
 def test_one_message_tells_of_all_that_are_streamed_and_of_no_other(bench: Bench) -> None:
@@ -128,12 +128,12 @@ def test_a_generation_that_is_not_streamed_costs_no_message(bench: Bench) -> Non
     bench.add(1, max_tokens=3)
     for token in (65, 66, 67):
         run_step(bench, token)
-    bench.pump(lambda: from_engine.RequestGenerated in kinds(bench))
-    assert kinds(bench) == [from_engine.RequestGenerated]
+    bench.pump(lambda: RequestGenerated in kinds(bench))
+    assert kinds(bench) == [RequestGenerated]
 
 
 def test_tokens_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_twice(bench, monkeypatch)
+    refuse(monkeypatch, 2)
     bench.add(1, max_tokens=5, is_streamed=True)
     for token in (65, 66, 67, 68):
         run_step(bench, token)
@@ -147,10 +147,13 @@ def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
     run_step(bench, 65)
     tokens_of(bench)
     bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
-    bench.pump(lambda: len(bench.engine._delivery._streams) == 1)
+    run_step(bench, 66)
+    while [part.request_id for part in tokens_of(bench)] != [2]:
+        run_step(bench, 67)
     with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
         bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
-        bench.pump(lambda: not bench.engine._delivery._streams)
+        assert bench.expect(from_engine.RowHello).epoch == other.announcement.epoch
+        bench.engine.check_integrity()
 
 
 def test_replaced_worker_tells_no_token_twice(bench: Bench) -> None:
@@ -175,7 +178,7 @@ def test_failed_step_ends_its_streams_with_the_reason(bench: Bench) -> None:
     for worker, plan in [(worker, bench.plan(rank)) for rank, worker in enumerate(bench.workers)]:
         worker.channel.send(worker.failure(plan, error_to_wire(StaleHandle("gone"))))
     assert bench.expect(from_engine.RequestFailed).error.code == "stale_handle"
-    assert not bench.engine._delivery._streams
+    bench.engine.check_integrity()
 
 
 def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_leases_return(bench: Bench) -> None:
@@ -190,7 +193,12 @@ def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_lea
     assert bench.leases == 0
     bench.frontend.send(bench.peer, to_engine.AbortRequest(3))
     bench.add(5)
-    bench.pump(lambda: set(bench.engine._requests) == {1, 2, 5})
+    answered: set[int] = set()
+    while len(answered) < 3:
+        run_step(bench, 65)
+        bench.pump(lambda: bench.engine.stats().requests_running == 0 or bench.workers[0].channel.wait(0))
+        answered |= {message.request_id for message, _ in bench.received if isinstance(message, RequestGenerated)}
+    assert answered == {1, 2, 5}
     bench.engine.check_integrity()
 
 
@@ -201,7 +209,7 @@ def test_a_worker_that_contradicts_the_books_ends_the_engine(bench: Bench) -> No
     first.channel.send(first.output(bench.plan(0)))
     second.channel.send(second.failure(bench.plan(1), error_to_wire(InvariantError("encoder output 'k' is not held"))))
     with pytest.raises(InvariantError, match="rank 1 contradicts the books: encoder output 'k'"):
-        bench.expect(from_engine.RequestGenerated)
+        bench.expect(RequestGenerated)
     assert from_engine.RequestFailed not in kinds(bench)
 
 
@@ -231,8 +239,8 @@ def test_rows_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(c
         assert rows_in(chunky, message) == [(1, "hidden_states", values[0], values)]
         assert message.streams == tokens
     run_step(chunky, 66)
-    assert rows_in(chunky, chunky.expect(from_engine.RequestGenerated)) == [(1, "hidden_states", 10, [10])]
-    assert not chunky.engine._delivery._answers._rows
+    assert rows_in(chunky, chunky.expect(RequestGenerated)) == [(1, "hidden_states", 10, [10])]
+    chunky.engine.check_integrity()
 
 
 def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
@@ -247,15 +255,12 @@ def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
 
 
 def test_rows_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_twice(bench, monkeypatch)
+    refuse(monkeypatch, 2)
     add_for_rows(bench, 1, DELTA, max_tokens=5)
     for token in (65, 66, 67, 68):
         run_step(bench, token)
     assert rows_of(bench) == [(1, "hidden_states", 0, [0, 1, 2, 3, 4, 5, 6])]
     assert rows_of(bench) == [(1, "hidden_states", 7, [7])]
-    assert not any(len(pieces) for pieces in bench.engine._delivery._answers._rows[1].values()), (
-        "what was handed on is not kept"
-    )
 
 
 def test_replaced_worker_tells_no_row_twice(bench: Bench) -> None:
@@ -274,19 +279,14 @@ def test_replaced_worker_tells_no_row_twice(bench: Bench) -> None:
 
 
 def test_abort_frees_the_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    channel = bench.engine._contact.channel
-    send = channel.send
-
-    def refuse(message: object, payload: Any = ()) -> None:
-        if isinstance(message, TokensCommitted):
-            raise ChannelFull("the frontend does not read")
-        send(message, payload)
-
-    monkeypatch.setattr(channel, "send", refuse)
+    refuse(monkeypatch, 99)
     add_for_rows(bench, 1, DELTA, max_tokens=9)
     run_step(bench, 65)
-    bench.pump(lambda: 1 in bench.engine._delivery._answers._rows)
+    plans = [bench.plan(rank) for rank in range(2)]  # the first step is booked
     bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
-    bench.pump(lambda: not bench.engine._requests)
-    answers = bench.engine._delivery._answers
-    assert [len(book) for book in (answers._rows, answers._starts, answers._streamed)] == [0, 0, 0]
+    bench.add(2)
+    for worker, plan in zip(bench.workers, plans, strict=True):
+        worker.channel.send(worker.output(plan))
+    run_step(bench, 65)
+    assert bench.expect(RequestGenerated).request_id == 2
+    bench.engine.check_integrity()

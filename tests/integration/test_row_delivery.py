@@ -139,9 +139,7 @@ def at_rest(run_dir: Path) -> ServiceStats:
 
 def assert_nothing_kept(service: LocalService) -> None:
     at_rest(service.run_dir)
-    assert not service.engine._delivery._streams
-    assert not service.engine._delivery._answers._rows
-    assert not service.engine._delivery._answers._streamed
+    service.engine.check_integrity()
     assert not len(service.frontend._requests._streams)
 
 

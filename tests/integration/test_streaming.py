@@ -71,7 +71,7 @@ def at_rest(service: LocalService) -> ServiceStats:
             ),
             "requests and leases return to 0",
         )
-    assert not service.engine._delivery._streams
+    service.engine.check_integrity()
     assert not len(service.frontend._requests._streams)
     return stats
 

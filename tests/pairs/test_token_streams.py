@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from mmcached.client.results import Generation, RowRange
 from mmcached.client.token_stream import TokenStream
 from mmcached.engine import Request
-from mmcached.engine.results.answers import Answers
-from mmcached.engine.results.token_streams import TokenStreams as EngineStreams
+from mmcached.engine.results.results import Results
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.frontend.requests.token_streams import TokenStreams as FrontendStreams
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.messages.client import Generated, ToClient, Tokens
-from mmcached.wire.messages.frontend import FromEngine, Generate, TokensCommitted
+from mmcached.wire.messages.frontend import FromEngine, Generate, RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
 from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
 
@@ -57,8 +56,7 @@ class Line:
     """Engine, frontend and client; each rule is one thing that one of them does."""
 
     def __init__(self) -> None:
-        self.engine = EngineStreams()
-        self.answers = Answers()
+        self.engine = Results()
         self.frontend = FrontendStreams(self._send, ROW_WINDOW)
         self.requests: list[Request] = []
         self.streams: list[TokenStream] = []
@@ -72,9 +70,7 @@ class Line:
             message = Generate(CLIENT, 50 + number, "x", MAX_TOKENS, wanted, 5.0, stream_window=WINDOW)
             prompt = range(100 * number, 100 * number + NUM_PROMPT_TOKENS)
             self.requests.append(Request(number, "generate", prompt, [], max_tokens=MAX_TOKENS, rows=wanted))
-            self.engine.open(number)
-            if wanted is not None:
-                self.answers.stream_rows(number)
+            self.engine.open(self.requests[-1], is_streamed=True)
             self.frontend.open(OpenRequest(number, PEER, message, [], 9.0))
             self.streams.append(TokenStream(message, row_window_bytes=ROW_WINDOW))
             self.taken.append([])
@@ -140,16 +136,13 @@ class Line:
         for key in request.row_keys:
             data = struct.pack(f"<{end - first}i", *(value_at(key, position) for position in range(first, end)))
             rows = Rows(key, first, Tensor(0, "int32", (end - first, 1)))
-            self.answers.put_rows(request.request_id, rows, [data])
+            self.engine.put_rows(request.request_id, rows, [data])
 
     def _tell(self, made: Sequence[Request], sampled: Sequence[Request], *, is_queued: bool = True) -> None:
-        streams = self.engine.untold(sampled)
-        rows, frames = self.answers.untold_rows([request.request_id for request in made])
-        if (streams or rows) and is_queued:
-            message = encode_frames(TokensCommitted(streams, rows), frames)
-            self.to_frontend.append(decode_frames(message, make_decoder(FromEngine)))
-            self.engine.told(streams)
-            self.answers.rows_told(rows)
+        message, frames = self.engine.unsent(sampled, [request.request_id for request in made])
+        if (message.streams or message.rows) and is_queued:
+            self.to_frontend.append(decode_frames(encode_frames(message, frames), make_decoder(FromEngine)))
+            self.engine.mark_sent(message)
 
     def _arrive(self, message: TokensCommitted, payload: list[Frame]) -> None:
         for rows in message.rows:
@@ -215,9 +208,10 @@ class Line:
 
     def _answer(self, request: Request) -> tuple[list[Rows], Sequence[Frame]]:
         """Return the rows of an answer as they leave the frontend."""
-        parts, frames = self.answers.take_rows(request)
+        answer, frames = self.engine.take_answer(request)
+        assert isinstance(answer, RequestGenerated)
         try:
-            return self.frontend.rest(request.request_id, parts, frames)
+            return self.frontend.rest(request.request_id, answer.rows, frames)
         except RequestAborted:
             self.lost.add(request.request_id)
             return [], []

@@ -18,7 +18,7 @@ from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
 from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.engine.kv.hashing import block_hash
 from mmcached.engine.kv.manager import KVCacheManager
-from mmcached.engine.results.answers import Answers
+from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.scheduling.suspects import Suspects
 from mmcached.engine.steps.step_log import StepLog
@@ -265,7 +265,7 @@ def blames_nobody(patch: Patch) -> None:
 
 
 def hands_on_rows_twice(patch: Patch) -> None:
-    patch.setattr(Answers, "rows_told", lambda answers, parts: None)
+    patch.setattr(Results, "mark_sent", lambda results, message: None)
 
 
 # ---- the encoder's books

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmcached.engine import Scheduler
-from mmcached.engine.results.answers import Answers
+from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.plan import build_plan
 from mmcached.engine.server.step_results import StepResults
 from mmcached.wire.errors import InvalidRequest, PoisonousRequest, error_from_wire
 from mmcached.wire.messages.engine import StepOutput
+from mmcached.wire.messages.frontend import RequestEncoded
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.wire.sockets.channels import Frame
 from mmcached.worker.prefix_store import RowSpan, TensorPrefixStore
@@ -83,7 +84,7 @@ class World:
         self._scheduler = Scheduler(self._config)
         self._tally.count_clamps(self._scheduler.caches.kept_rows)
         self._items = ItemFrames(self._config)
-        self._answers = Answers()
+        self._results = Results()
         self._num_ranks = 0
         self._ranks = [self._new_rank(rank) for rank in range(2)]
         self._audit = Audit(self._config, self._scheduler)
@@ -103,8 +104,7 @@ class World:
             self._turn()
         self._audit.check_end(self._ranks)
         assert self._items._frames == {}
-        answers = self._answers
-        assert [*answers._rows, *answers._starts, *answers._streamed, *answers._embeddings] == []
+        assert len(self._results) == 0
         for rank in self._ranks:
             self._tally.count_rows(rank)
             assert set(rank.encoder_keys()) == self._scheduler.encoder_cache_manager.ready_keys()
@@ -204,12 +204,7 @@ class World:
     def _commit(self, step: ScheduledStep, results: StepResults, epoch: int) -> None:
         """Do what the engine's server does with a step that both ranks have computed."""
         output, payload = results.answer()
-        for made in output.rows:
-            if made.request_id in self._clients:
-                self._answers.put_rows(made.request_id, made.rows, payload)
-        for embedding in output.embeddings:
-            if embedding.request_id in self._clients:
-                self._answers.put_embedding(embedding, payload)
+        self._results.gather(output, payload)
         self._tally.count_output(step, output)
         for request_id in step.request_ids():
             if request_id in self._clients:
@@ -225,13 +220,13 @@ class World:
 
     def _hand_on(self, output: StepOutput) -> None:
         """Give the rows of streamed generations to those that go on, unless their channel is full."""
-        parts, frames = self._answers.untold_rows(dict.fromkeys(made.request_id for made in output.rows))
+        message, frames = self._results.unsent((), dict.fromkeys(made.request_id for made in output.rows))
         if self._rng.random() < 0.2:
             return
-        for part in parts:
+        for part in message.rows:
             self._clients[part.request_id].take(part.rows, frames)
             self.seen["streamed rows"] += part.rows.tensor.shape[0]
-        self._answers.rows_told(parts)
+        self._results.mark_sent(message)
 
     def _withdraw(self, step: ScheduledStep, results: StepResults, who: str) -> None:
         self.seen["withdrawn steps"] += 1
@@ -245,12 +240,12 @@ class World:
     def _answer(self, client: Client) -> None:
         request = client.request
         rightly = plain_model(self._config.model, min(client.epochs))
-        if request.kind == "encode":
-            tensors, frames = self._answers.take_embeddings(request.request_id, len(request.features))
+        answer, frames = self._results.take_answer(request)
+        if isinstance(answer, RequestEncoded):
             if len(client.epochs) == 1:
-                client.check_embeddings(rightly, tensors, frames)
+                client.check_embeddings(rightly, answer.embeddings, frames)
         else:
-            rows, pieces = client.all_rows(*self._answers.take_rows(request))
+            rows, pieces = client.all_rows(answer.rows, frames)
             client.check_shape(rows)
             if len(client.epochs) == 1:
                 client.check_generation(rightly, rows, pieces)
@@ -270,8 +265,7 @@ class World:
         self._clients[client.request.request_id] = client
         self._items.add(client.message, client.payload)
         self._scheduler.add_request(client.request)
-        if client.streams_rows:
-            self._answers.stream_rows(client.request.request_id)
+        self._results.open(client.request, is_streamed=client.streams_rows)
 
     def _perhaps_abort(self, request_ids: Sequence[int], what: str) -> None:
         if request_ids and not self._is_over and self._rng.random() < self._knobs.p_abort:
@@ -299,7 +293,7 @@ class World:
     def _forget(self, request_id: int) -> None:
         self._clients.pop(request_id, None)
         self._items.forget(request_id)
-        self._answers.forget(request_id)
+        self._results.forget(request_id)
 
     def _most_steps(self) -> int:
         """Return how many steps may have been made if the first in order gets on in each.

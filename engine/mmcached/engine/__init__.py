@@ -5,7 +5,7 @@
     encoder/         encoder budgets, and which encoder outputs the workers hold
     hidden_states/   which rows of prefixes rank 0 holds
     kv/              KV blocks, their hashes, the longest cached prefix
-    results/         answers and token streams, as steps commit
+    results/         tokens, rows and embeddings, until they are sent
     steps/           a request, and the order in which steps begin and commit
 
 Scheduler, KV cache manager and encoder cache managers are sans I/O; `server` puts sockets around them.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from mmcached.engine import Request
+from mmcached.engine import Request, Scheduler
+from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
 from mmcached.shm import RingReader, RingWriter
 from mmcached.wire.config import ServiceConfig
@@ -333,13 +335,11 @@ def test_a_frontend_that_finds_room_for_its_ring_later_ends_no_request(bench: Be
 def test_the_former_row_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
     """A worker that still looks at the old row must not take its engine for dead."""
     bench.connect()
-    row = bench.engine._contact.row
-    assert row is not None
     with (
         RingReader.open(bench.ring.announcement) as old,
         RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other,
     ):
-        old.join_row(bench.row, row.nonce, 0)
+        old.join_row(bench.row, bench.row_nonce, 0)
         bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
         bench.expect(from_engine.RowHello)
         for worker in bench.workers:
@@ -413,16 +413,15 @@ def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: B
 def test_an_engine_that_the_frontend_has_dropped_attaches_anew(bench: Bench, clock: Clock) -> None:
     """Its requests are over, its leases void; its caches stay, and what comes then is served."""
     bench.connect()
-    former = bench.engine._contact.row
-    assert former is not None
+    former = bench.row, bench.row_nonce
     bench.add(1, bench.put_item("a"))
     plans = [bench.plan(rank) for rank in range(2)]
     bench.frontend.send(bench.peer, to_engine.Detached("its row is not as it should be"))
     clock.now += 1
-    assert bench.expect(from_engine.EngineHello).incarnation != bench.engine._nonce
+    assert bench.expect(from_engine.EngineHello).incarnation != bench.incarnation
     bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
     hello = bench.expect(from_engine.RowHello)
-    assert (hello.row, hello.nonce) != (former.row, former.nonce)
+    assert (hello.row, hello.nonce) != former
     assert bench.ring.attach(hello.row, hello.nonce)
     bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
     for rank, worker in enumerate(bench.workers):
@@ -467,8 +466,9 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
         return stats()
 
     monkeypatch.setattr(bench.engine, "stats", counted)
+    give_up = time.monotonic() + DEADLINE_S
     while sum(num_served) < 3 * share:
-        assert bench.engine._contact.channel.wait(DEADLINE_S)
+        assert time.monotonic() < give_up
         num_served.append(0)
         bench.engine.poll(0.0)
     assert max(num_served) <= share
@@ -479,14 +479,14 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
 
 def test_an_error_in_one_request_fails_that_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.connect()
-    add = bench.engine._scheduler.add_request
+    add = Scheduler.add_request
 
-    def add_request(request: Request) -> None:
-        add(request)
+    def add_request(scheduler: Scheduler, request: Request) -> None:
+        add(scheduler, request)
         if request.request_id == 1:
             raise KeyError("a bug")
 
-    monkeypatch.setattr(bench.engine._scheduler, "add_request", add_request)
+    monkeypatch.setattr(Scheduler, "add_request", add_request)
     for request_id in (1, 2):
         bench.add(request_id, bench.put_item(str(request_id)))
     failed = bench.expect(from_engine.RequestFailed)
@@ -495,20 +495,20 @@ def test_an_error_in_one_request_fails_that_request_alone(bench: Bench, monkeypa
     run_step(bench)
     assert bench.expect(from_engine.RequestGenerated).request_id == 2
     assert bench.leases == 0
-    assert bench.engine._guard.num_faults == 1
+    assert bench.engine.stats().faults == 1
     bench.engine.check_integrity()
 
 
 def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.connect()
-    frames_of = bench.engine._items.frames_of
+    frames_of = ItemFrames.frames_of
 
-    def broken_frames_of(request_id: int, index: int) -> object:
+    def broken_frames_of(items: ItemFrames, request_id: int, index: int) -> object:
         if request_id == 2:
             raise KeyError(request_id)
-        return frames_of(request_id, index)
+        return frames_of(items, request_id, index)
 
-    monkeypatch.setattr(bench.engine._items, "frames_of", broken_frames_of)
+    monkeypatch.setattr(ItemFrames, "frames_of", broken_frames_of)
     for request_id in (1, 2):
         item = Feature(str(request_id) * 64, "image", 1, 2, 2, 3, Inline(0, 1))
         add = to_engine.AddRequest(request_id, "generate", [65, 258, 258], [item], 1, None)
@@ -522,10 +522,17 @@ def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, mon
 
 def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.connect()
+    asked: list[int] = []
+
+    def broken_stats() -> EngineStats:
+        asked.append(1)
+        raise KeyError("a bug")
+
     with monkeypatch.context() as patch:
-        patch.setattr(bench.engine, "stats", lambda: 1 / 0)
+        patch.setattr(bench.engine, "stats", broken_stats)
         bench.frontend.send(bench.peer, to_engine.GetEngineStats(1))
-        bench.pump(lambda: bench.engine._guard.num_faults == 1)
+        bench.pump(lambda: bool(asked))
+    assert bench.engine.stats().faults == 1
     bench.frontend.send(bench.peer, to_engine.GetEngineStats(2))
     assert bench.expect(from_engine.EngineStatsReply).token == 2
 
@@ -535,7 +542,7 @@ def test_a_ring_that_cannot_be_attached_is_asked_for_again(bench: Bench, clock: 
     bench.expect(from_engine.EngineHello)
     gone = msgspec.structs.replace(bench.ring.announcement, ring_id="0" * 32)
     bench.frontend.send(bench.peer, to_engine.Ring(1, gone))
-    bench.pump(lambda: bench.engine._guard.num_faults == 1)
+    bench.pump(lambda: bench.engine.stats().faults == 1)
     clock.now += 1
     bench.connect()
     bench.add(1)

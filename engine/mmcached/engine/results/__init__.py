@@ -1,5 +1,4 @@
 """Results of requests are gathered here, step by step.
 
-answers         the one answer of a request
-token_streams   what a streamed generation has been sent so far
+results   tokens, rows and embeddings of unfinished requests, until they are sent in pieces or with the answer
 """

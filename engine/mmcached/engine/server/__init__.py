@@ -6,7 +6,6 @@ worker_group         the workers: connected, attached, what goes to all of them
 step_runner          one step: plan, outputs, commit       plan, step_results
 leases               leases that requests hold on chunks of the ring
 item_frames          items that came inline                receiver_cache
-delivery             results on their way to the frontend
 probes               test items that pass through every worker
 poisonous_requests   requests that have killed workers
 kv_event_publisher   publishes changes of the prefix cache

@@ -4,7 +4,7 @@
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
-that came), so it imports no torch. Results go to the frontend in pieces or with the answer (delivery); what the prefix
+that came), so it imports no torch. Results go to the frontend in pieces or with the answer (results); what the prefix
 cache holds, to whoever asks for it (kv_event_publisher). What a peer sends wrong is logged or answered; what
 contradicts the books ends the process, before anything of that step is answered.
 
@@ -31,8 +31,9 @@ import structlog
 import zmq
 
 from mmcached.engine.encoder.worker_check import check_encoder_caches
+from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import Scheduler
-from mmcached.engine.server.delivery import Delivery
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.frontend_contact import FrontendContact
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher, kv_event_publisher_from_config
@@ -46,6 +47,7 @@ from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
+    ChannelFull,
     ErrorInfo,
     InvariantError,
     MmcachedError,
@@ -94,6 +96,7 @@ class EngineServer:
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
         self._leases = LeaseBook(self._give_back)
+        self._results = Results()
         self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
         self._share = TurnShare.of(config.limits)
         self._guard = Guard(ends=(InvariantError,))
@@ -114,7 +117,6 @@ class EngineServer:
             if self._kv_events is not None:
                 stack.callback(self._kv_events.close)
             self._closing = stack.pop_all()
-        self._delivery = Delivery(self._contact)
         self._group = WorkerGroup(
             self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
         )
@@ -277,7 +279,7 @@ class EngineServer:
             self._end_with(request_id, error)
         else:
             self._requests[request_id] = request
-            self._delivery.open(request, is_streamed=message.is_streamed)
+            self._results.open(request, is_streamed=message.is_streamed)
 
     def _check_room(self) -> None:
         """Raise `ServiceUnavailable` if there are as many requests as this engine takes."""
@@ -314,7 +316,7 @@ class EngineServer:
         """Let go of all that a request held outside the scheduler's books; its leases as soon as nobody reads."""
         self._requests.pop(request_id, None)
         self._items.forget(request_id)
-        self._delivery.forget(request_id)
+        self._results.forget(request_id)
         self._leases.end_request(request_id)
 
     def _fail(self, request: Request, error: MmcachedError) -> None:
@@ -409,7 +411,7 @@ class EngineServer:
 
     def _commit(self, done: FinishedStep, output: received.StepOutput) -> None:
         step = done.step
-        self._delivery.gather(output, done.payload, self._requests)
+        self._results.gather(output, done.payload)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
         finished = self._scheduler.commit(step, sampled, done.prefix_report, output.missing)
         if self._config.debug_check_workers:
@@ -418,9 +420,24 @@ class EngineServer:
         for request in finished:
             if request.request_id in self._requests:
                 self._num_finished += 1
-                self._delivery.answer(request)
+                self._contact.tell(*self._results.take_answer(request))
                 self._forget(request.request_id)
-        self._delivery.tell_streams(step, output)  # those that were just answered are streamed no more
+        self._send_streams(step, output)  # those that were just answered are streamed no more
+
+    def _send_streams(self, step: ScheduledStep, output: received.StepOutput) -> None:
+        """Send what a committed step has added to the generations that are streamed and go on."""
+        if not self._results.has_streams:
+            return
+        sampled = (chunk.request for chunk in step.chunks if chunk.sample)
+        message, frames = self._results.unsent(sampled, dict.fromkeys(made.request_id for made in output.rows))
+        if not message.streams and not message.rows:
+            return
+        try:
+            self._contact.channel.send(message, frames)
+        except ChannelFull as error:
+            log.warning("tokens and rows wait for the next step", reason=str(error))
+        else:
+            self._results.mark_sent(message)
 
     def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
         """A worker could not run the step: none of it counts, and its requests are tried one by one."""
@@ -460,9 +477,11 @@ class EngineServer:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the books contradict each other."""
+        """Raise `InvariantError` if the books contradict each other, or something is kept of requests that are over."""
         self._scheduler.check_integrity()
         self._leases.check_integrity()
+        if len(self._results) != len(self._requests):
+            raise InvariantError(f"results of {len(self._results)} requests, of which {len(self._requests)} are open")
 
     def _give_back(self, handle: Handle) -> None:
         self._contact.give_back(handle)

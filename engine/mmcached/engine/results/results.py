@@ -1,0 +1,196 @@
+"""The results of unfinished requests are gathered step by step, and sent in pieces or with the answer.
+
+    step output ──gather──> here ──take_answer──> RequestGenerated, RequestEncoded: all that was not sent
+                              └── unsent ──> TokensCommitted, one message for a step ── mark_sent ──> here no longer
+
+One message carries what a step has added to all streamed generations; for 256, one for each would cost more than twenty
+times as much. A message that could not be queued is not marked, so what it carried comes with the next, or with the
+answer. Output tokens survive preemption, withdrawal and the loss of a worker, so no other token is ever sent for a
+position.
+
+Knows nothing of sockets or caches. Invariant: each token, row and embedding that is wanted is sent exactly once, in
+order; none is made up. (An answer repeats the tokens.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mmcached.engine.steps.request import Request
+from mmcached.wire.errors import InvariantError, MissingRows
+from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
+from mmcached.wire.messages.frontend import (
+    CommittedRows,
+    CommittedTokens,
+    RequestEncoded,
+    RequestGenerated,
+    TokensCommitted,
+)
+from mmcached.wire.messages.parts import Rows, Tensor
+from mmcached.wire.row_pieces import RowPieces
+from mmcached.wire.sockets.channels import Frame
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Tensors of one request.
+
+    Attributes:
+        start: position of the first row that came.
+        rows: pieces by key.
+        embeddings: header and bytes by item.
+    """
+
+    streams_rows: bool = False
+    start: int | None = None
+    rows: dict[str, RowPieces] = field(default_factory=dict)
+    embeddings: dict[int, tuple[Tensor, bytes]] = field(default_factory=dict)
+
+
+class Results:
+    """The results of one engine's unfinished requests. What comes of a request that is not open is dropped."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Gathered] = {}
+        self._num_sent: dict[int, int] = {}  # of streamed generations, the output tokens that the frontend has
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def has_streams(self) -> bool:
+        return bool(self._num_sent)
+
+    def open(self, request: Request, *, is_streamed: bool) -> None:
+        """Expect results of a request; those of a streamed generation are sent as they come."""
+        streams_tokens = is_streamed and request.kind == "generate"
+        streams_rows = streams_tokens and request.rows is not None and request.rows.delivery == "delta"
+        self._open[request.request_id] = _Gathered(streams_rows)
+        if streams_tokens:
+            self._num_sent[request.request_id] = 0
+
+    def forget(self, request_id: int) -> None:
+        """Drop what was gathered for a request that is answered, or over. An unknown one changes nothing."""
+        self._open.pop(request_id, None)
+        self._num_sent.pop(request_id, None)
+
+    # ---- from the workers
+
+    def gather(self, output: StepOutput, payload: Sequence[Frame]) -> None:
+        """Take a step's tensors.
+
+        Raises:
+            InvariantError: a row would be made up.
+        """
+        for made in output.rows:
+            self.put_rows(made.request_id, made.rows, payload)
+        for embedding in output.embeddings:
+            self.put_embedding(embedding, payload)
+
+    def put_rows(self, request_id: int, rows: Rows, payload: Sequence[Frame]) -> None:
+        """Take rows of a key; the first that come are the first that are wanted.
+
+        Raises:
+            InvariantError: a row would be made up.
+        """
+        gathered = self._open.get(request_id)
+        if gathered is None:
+            return
+        if gathered.start is None:
+            gathered.start = rows.first
+        pieces = gathered.rows.get(rows.key)
+        if pieces is None:
+            pieces = gathered.rows[rows.key] = RowPieces(rows.key, gathered.start)
+        try:
+            pieces.put(rows, payload)
+        except MissingRows as error:
+            raise InvariantError(f"request {request_id}: {error}") from error
+
+    def put_embedding(self, item: ItemEmbedding, payload: Sequence[Frame]) -> None:
+        """Take the embedding of an item."""
+        gathered = self._open.get(item.request_id)
+        if gathered is not None:
+            gathered.embeddings[item.index] = (item.tensor, bytes(payload[item.tensor.frame]))
+
+    # ---- to the frontend
+
+    def unsent(self, sampled: Iterable[Request], with_rows: Iterable[int]) -> tuple[TokensCommitted, list[Frame]]:
+        """Return what a step has added to those of them that are streamed, with its frames. Changes nothing.
+
+        Args:
+            sampled: requests that have a new token.
+            with_rows: ids of requests that have new rows.
+        """
+        num_sent = self._num_sent
+        tokens = [
+            CommittedTokens(request.request_id, first, request.token_ids[request.num_prompt_tokens + first :])
+            for request in sampled
+            if (first := num_sent.get(request.request_id)) is not None
+            and request.num_prompt_tokens + first < request.num_tokens  # none of who was set back in this step
+        ]
+        rows: list[CommittedRows] = []
+        frames: list[Frame] = []
+        for request_id in with_rows:
+            gathered = self._open.get(request_id)
+            for pieces in gathered.rows.values() if gathered is not None and gathered.streams_rows else ():
+                if len(pieces):
+                    rows.append(CommittedRows(request_id, pieces.rows(len(frames))))
+                    frames.append(pieces.data())
+        return TokensCommitted(tokens, rows), frames
+
+    def mark_sent(self, message: TokensCommitted) -> None:
+        """Note that the frontend's queue has a message, and nothing has come since it was asked for."""
+        for stream in message.streams:
+            self._num_sent[stream.request_id] = stream.first + len(stream.token_ids)
+        for part in message.rows:
+            self._open[part.request_id].rows[part.rows.key].hand_on()
+
+    def take_answer(self, request: Request) -> tuple[RequestGenerated | RequestEncoded, list[Frame]]:
+        """Remove all that was not sent of a finished request; return its answer with its frames.
+
+        Raises:
+            InvariantError: a row or an embedding is missing.
+        """
+        gathered = self._open[request.request_id]
+        self.forget(request.request_id)
+        if request.kind == "encode":
+            return _encoded(request, gathered)
+        rows, frames = _remaining_rows(request, gathered)
+        answer = RequestGenerated(
+            request_id=request.request_id,
+            token_ids=list(request.output_token_ids),
+            finish_reason="stop" if request.finish_reason == "stop" else "length",
+            num_cached_tokens=request.num_cached_tokens,
+            rows=rows,
+        )
+        return answer, frames
+
+
+def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], list[Frame]]:
+    """Return the rows that were not sent, in the order of the request's keys, with their frames.
+
+    With those that were, they must be exactly those that are wanted. The last sampled token was never computed, so it
+    has no row.
+    """
+    parts: list[Rows] = []
+    frames: list[Frame] = []
+    if request.rows is None:
+        return parts, frames
+    first, end, start = request.rows.first_wanted, request.num_tokens - 1, gathered.start or 0
+    for key in request.rows.keys:
+        found = gathered.rows.get(key, RowPieces(key, first))
+        if (start, found.end) != (first, end):
+            where = f"request {request.request_id}: {key} of positions {start} to {found.end}"
+            raise InvariantError(f"{where}, expected {first} to {end}")
+        parts.append(found.rows(len(frames)))
+        frames.append(found.data())
+    return parts, frames
+
+
+def _encoded(request: Request, gathered: _Gathered) -> tuple[RequestEncoded, list[Frame]]:
+    items, num_items = gathered.embeddings, len(request.features)
+    if sorted(items) != list(range(num_items)):
+        raise InvariantError(f"request {request.request_id}: embeddings of items {sorted(items)}, expected {num_items}")
+    tensors = [Tensor(index, items[index][0].dtype, items[index][0].shape) for index in range(num_items)]
+    return RequestEncoded(request.request_id, tensors), [items[index][1] for index in range(num_items)]
