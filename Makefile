@@ -23,7 +23,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint soak chaos bench bench-peers clean
+.PHONY: help demo test pytest lint soak chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,10 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	  --timeout=0 -o faulthandler_timeout=0
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for a minute, and check every byte
-	$(BIN)/python scripts/chaos.py --seconds 60
+	$(BIN)/python -m scripts.verification.chaos --seconds 60
+
+explore: $(INSTALLED) ## look at every state of the ring's protocol, and find every rule's removal: minutes
+	$(BIN)/python -m scripts.verification.explore
 
 bench: $(INSTALLED) ## every area of scripts/bench, one after the other; some: `make bench AREAS="ring kv"`
 	@set -e; for area in $(AREAS); do echo "== $$area"; $(BIN)/python -m scripts.bench.$$area; done

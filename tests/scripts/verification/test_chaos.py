@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.shm.chaos import run
-from tests.shm.chaos_mutants import MUTANTS, Mutant
+from scripts.verification.chaos import run
+from scripts.verification.chaos_players import MUTANTS
 
 
 @pytest.mark.slow
@@ -27,5 +27,5 @@ def test_an_allocator_that_ignores_leases_is_found(run_dir: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_every_missing_rule_is_found(mutant: Mutant, run_dir: Path) -> None:
+def test_every_missing_rule_is_found(mutant: str, run_dir: Path) -> None:
     assert run(10, seed=22, run_dir=run_dir, mutant=mutant).corrupt_reads > 0

@@ -73,6 +73,13 @@ class Finding:
     trace: tuple[str, ...]
     is_exhausted: bool
 
+    def check(self) -> None:
+        """Raises:
+        Violation: something is wrong; the text ends with the way to it.
+        """
+        if self.violation is not None:
+            raise Violation("\n  ".join([self.violation, *self.trace]))
+
 
 class Explorer:
     """One search, from `start`."""

@@ -6,7 +6,7 @@ only here: there are no locks, sockets, mappings or threads yet that a child cou
 One JSON command per line: `["fork", role, life, seed]` answers the pid; `["reap", pid]` waits for that child and
 answers its exit code. At the end of its input it kills and reaps what is left.
 
-    python -m tests.shm.chaos_child RUN_DIR [MUTANT]
+    python -m scripts.verification.chaos_nursery RUN_DIR [MUTANT]
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import sys
 import traceback
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
-from tests.shm.chaos_board import Board
-from tests.shm.chaos_mutants import MUTANTS, run_mutant_reader, run_mutant_writer
-from tests.shm.chaos_reader import run_reader
-from tests.shm.chaos_roles import Role
-from tests.shm.chaos_writer import run_writer
+from mmcached.shm import RingWriter
+from scripts.verification.chaos_players import MUTANTS, Players, run_reader, run_writer
+from scripts.verification.chaos_roles import Board, Role
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,11 +56,15 @@ def _run(name: str, role: Role, mutant_name: str | None) -> NoReturn:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        mutant = next((known for known in MUTANTS if known == mutant_name), None)
-        if mutant is None:
-            (run_writer if name == "writer" else run_reader)(role)
-        else:
-            (run_mutant_writer if name == "writer" else run_mutant_reader)(role, mutant)
+        players = Players() if mutant_name is None else MUTANTS[mutant_name].subject
+        with contextlib.ExitStack() as without:
+            without.enter_context(players.patched())
+            if mutant_name is not None:
+                without.enter_context(mock.patch.object(RingWriter, "check_integrity"))
+            if name == "writer":
+                run_writer(role, players.writer)
+            else:
+                run_reader(role, players.reader)
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tests.models.explorer import Event, Explorer, Violation
+from scripts.verification.explorer import Event, Explorer, Violation
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import fields
 import pytest
 
 from mmcached.shm.ring.allocator import _Chunk
-from tests.models.byte_locks import modelled_locks
-from tests.models.copies import FIELDS, SLOTS
-from tests.models.lease_world import World
-from tests.models.setting import Budget, Setting
+from scripts.verification.lease_between import modelled_locks
+from scripts.verification.lease_copies import FIELDS, SLOTS
+from scripts.verification.lease_scenarios import Setting
+from scripts.verification.lease_world import Budget, World
 
 
 @pytest.fixture

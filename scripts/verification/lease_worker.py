@@ -13,13 +13,12 @@ from mmcached.shm.ring.reader import _lock_share
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import Attach
-from tests.models.byte_locks import ByteLocks, Description
-from tests.models.engine_side import CONFIG_DIGEST
-from tests.models.explorer import Event
-from tests.models.messages import Plan, ReadDone, Said
+from scripts.verification.explorer import Event
+from scripts.verification.lease_between import ByteLocks, Description, Plan, ReadDone, Said
+from scripts.verification.lease_engine import CONFIG_DIGEST
 
 if TYPE_CHECKING:
-    from tests.models.lease_world import World
+    from scripts.verification.lease_world import World
 
 
 class Worker:

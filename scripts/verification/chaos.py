@@ -1,21 +1,28 @@
 """Chaos: a writer and readers in processes of their own, killed and stopped at random instants, every byte checked.
 
+    python -m scripts.verification.chaos [--seconds 60] [--seed N] [--mutant NAME]
+
     parent ── fork, reap ──> nursery ──> writer, readers           the parent alone kills, stops and continues them
-       └──────── board: the phase, everybody's counters ────────┘  see `chaos_board`
+       └──────── board: the phase, everybody's counters ────────┘  see `chaos_roles`
 
 What must hold, whoever dies when: no payload under a lease changes; when all come to rest, all leases are back; nobody
-ends but by a kill; nothing is left in /dev/shm. `chaos_mutants` takes rules away to show that a run sees it.
+ends but by a kill; nothing is left in /dev/shm. With a mutant a rule of the ring is taken away, and the run has to find
+it. A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
+payload is checked when it arrives and before it is let go.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
+import secrets
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +31,8 @@ from typing import Self
 
 from mmcached.shm import sweep
 from mmcached.shm.segment import segment
-from tests.shm.chaos_board import Board, Count, Phase
-from tests.shm.chaos_mutants import Mutant
+from scripts.verification.chaos_players import MUTANTS
+from scripts.verification.chaos_roles import Board, Count, Phase
 
 NUM_READERS = 3
 READER_KILL_S = 0.15
@@ -110,10 +117,10 @@ class Life:
 class Nursery:
     """The forking process, from the outside. Leaving the block ends it and all its children."""
 
-    def __init__(self, run_dir: Path, mutant: Mutant | None) -> None:
+    def __init__(self, run_dir: Path, mutant: str | None) -> None:
         self._num_lives = 0
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.shm.chaos_child", str(run_dir), *([mutant] if mutant else [])],
+            [sys.executable, "-m", "scripts.verification.chaos_nursery", str(run_dir), *([mutant] if mutant else [])],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -244,7 +251,7 @@ class Chaos:
         return self._nursery.fork(role, self._random.getrandbits(32))
 
 
-def run(seconds: float, *, seed: int, run_dir: Path, mutant: Mutant | None = None) -> Report:
+def run(seconds: float, *, seed: int, run_dir: Path, mutant: str | None = None) -> Report:
     """Let chaos reign for a while.
 
     Args:
@@ -261,3 +268,21 @@ def run(seconds: float, *, seed: int, run_dir: Path, mutant: Mutant | None = Non
     left = [name for name in segment.leftover_names(os.getuid()) if any(ring_id in name for ring_id in ring_ids)]
     report.segments_left = len(left)
     return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="chaos for the ring")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of who is killed and stopped when")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="take this rule away; then the run has to fail")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as folder:
+        report = run(options.seconds, seed=options.seed, run_dir=Path(folder), mutant=options.mutant)
+    print(report.table())
+    for violation in report.violations():
+        print(f"VIOLATION: {violation}")
+    return 1 if report.violations() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.scenarios import LARGE, SMALL, Scenario, explore
+from scripts.verification.lease_scenarios import LARGE, SMALL, Scenario, explore
 
 
 @pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)
@@ -19,6 +19,6 @@ def test_every_state_of_a_large_scenario_keeps_the_invariants(scenario: Scenario
 
 
 def assert_nothing_is_wrong(scenario: Scenario) -> None:
-    finding = explore(scenario.setting, scenario.budget)
+    finding = explore(scenario)
     assert finding.violation is None, "\n  ".join([finding.violation, *finding.trace])
     assert finding.is_exhausted

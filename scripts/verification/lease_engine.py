@@ -1,12 +1,20 @@
 """One engine process: a row of the ring, the leases that it holds, its workers.
 
-The product's own: `ReaderRow` with its `ReceivedLeases`, `LeaseBook`, `WorkerGroup`. How a row is taken: `row_taking`.
+The product's own: `ReaderRow` with its `ReceivedLeases`, `LeaseBook`, `WorkerGroup`.
+
+A row is taken one step per event, so that everybody else can act, and everybody die, between any two:
+
+    lock the byte exclusively --> write the nonce --> share the byte, lock the engine's own --> Hello
+
+The words and the byte locks that this touches are the product's; see `mmcached.shm.ring.row` for why the order is this
+one. A test holds the two together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, NamedTuple, ParamSpec
 
 from mmcached.engine.server.leases import LeaseBook
 from mmcached.engine.server.worker_group import WorkerGroup
@@ -14,24 +22,31 @@ from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.ring.row import ReaderRow
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
-from tests.models.byte_locks import ByteLocks
-from tests.models.copies import book_key, copy_book, copy_group, copy_reader_row, group_key, reader_row_key
-from tests.models.explorer import Event, Violation
-from tests.models.messages import (
+from scripts.verification.explorer import Event, Violation
+from scripts.verification.lease_between import (
     BarrierAnswer,
     BarrierQuestion,
+    ByteLocks,
     Descriptor,
     GapReport,
+    ModelControl,
     Plan,
     ReadDone,
     RowHello,
     Said,
     ToWorker,
 )
-from tests.models.row_taking import Stage, Taking
+from scripts.verification.lease_copies import (
+    book_key,
+    copy_book,
+    copy_group,
+    copy_reader_row,
+    group_key,
+    reader_row_key,
+)
 
 if TYPE_CHECKING:
-    from tests.models.lease_world import World
+    from scripts.verification.lease_world import World
 
 Args = ParamSpec("Args")
 CONFIG_DIGEST = ""
@@ -273,3 +288,30 @@ class Engine:
         row._control.map_row(row.row)
         row.give_back(handle)
         row._control = None
+
+
+class Stage(Enum):
+    LOCKED = "locked"
+    NAMED = "named"
+    SHARED = "shared"
+
+
+class Taking(NamedTuple):
+    """A row that is being taken."""
+
+    epoch: int
+    row: int
+    nonce: int
+    stage: Stage = Stage.LOCKED
+
+    def next(self, control: ModelControl) -> Taking:
+        """Do the next step; after the last one only the Hello is missing."""
+        row, layout = self.row, control.layout
+        if self.stage is Stage.LOCKED:
+            control.words[layout.nonce_word(row)] = self.nonce
+            return self._replace(stage=Stage.NAMED)
+        # The product shares the one byte and then locks the other: in between it holds the row's byte either way.
+        ByteLocks.downgrade(control.fd, ByteLocks.row_byte(row))
+        if not ByteLocks.try_exclusive(control.fd, ByteLocks.engine_byte(row, layout.max_rows)):
+            raise Violation(f"row {row} was free, and its engine byte is taken")
+        return self._replace(stage=Stage.SHARED)

@@ -1,6 +1,7 @@
 """P0: one ring, its writer's books, and the words that it shares with its readers.
 
-The product's own: `WriterRows` with its `LeaseTable`, `ChunkTable` with its allocator.
+The product's own: `WriterRows` with its `LeaseTable`, `ChunkTable` with its allocator. In place of the
+data object: of each unit, which generation was written there last.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec
 import msgspec
 import numpy as np
 
+from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.writer_rows import WriterRows
 from mmcached.shm.segment.layout import CHUNK_HEADER_BYTES, Layout
 from mmcached.wire.errors import LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
-from tests.models.byte_locks import Description, LockTable
-from tests.models.control import UNIT, ModelControl, SmallLayout, Words
-from tests.models.copies import chunks_key, copy_chunks, copy_rows, rows_key
-from tests.models.data_object import DataObject, num_units, payload_bytes
-from tests.models.explorer import Event, Violation
-from tests.models.messages import BarrierAnswer, BarrierQuestion, Descriptor, GapReport, RowHello, Said
+from scripts.verification.explorer import Event, Violation
+from scripts.verification.lease_between import (
+    UNIT,
+    BarrierAnswer,
+    BarrierQuestion,
+    Description,
+    Descriptor,
+    GapReport,
+    LockTable,
+    ModelControl,
+    RowHello,
+    Said,
+    SmallLayout,
+    Words,
+)
+from scripts.verification.lease_copies import chunks_key, copy_chunks, copy_rows, rows_key
 
 if TYPE_CHECKING:
-    from tests.models.lease_world import World
+    from scripts.verification.lease_world import World
 
 Args = ParamSpec("Args")
 
@@ -270,3 +282,34 @@ class Ring:
         """Return the rows, looking at the locks of this world."""
         self.rows._control.fd = Description(world.locks, self.epoch, "P0").as_fd()
         return self.rows
+
+
+class DataObject:
+    """Generation 0 = never written."""
+
+    def __init__(self, generations: list[int]) -> None:
+        self._generations = generations
+
+    def copy(self) -> DataObject:
+        return DataObject(self._generations.copy())
+
+    def key(self) -> object:
+        return tuple(self._generations)
+
+    def write(self, extent: Extent, generation: int) -> None:
+        self._generations[extent.offset // UNIT : extent.end // UNIT] = [generation] * (extent.size // UNIT)
+
+    def holds(self, handle: Handle) -> bool:
+        """Return whether every byte of a chunk is as it was published."""
+        first = handle.offset // UNIT
+        written = self._generations[first : first + num_units(handle)]
+        return all(generation == handle.generation for generation in written)
+
+
+def payload_bytes(units: int) -> int:
+    """Return the payload that fills so many units, header included."""
+    return units * UNIT - CHUNK_HEADER_BYTES
+
+
+def num_units(handle: Handle) -> int:
+    return (handle.nbytes + CHUNK_HEADER_BYTES) // UNIT

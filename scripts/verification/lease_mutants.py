@@ -7,7 +7,7 @@ setting and the budgets in which it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,31 +17,17 @@ from mmcached.engine.server.leases import LeaseBook
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.ring.writer_rows import WriterRows
-from tests.models.byte_locks import ByteLocks
-from tests.models.engine_side import Engine
-from tests.models.explorer import Event
-from tests.models.messages import RowHello
-from tests.models.ring_side import Ring
-from tests.models.row_taking import Taking
-from tests.models.setting import Actors, Budget, Setting
-from tests.models.worker_side import Worker
+from scripts.verification.explorer import Event
+from scripts.verification.lease_between import ByteLocks, RowHello
+from scripts.verification.lease_engine import Engine, Taking
+from scripts.verification.lease_ring import Ring
+from scripts.verification.lease_scenarios import Actors, Scenario, Setting
+from scripts.verification.lease_worker import Worker
+from scripts.verification.lease_world import Budget
+from scripts.verification.mutants import Mutant
 
 if TYPE_CHECKING:
-    from tests.models.lease_world import World
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """Attributes:
-    name: the rule that is missing.
-    breaks: the invariant that it breaks, or the error by which the product notices.
-    """
-
-    name: str
-    breaks: str
-    setting: Setting
-    budget: Budget
-
+    from scripts.verification.lease_world import World
 
 # ---- P0
 
@@ -214,8 +200,10 @@ _BARRIERS = Setting(started="all", num_ranks=0, max_barriers=2)
 _WORK = Budget(puts=1, grants=1, plans=1)
 
 
-def _mutant(name: str, breaks: str, actors: Actors, budget: Budget = _WORK, setting: Setting = _STARTED) -> Mutant:
-    return Mutant(name, breaks, replace(setting, actors=actors), budget)
+def _mutant(
+    name: str, breaks: str, actors: Actors, budget: Budget = _WORK, setting: Setting = _STARTED
+) -> Mutant[Scenario]:
+    return Mutant(name, Scenario(name, replace(setting, actors=actors), budget), breaks)
 
 
 MUTANTS = (

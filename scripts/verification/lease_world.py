@@ -6,27 +6,66 @@
         └──────────────── words, byte locks (die with their holder) ─────┘
 
 What is real in each of them its module says. Budgets bound what comes from outside: work, kills and losses. What
-repairs itself needs no budget, so that from every state it can be asked whether all leases come back. What must hold
-in each: `invariants`.
+repairs itself needs no budget, so that from every state it can be asked whether all leases come back.
+
+What must hold in every state:
+
+    I1  the bytes under a lease that a living process holds, reads under, or is about to receive, are untouched
+    I2  from here on, without another kill or loss, all leases can come back: asked of the whole graph, by the explorer
+    I3  a living incarnation has not given back more than it was granted: `check_integrity` of P0's books
+    I4  a word of a row is written by the one engine that has taken it; also checked at each write
+    I6  nobody acts on a descriptor of another epoch or incarnation; also checked at each receipt
+
+Of what is under way only the descriptors to the living engine count: any other is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from tests.models.byte_locks import LockTable
-from tests.models.engine_side import Engine
-from tests.models.explorer import Event
-from tests.models.invariants import check_invariants
-from tests.models.messages import Plan, Said, ToWorker
-from tests.models.queues import Queues
-from tests.models.ring_side import Ring
-from tests.models.setting import Budget, Census, Setting
-from tests.models.worker_side import Worker
+from mmcached.wire.handle import Handle
+from scripts.verification.explorer import Event, Violation
+from scripts.verification.lease_between import Descriptor, LockTable, Plan, Queues, Said, ToWorker
+from scripts.verification.lease_engine import Engine
+from scripts.verification.lease_ring import Ring
+from scripts.verification.lease_worker import Worker
+
+if TYPE_CHECKING:
+    from scripts.verification.lease_scenarios import Setting
 
 Args = ParamSpec("Args")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How often each of these may still happen."""
+
+    puts: int = 0
+    grants: int = 0
+    plans: int = 0
+    kills: int = 0
+    restarts: int = 0  # of P0
+    lost_from_writer: int = 0  # descriptors and barriers
+    lost_to_writer: int = 0  # answers and reports of gaps
+    lost_plans: int = 0
+    hellos: int = 0  # repeated ones
+    discards: int = 0
+
+    def key(self) -> object:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many processes of each kind there were; the next one's number is one more."""
+
+    engines: int = 0
+    workers: int = 0
+
+    def key(self) -> object:
+        return self
 
 
 class Nobody:
@@ -263,3 +302,31 @@ def _event(
     **kwargs: Args.kwargs,
 ) -> Event:
     return Event(label, lambda world: method(world, *args, **kwargs))
+
+
+def check_invariants(world: World) -> None:
+    """Raises Violation."""
+    for handle, who in _leases_of_the_living(world):
+        if not world.ring.holds(handle):
+            raise Violation(f"I1: {who} generation {handle.generation}, and it has been overwritten")
+    for worker in world.workers():
+        if worker.reading is not None and worker.reading.handle.epoch != worker.ring_epoch:
+            raise Violation(f"I6: {worker.name} of epoch {worker.ring_epoch} reads {worker.reading.handle}")
+    engine = world.engine
+    if engine is not None and engine.row is not None and engine.row.announcement.epoch == world.ring.epoch:
+        row = engine.row
+        if world.ring.nonce_in_row(row.row) != row.nonce:
+            raise Violation(f"I4: row {row.row} of {engine.name} has been taken by another engine")
+
+
+def _leases_of_the_living(world: World) -> Iterator[tuple[Handle, str]]:
+    for worker in world.workers():
+        if worker.reading is not None:
+            yield worker.reading.handle, f"{worker.name} reads"
+    engine = world.engine
+    if engine is not None and engine.row is not None:
+        for held in engine.book._held.values():
+            yield held.handle, f"{engine.name} holds"
+        for message in world.queues.to_engine:
+            if isinstance(message, Descriptor) and engine.row.owns(message.handle, message.lease):
+                yield message.handle, f"{engine.name} is about to receive"

@@ -1,8 +1,8 @@
 """Look at every state of the lease protocol, with the product's own classes, and then at every mutant of it.
 
-    scripts/explore.py                          everything: minutes
-    scripts/explore.py --scenario kill          only scenarios and mutants with this in their name
-    scripts/explore.py --limit 50000            stop each after so many states
+    python -m scripts.verification.explore                        everything: minutes
+    python -m scripts.verification.explore --scenario kill        only scenarios and mutants with this in their name
+    python -m scripts.verification.explore --limit 50000          stop each after so many states
 
 A violation is printed with the shortest way to it. The exit status is 1 if the protocol itself breaks an invariant, or
 if a mutant was not found out.
@@ -13,16 +13,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the models live among the tests
+from scripts.verification.explorer import Finding
+from scripts.verification.lease_mutants import MUTANTS
+from scripts.verification.lease_scenarios import LARGE, SMALL, Scenario, explore
+from scripts.verification.mutants import Mutant
 
-from tests.models.explorer import Finding
-from tests.models.mutants import MUTANTS, Mutant
-from tests.models.scenarios import LARGE, SMALL, Scenario, explore
+Case = Scenario | Mutant[Scenario]
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, metavar="N", help="stop each exploration after N states")
     parser.add_argument("--scenario", default="", metavar="NAME", help="only those with this in their name")
     options = parser.parse_args()
-    chosen = [case for case in (*SMALL, *LARGE, *MUTANTS) if options.scenario in case.name]
+    chosen: list[Case] = [case for case in (*SMALL, *LARGE, *MUTANTS) if options.scenario in case.name]
     if not chosen:
         parser.error(f"nothing has {options.scenario!r} in its name")
     table = Table("", "scenario", "states", "events", "seconds", "finding")
@@ -46,12 +46,11 @@ def main() -> int:
     return 0 if are_all_right else 1
 
 
-def explored(
-    cases: list[Scenario | Mutant], limit: int | None, console: Console
-) -> Iterator[tuple[Scenario | Mutant, Finding]]:
+def explored(cases: list[Case], limit: int | None, console: Console) -> Iterator[tuple[Case, Finding]]:
     """Explore one after the other; print each trace as soon as it is known."""
     for case in cases:
-        finding = explore(case.setting, case.budget, limit=limit)
+        scenario = case.subject if isinstance(case, Mutant) else case
+        finding = explore(scenario, limit=limit)
         if finding.violation is not None:
             console.print(f"[bold]{case.name}[/]: {finding.violation}")
             for number, event in enumerate(finding.trace, start=1):
@@ -59,7 +58,7 @@ def explored(
         yield case, finding
 
 
-def as_expected(case: Scenario | Mutant, finding: Finding) -> bool:
+def as_expected(case: Case, finding: Finding) -> bool:
     """Return whether the protocol is right, as far as was looked, or the mutant breaks what it should."""
     if isinstance(case, Mutant):
         return finding.violation is not None and finding.violation.startswith(case.breaks)

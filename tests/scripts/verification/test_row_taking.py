@@ -9,9 +9,8 @@ import numpy as np
 from mmcached.shm.ring import row as product
 from mmcached.shm.ring.row import ReaderRow
 from mmcached.wire.handle import RingAnnouncement
-from tests.models.byte_locks import ByteLocks, Description, LockTable
-from tests.models.control import UNIT, ModelControl, SmallLayout
-from tests.models.row_taking import Stage, Taking
+from scripts.verification.lease_between import UNIT, ByteLocks, Description, LockTable, ModelControl, SmallLayout
+from scripts.verification.lease_engine import Stage, Taking
 
 NONCE = 5
 COUNT = 3

@@ -1,16 +1,58 @@
-"""What is explored of the protocol as it is. Small scenarios are part of the suite, the large ones of the soak; none is
-cut off: each is explored to its last state.
+"""What a world is made of, and what is explored of the protocol as it is.
+
+Small scenarios are part of the suite, the large ones of the soak; none is cut off: each is explored to its last state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from tests.models.byte_locks import modelled_locks
-from tests.models.control import UNIT
-from tests.models.explorer import Explorer, Finding
-from tests.models.lease_world import World
-from tests.models.setting import Budget, Setting
+from scripts.verification.explorer import Explorer, Finding
+from scripts.verification.lease_between import UNIT, SmallLayout, modelled_locks
+from scripts.verification.lease_engine import Engine
+from scripts.verification.lease_ring import Ring
+from scripts.verification.lease_worker import Worker
+from scripts.verification.lease_world import Budget, World
+
+
+@dataclass(frozen=True, slots=True)
+class Actors:
+    """The classes that play; a mutant brings another one."""
+
+    ring: type[Ring] = Ring
+    engine: type[Engine] = Engine
+    worker: type[Worker] = Worker
+    has_overdue_kills: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What does not change in a world.
+
+    Attributes:
+        units: size of the ring; at the start of an epoch a chunk of one unit lies in each slot that there is room for.
+        put_units: sizes that are put.
+        max_barriers: questions and answers that may be under way at a time; P0 asks at any time, but not without end.
+        started: what has attached before the exploration begins.
+    """
+
+    actors: Actors = field(default_factory=Actors)
+    num_rows: int = 2
+    num_slots: int = 1
+    units: int = 1
+    put_units: tuple[int, ...] = (1,)
+    num_ranks: int = 1
+    max_barriers: int = 0
+    quota_bytes: int | None = None
+    started: Literal["nothing", "engine", "all"] = "nothing"
+
+    def new_ring(self, epoch: int) -> Ring:
+        layout = SmallLayout(self.units * UNIT, self.num_slots, self.num_rows)
+        ring = self.actors.ring.create(layout, epoch=epoch, quota_bytes=self.quota_bytes)
+        for _ in range(min(self.num_slots, self.units)):
+            ring.put(1)
+        return ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +62,14 @@ class Scenario:
     budget: Budget
 
 
-def explore(setting: Setting, budget: Budget, *, limit: int | None = None) -> Finding:
+def explore(scenario: Scenario, *, limit: int | None = None) -> Finding:
     """Look at every state that can be reached.
 
     Args:
         limit: stop after so many states.
     """
     with modelled_locks():
-        return Explorer(World.start(setting, budget), limit=limit).run()
+        return Explorer(World.start(scenario.setting, scenario.budget), limit=limit).run()
 
 
 _ATTACHED = Setting(started="all")

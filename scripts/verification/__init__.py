@@ -1,0 +1,17 @@
+"""Verification of the ring's protocol, and what every verification by removed rules shares.
+
+mutants      the product with one rule removed, and what it means to notice that
+
+explore      every state of the lease protocol: `python -m scripts.verification.explore`
+  explorer       the search; knows nothing of leases
+  lease_scenarios, lease_mutants    what is explored, as it is and with one rule removed
+  lease_world    one P0, one engine, its workers: lease_ring, lease_engine, lease_worker
+  lease_between  what lies between them: messages, queues, byte locks, words
+  lease_copies   copies and keys of the product's own classes
+
+chaos        processes killed and stopped at random: `python -m scripts.verification.chaos`
+  chaos_nursery  forks the players           chaos_players  the writer, the readers, and those without a rule
+  chaos_roles    what they say to each other, and the board of counters that survives them
+
+The explorer and chaos need this checkout; the tests import them from here.
+"""
