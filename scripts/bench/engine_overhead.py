@@ -29,7 +29,6 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import FromEngineToWorker, StepPlan
 from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
-from mmcached.wire.stats import WorkerStats
 from scripts.bench.harness import Row, Sampler, against_first, compare, cpu_ns
 from scripts.bench.scheduler_sides import BLOCK_SIZE, NUM_KV_BLOCKS, SAMPLED_TOKEN_ID, OurSteps, our_config
 from scripts.bench.scheduler_steps import NUM_RUNNING, NUM_STEPS, PROMPT_TOKENS, UNIT, fill, start_decoding
@@ -176,4 +175,4 @@ def read_plan(frames: list[Frame], num_running: int) -> StepPlan:
 def answer(plan: StepPlan, step: int) -> list[Frame]:
     """Return what a worker says to a plan, or to another one for the same requests."""
     sampled = [Sampled(chunk.request_id, SAMPLED_TOKEN_ID) for chunk in plan.chunks]
-    return encode_frames(StepOutput(NONCE, WORKER_EPOCH, step, DIGEST, sampled, [], [], [], WorkerStats()))
+    return encode_frames(StepOutput(NONCE, WORKER_EPOCH, step, DIGEST, sampled, [], [], []))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
 
-from mmcached.cli.watch.service_status import RoleView
+from mmcached.cli.watch.service_status import RoleStatus, ServiceView, State
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
@@ -20,15 +20,23 @@ FRONTEND, ENGINE, WORKER = RoleName("frontend"), RoleName("engine"), RoleName("w
 HTTP_DEADLINE_S = 60.0
 
 
+def a_role(
+    name: RoleName, pid: int | None, state: State, *, restarts: int = 0, up_since: str | None = None
+) -> RoleStatus:
+    return RoleStatus(name=str(name), pid=pid, state=state, restarts=restarts, up_since=up_since)
+
+
 @dataclass
 class FakeView:
+    """What a supervisor knows: call it, as those do who look."""
+
     run_dir: Path
     config: ServiceConfig = field(default_factory=lambda: ServiceConfig(probe_timeout_s=0.2, http_port=0))
     is_draining: bool = False
-    given: list[RoleView] = field(default_factory=list)
+    given: list[RoleStatus] = field(default_factory=list)
 
-    def roles(self) -> list[RoleView]:
-        return list(self.given)
+    def __call__(self) -> ServiceView:
+        return ServiceView(self.run_dir, self.config, self.is_draining, list(self.given))
 
 
 @contextmanager

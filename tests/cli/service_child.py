@@ -14,13 +14,12 @@ from pathlib import Path
 
 from mmcached.cli.serve.seat import Seat
 from mmcached.cli.watch.http_pages import AdminServer
-from mmcached.cli.watch.service_status import RoleView
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.client import Flushed, Probed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient, Probe
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats, RoleName
-from tests.cli.fake_view import FRONTEND, FakeView, page_of
+from tests.cli.fake_view import FRONTEND, FakeView, a_role, page_of
 from tests.client.fake_service import fake_service
 
 CONFIG = ServiceConfig(probe_timeout_s=0.2)
@@ -46,7 +45,7 @@ def main() -> None:
         reader, writers = stack.enter_context(page_of(directory.path, RoleName("supervisor"), FRONTEND))
         writers[FRONTEND].publish(FrontendStats(requests_done=5))
         stack.enter_context(fake_service(directory.path, answer if sys.argv[2] == "works" else lambda message: []))
-        view = FakeView(directory.path, CONFIG, given=[RoleView(FRONTEND, os.getpid(), "running")])
+        view = FakeView(directory.path, CONFIG, given=[a_role(FRONTEND, os.getpid(), "running")])
         stack.enter_context(AdminServer(view, reader))
         sys.stdout.write("up\n")
         sys.stdout.flush()

@@ -16,30 +16,23 @@ import pytest
 from rich.console import Console
 
 from mmcached.cli.watch.service_status import (
-    PageView,
     Readiness,
     RoleStatus,
-    RoleView,
     ServiceStatus,
     gather_status,
     process_state,
     role_statuses,
-    service_stats,
+    view_of_page,
 )
 from mmcached.cli.watch.status_table import show_status
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import (
     EncoderCacheStats,
     EngineStats,
-    FrontendStats,
-    KVCacheStats,
-    ProcessorCacheStats,
     RoleName,
-    ServiceStats,
     SupervisorStats,
-    WorkerStats,
 )
-from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, page_of
 from tests.shm.processes import wait_until
 
 SUPERVISOR = RoleName("supervisor")
@@ -58,20 +51,20 @@ def a_process() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_states_are_the_kernels_where_it_knows_better() -> None:
     with a_process() as child:
-        view = RoleView(ENGINE, child.pid, "running")
-        assert [role.state for role in role_statuses(FakeView(Path("/"), given=[view]), {})] == ["running"]
+        view = a_role(ENGINE, child.pid, "running")
+        assert [role.state for role in role_statuses(FakeView(Path("/"), given=[view])(), {})] == ["running"]
         child.send_signal(signal.SIGSTOP)
         wait_until(lambda: process_state(child.pid) == "T")
-        (stopped,) = role_statuses(FakeView(Path("/"), given=[view]), {})
+        (stopped,) = role_statuses(FakeView(Path("/"), given=[view])(), {})
         assert stopped.state == "stopped"
         assert stopped.complaint == f"engine 0 (pid {child.pid}) is stopped (state T)"
         child.kill()
         wait_until(lambda: process_state(child.pid) == "Z")
-        (dead,) = role_statuses(FakeView(Path("/"), given=[view]), {})
+        (dead,) = role_statuses(FakeView(Path("/"), given=[view])(), {})
         assert dead.state == "dead"
         child.wait(60)
         assert process_state(child.pid) is None
-        (gone,) = role_statuses(FakeView(Path("/"), given=[view]), {})
+        (gone,) = role_statuses(FakeView(Path("/"), given=[view])(), {})
         assert gone.complaint == f"engine 0 (pid {child.pid}) is dead"
 
 
@@ -106,40 +99,26 @@ def test_a_complaint_says_what_is_wrong(role: RoleStatus, complaint: str) -> Non
 def test_a_slot_that_a_former_process_wrote_is_not_this_ones_heartbeat(run_dir: Path) -> None:
     with page_of(run_dir, ENGINE) as (reader, _):
         for pid, has_heartbeat in ((US, True), (US + 1, False)):
-            (role,) = role_statuses(FakeView(run_dir, given=[RoleView(ENGINE, pid, "restarting")]), reader.read())
-            assert (role.heartbeat_age_s is not None) == has_heartbeat
+            (found,) = role_statuses(FakeView(run_dir, given=[a_role(ENGINE, pid, "restarting")])(), reader.read())
+            assert (found.heartbeat_age_s is not None) == has_heartbeat
 
 
 def test_the_supervisor_leads_and_is_there_once(run_dir: Path) -> None:
     with page_of(run_dir, SUPERVISOR, FRONTEND) as (reader, _):
-        frontend = RoleView(FRONTEND, US, "running")
-        for given in ([frontend], [RoleView(SUPERVISOR, US, "running"), frontend]):
-            names = [role.name for role in role_statuses(FakeView(run_dir, given=given), reader.read())]
+        frontend = a_role(FRONTEND, US, "running")
+        for given in ([frontend], [a_role(SUPERVISOR, US, "running"), frontend]):
+            names = [each.name for each in role_statuses(FakeView(run_dir, given=given)(), reader.read())]
             assert names == ["supervisor", "frontend"]
 
 
-def test_figures_of_all_roles_make_one_record(run_dir: Path) -> None:
-    second = RoleName("worker", 0, 0)
-    frontend = FrontendStats(requests_done=3, processor=ProcessorCacheStats(queries=2))
-    with page_of(run_dir, FRONTEND, ENGINE, WORKER, second) as (reader, writers):
-        writers[FRONTEND].publish(frontend)
-        writers[ENGINE].publish(EngineStats(steps=4, kv=KVCacheStats(hits=1)))
-        writers[WORKER].publish(WorkerStats(items_encoded=5))
-        writers[second].publish(WorkerStats(items_encoded=6))
-        found = service_stats(reader.read())
-    workers = [WorkerStats(items_encoded=6), WorkerStats(items_encoded=5)]
-    engine = EngineStats(steps=4, kv=KVCacheStats(hits=1), workers=workers)
-    assert found == ServiceStats(requests_done=3, processor=ProcessorCacheStats(queries=2), engines=[engine])
-
-
-def test_without_a_page_all_figures_are_zero() -> None:
-    assert service_stats({}) == ServiceStats()
-
-
 def test_status_survives_json(run_dir: Path) -> None:
-    view = FakeView(run_dir, given=[RoleView(ENGINE, US, "running", restarts=2, started_at=86400.0)], is_draining=True)
+    view = FakeView(
+        run_dir,
+        given=[a_role(ENGINE, US, "running", restarts=2, up_since="1970-01-02T00:00:00+00:00")],
+        is_draining=True,
+    )
     with page_of(run_dir, ENGINE) as (reader, _):
-        status = gather_status(view, reader.read(), Readiness(False, "draining", 0.5))
+        status = gather_status(view(), reader.read(), Readiness(False, "draining", 0.5))
     assert msgspec.json.decode(msgspec.json.encode(status), type=ServiceStatus) == status
     assert (status.ready, status.reason, status.draining) == (False, "draining", True)
     assert status.config_digest == view.config.digest()
@@ -151,18 +130,18 @@ def test_the_page_stands_in_for_the_supervisor(run_dir: Path) -> None:
     with page_of(run_dir, SUPERVISOR, ENGINE) as (reader, writers):
         writers[SUPERVISOR].publish(SupervisorStats(draining=1))
         writers[ENGINE].close()
-        view = PageView(run_dir, ServiceConfig(), reader.read())
-        assert view.is_draining
-        roles = {role.name: role for role in view.roles()}
-    assert (roles[SUPERVISOR].state, roles[SUPERVISOR].pid) == ("running", US)
-    assert (roles[ENGINE].state, roles[ENGINE].restarts) == ("ended", 0)
+        view = view_of_page(run_dir, ServiceConfig(), reader.read())
+    assert view.is_draining
+    found = {role.name: role for role in view.roles}
+    assert (found["supervisor"].state, found["supervisor"].pid) == ("running", US)
+    assert (found["engine 0"].state, found["engine 0"].restarts) == ("ended", 0)
 
 
 def test_the_table_shows_roles_and_caches(run_dir: Path) -> None:
-    view = FakeView(run_dir, given=[RoleView(ENGINE, US, "running"), RoleView(WORKER, None, "restarting", restarts=1)])
+    view = FakeView(run_dir, given=[a_role(ENGINE, US, "running"), a_role(WORKER, None, "restarting", restarts=1)])
     with page_of(run_dir, ENGINE) as (reader, writers):
         writers[ENGINE].publish(EngineStats(encoder=EncoderCacheStats(queries=4000, hits=1000)))
-        status = gather_status(view, reader.read(), Readiness(False, "[red]why[/]"))
+        status = gather_status(view(), reader.read(), Readiness(False, "[red]why[/]"))
     text = io.StringIO()
     show_status(status, Console(width=120, file=text))
     for expected in ("not ready", "[red]why[/]", str(US), "restarting", "worker 0.1", "4,000", "25%"):

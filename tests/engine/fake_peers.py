@@ -21,7 +21,6 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Feature
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel, Frame, RouterChannel
-from mmcached.wire.stats import WorkerStats
 
 MessageT = TypeVar("MessageT")
 DEADLINE_S = 30.0
@@ -43,9 +42,7 @@ class FakeWorker:
     def output(self, plan: to_worker.StepPlan, *, token: int = 65, digest: bytes = b"d") -> to_engine.StepOutput:
         """An output that samples `token` wherever the plan asks, and has read all that it encodes."""
         sampled = [to_engine.Sampled(chunk.request_id, token) for chunk in plan.chunks if chunk.sample]
-        return to_engine.StepOutput(
-            plan.engine_nonce, self.epoch, plan.step, digest, sampled, self.reads(plan), [], [], WorkerStats()
-        )
+        return to_engine.StepOutput(plan.engine_nonce, self.epoch, plan.step, digest, sampled, self.reads(plan), [], [])
 
     def failure(self, plan: to_worker.StepPlan, error: Any) -> to_engine.StepFailed:
         return to_engine.StepFailed(plan.engine_nonce, self.epoch, plan.step, error, self.reads(plan))

@@ -27,7 +27,7 @@ from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel, Frame
-from mmcached.wire.stats import EngineStats, ServiceStats
+from mmcached.wire.stats import ServiceStats
 
 DEADLINE_S = 30.0
 MessageT = TypeVar("MessageT")
@@ -287,7 +287,7 @@ class Bench:
             self.from_frontend(engine, to_engine.RowAttached)
         engine.channel.send(to_frontend.EngineReady(1))
         while not self.stats().engines:
-            pass  # it is asked for statistics only when it is ready
+            pass  # they name an engine once it is ready
         return engine
 
     def connect_client(self, *, has_row: bool = True) -> FakeClient:
@@ -304,19 +304,12 @@ class Bench:
         self.client.send(to_frontend.Generate(self.client_id, request_id, prompt, 4, None, timeout_s), images)
 
     def stats(self, *, after: type[object] | None = None) -> ServiceStats:
-        """Return the service's statistics; the engines answer with zeros. See `answer` for `after`."""
+        """Return the service's statistics, when the engines have what was sent to them. See `answer` for `after`."""
         self.client.send(to_frontend.GetStats(0))
-        self.pump(lambda: self.client.wait(0) or self._answer_for_engines())
-        return self.answer(to_client.Stats, after=after).stats
-
-    def _answer_for_engines(self) -> bool:
+        stats = self.answer(to_client.Stats, after=after).stats
         for engine in self.engines:
             engine.receive()
-            for entry in list(engine.backlog):
-                if isinstance(entry[0], to_engine.GetEngineStats):
-                    engine.channel.send(to_frontend.EngineStatsReply(entry[0].token, EngineStats()))
-                    engine.backlog.remove(entry)
-        return False
+        return stats
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,6 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.sockets.channels import DealerChannel, encode_frames
 from mmcached.wire.sockets.zmtp import pack
-from mmcached.wire.stats import EngineStats
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeEngine
 from tests.wire.raw_peer import RawPeer
@@ -144,21 +143,6 @@ def honest_request(bench: Bench, engine: FakeEngine) -> int:
 # ---- one round for all who ask
 
 
-def test_however_many_ask_for_figures_each_engine_is_asked_once_at_a_time(bench: Bench) -> None:
-    engine = bench.connect_engine()
-    for number in range(4):
-        bench.client.send(to_frontend.GetStats(number))
-    first = bench.from_frontend(engine, to_engine.GetEngineStats)
-    engine.channel.send(to_frontend.EngineStatsReply(first.token, EngineStats(steps=1)))
-    assert bench.answer(to_client.Stats).stats.engines[0].steps == 1
-    second = bench.from_frontend(engine, to_engine.GetEngineStats)
-    engine.channel.send(to_frontend.EngineStatsReply(second.token, EngineStats(steps=2)))
-    later = [bench.answer(to_client.Stats) for _ in range(3)]
-    assert {answer.stats.engines[0].steps for answer in later} == {2}, "they came after the first was begun"
-    engine.receive()
-    assert engine.backlog == []
-
-
 def test_one_client_asks_no_more_than_it_may_at_a_time(bench: Bench) -> None:
     bench.connect_engine()
     for number in range(6):
@@ -176,7 +160,7 @@ def test_flushes_that_come_soon_after_one_are_answered_by_the_next(bench: Bench,
     assert bench.answer(to_client.Flushed).request_id == 1
     for number in (2, 3, 4):
         bench.client.send(to_frontend.Flush(number))
-    assert len(bench.stats().engines) == 1, "it is asked for figures, and not to flush"
+    assert len(bench.stats().engines) == 1, "nobody is asked to flush yet"
     assert engine.backlog == []
     clock.now += 5
     token = bench.from_frontend(engine, to_engine.FlushEngine).token

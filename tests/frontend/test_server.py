@@ -20,7 +20,10 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
+from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
+from tests.cli.fake_view import page_of
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, png
 from tests.wire.examples import ERROR
@@ -431,6 +434,21 @@ def test_flush_forgets_here_and_is_answered_when_every_engine_has(bench: Bench) 
     assert bench.answer(to_client.Flushed).request_id == 6
     engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
     bench.answer(to_client.Generated)
+
+
+def test_figures_are_the_pages_for_each_engine_that_is_ready(run_dir: Path, clock: Clock) -> None:
+    roles = [RoleName("engine"), RoleName("engine", 1), *(RoleName("worker", 0, rank) for rank in (1, 0))]
+    RunDir(run_dir).create()
+    with page_of(run_dir, *roles) as (_, writers), Bench(run_dir, CONFIG, clock) as bench:
+        for number, (role, writer) in enumerate(writers.items(), 1):
+            writer.publish(EngineStats(steps=number) if role.kind == "engine" else WorkerStats(items_encoded=number))
+        assert bench.stats().engines == []
+        bench.connect_engine()
+        workers = [WorkerStats(items_encoded=4), WorkerStats(items_encoded=3)]
+        assert bench.stats().engines == [EngineStats(steps=1, workers=workers)]
+        bench.connect_engine(index=1)
+        bench.pump(lambda: len(bench.stats().engines) == 2)
+        assert bench.stats().engines[1] == EngineStats(steps=2)
 
 
 def test_row_that_does_not_hold_the_nonce_is_not_attached(bench: Bench) -> None:

@@ -17,13 +17,16 @@ from typing import Self
 import torch
 import zmq
 
-from mmcached.cli.watch.probe import probe
+from mmcached.cli.serve.first_request import first_request
 from mmcached.engine.server.server import EngineServer
 from mmcached.frontend.server import Frontend
+from mmcached.shm.stats.page import StatsPage
+from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.engine import WorkerHello
 from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import RoleName
 from mmcached.worker.server import WorkerServer
 from mmcached.worker.steps.runner import ModelRunner
 from tests.integration.processes import DEADLINE_S
@@ -48,6 +51,7 @@ class LocalService:
     def __enter__(self) -> Self:
         directory = RunDir(self.run_dir)
         directory.create()
+        self.page = StatsPage.create(directory.stats_page)
         self.frontend = Frontend(directory, self.config)
         self.engine = EngineServer(directory, self.config, 0)
         self._start(lambda: self._serve(self.frontend))
@@ -64,6 +68,7 @@ class LocalService:
         for thread in self._threads:
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), f"{thread.name} does not stop"
+        self.page.close()
         if error is None and self.errors:
             raise self.errors[0]
 
@@ -75,8 +80,9 @@ class LocalService:
     def _work(self, directory: RunDir, rank: int) -> None:
         runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"))
         hello = WorkerHello(rank, secrets.randbits(63), self.config.digest(), "cpu")
-        with zmq.Context() as context:
-            server = WorkerServer(runner, hello, context, directory.worker_address(0))
+        page = StatsPublisher(directory.stats_page, RoleName("worker", 0, rank))
+        with page, zmq.Context() as context:
+            server = WorkerServer(runner, hello, context, directory.worker_address(0), page)
             try:
                 server.run(self._stop.is_set)
             finally:
@@ -96,7 +102,7 @@ class LocalService:
         give_up = time.monotonic() + DEADLINE_S
         while True:
             try:
-                return probe(self.run_dir)
+                return first_request(self.run_dir)
             except MmcachedError as error:
                 if self.errors or time.monotonic() > give_up:
                     self._stop.set()

@@ -32,13 +32,13 @@ NUM_REQUESTS = 16
 
 VANISHING_CLIENT = """
 import asyncio, sys
-from mmcached.cli.watch.probe import tiny_png
+from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import AsyncClient
 
 async def ask():
     async with AsyncClient(sys.argv[1]) as client:
         prompts = [f"<image> go on and on {index}" for index in range(int(sys.argv[2]))]
-        await asyncio.gather(*(client.generate(prompt, [tiny_png()], max_tokens=4000) for prompt in prompts))
+        await asyncio.gather(*(client.generate(prompt, [TINY_PNG], max_tokens=4000) for prompt in prompts))
 
 asyncio.run(ask())
 """
@@ -59,7 +59,9 @@ def _kill_a_client(run_dir: Path, *, mode: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", VANISHING_CLIENT, str(run_dir), str(NUM_REQUESTS)])
     try:
         eventually(lambda: stats_of(run_dir).requests_open, lambda n: n > 0, "open requests")
-        assert (leases_of(stats_of(run_dir)) > 0) == (mode == "shm")
+        eventually(
+            lambda: leases_of(stats_of(run_dir)), lambda n: (n > 0) == (mode == "shm"), "leases of open requests"
+        )
     finally:
         child.kill()
         child.wait(DEADLINE_S)

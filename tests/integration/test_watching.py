@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.cli.watch.probe import tiny_png
+from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
 from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
 
@@ -96,8 +96,8 @@ def test_no_counter_goes_backwards_over_deaths_of_all_roles(run_dir: Path, tmp_p
 def _kill_all_roles_and_count(service: ChildService) -> None:
     with Client(service.run_dir) as client:
         for index in range(3):
-            client.generate(f"{index} <image>", [tiny_png()], max_tokens=3)
-        client.encode([tiny_png()])
+            client.generate(f"{index} <image>", [TINY_PNG], max_tokens=3)
+        client.encode([TINY_PNG])
     before = eventually(
         lambda: counters(get(service, "/metrics")[1]),
         lambda found: queries_of("processor", found) >= 5,
@@ -129,11 +129,11 @@ def test_flush_verb_empties_every_cache(options: list[str], lasting_service: Chi
     service = lasting_service
     prompt = f"flush me {options}: <image>" + "x" * 40
     with Client(service.run_dir) as client:
-        first = client.generate(prompt, [tiny_png()], max_tokens=2, hidden_states=True)
-        assert client.generate(prompt, [tiny_png()], max_tokens=2, hidden_states=True).num_cached_tokens > 0
+        first = client.generate(prompt, [TINY_PNG], max_tokens=2, hidden_states=True)
+        assert client.generate(prompt, [TINY_PNG], max_tokens=2, hidden_states=True).num_cached_tokens > 0
         before = client.stats()
         assert mmcached(service, "flush", *options).returncode == 0
-        again = client.generate(prompt, [tiny_png()], max_tokens=2, hidden_states=True)
+        again = client.generate(prompt, [TINY_PNG], max_tokens=2, hidden_states=True)
         after = client.stats()
     assert again.tokens == first.tokens
     assert again.num_cached_tokens == 0

@@ -18,6 +18,9 @@ import pytest
 import torch
 import zmq
 
+from mmcached.shm.stats.page import StatsPage, StatsPageReader
+from mmcached.shm.stats.publisher import StatsPublisher
+from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
@@ -25,6 +28,7 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, EncodeItem, Shutdown
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.stats import RoleName, WorkerStats
 from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.server import ENGINE_GONE, WorkerServer, choose_device, main
 from mmcached.worker.steps.runner import ModelRunner
@@ -49,6 +53,7 @@ class Served:
         self._status: int | None = None
         self._stop = threading.Event()
         self._address = RunDir(run_dir).worker_address(0)
+        self._stats_page = RunDir(run_dir).stats_page
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -71,8 +76,9 @@ class Served:
     def _serve(self) -> None:
         runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
         hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
-        with zmq.Context() as context:
-            server = WorkerServer(runner, hello, context, self._address)
+        page = StatsPublisher(self._stats_page, RoleName("worker"))
+        with page, zmq.Context() as context:
+            server = WorkerServer(runner, hello, context, self._address, page)
             try:
                 self._status = server.run(self._stop.is_set)
                 self.num_dropped = server.num_dropped
@@ -210,7 +216,7 @@ def test_a_ring_of_a_new_frontend_replaces_the_old_one(engine: FakeEngine, worke
         assert new.row.is_worker_alive(0)
         handle, lease = new.put("k", record_of(IMAGE))
         engine.send(plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], nonce=NONCE, epoch=engine.epoch))
-        assert engine.receive(StepOutput)[0].stats.tokens_computed == 3
+        engine.receive(StepOutput)
         new.row.give_back(handle)
         engine.send(Shutdown(NONCE))
         assert worker.exit_status() == 0
@@ -317,8 +323,10 @@ sys.exit(main(pathlib.Path(sys.argv[1]), 0, int(sys.argv[2])))
 
 
 def test_a_process_serves_inline_items_and_ends_on_shutdown(run_dir: Path, engine: FakeEngine) -> None:
+    """Whoever has its answer finds on the page what it has counted for it."""
     CONFIG.save(RunDir(run_dir).config)
-    with worker_process(run_dir) as process:
+    page = RunDir(run_dir).stats_page
+    with StatsPage.create(page), StatsPageReader(page) as figures, worker_process(run_dir) as process:
         hello, _ = engine.receive(WorkerHello)
         assert (hello.rank, hello.config_digest, hello.device) == (1, CONFIG.digest(), "cpu")
         engine.attach()
@@ -331,7 +339,8 @@ def test_a_process_serves_inline_items_and_ends_on_shutdown(run_dir: Path, engin
         expected, _ = twin.execute(plan(1, encode=[item]), frames, PayloadReader(None))
         assert isinstance(expected, StepOutput)
         assert output.digest == expected.digest
-        assert (payload, output.stats.items_copied) == ([], 1)
+        assert payload == []
+        assert stats_of(figures.read(), RoleName("worker", 0, 1), WorkerStats).items_copied == 1
         engine.send(Shutdown(NONCE))
         assert process.wait(DEADLINE_S) == 0
 

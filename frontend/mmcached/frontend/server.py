@@ -38,7 +38,6 @@ from mmcached.frontend.engines.engine_gate import EngineGate
 from mmcached.frontend.engines.engine_links import EngineLink
 from mmcached.frontend.engines.flushes import Flushes
 from mmcached.frontend.engines.probes import Probes
-from mmcached.frontend.engines.statistics import StatsCollector
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.requests.preparing import Preparing
 from mmcached.frontend.requests.request_desk import RequestDesk
@@ -47,7 +46,9 @@ from mmcached.frontend.store.store_desk import StoreDesk
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
 from mmcached.shm.files.lock_file import is_held, remove_if_free
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.stats.page import StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
+from mmcached.shm.stats.service import service_stats
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     InvariantError,
@@ -64,7 +65,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.channels import Frame
-from mmcached.wire.stats import FrontendStats, RingStats, RoleName, ServiceStats, extend
+from mmcached.wire.stats import FrontendStats, RingStats, RoleName
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 log = structlog.get_logger("mmcached.frontend")
@@ -102,7 +103,10 @@ class Frontend:
         self._num_protocol_errors = 0
         self._is_draining = False
         self._next_check = clock()
+        self._asked_for_stats: list[tuple[bytes, int]] = []
         with ExitStack() as stack:
+            page = run_dir.stats_page  # there is none where a frontend was started alone
+            self._page = stack.enter_context(StatsPageReader(page)) if page.exists() else None
             self._retried_ring = _retried_ring(config)
             self._ring = self._try_ring(stack)
             store = None if self._ring is None else ObjectStoreWriter(self._ring)
@@ -122,7 +126,6 @@ class Frontend:
             self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
         )
         max_askers = config.limits.max_requests_per_client
-        self._statistics = StatsCollector(self._gate, max_askers)
         self._requests = RequestDesk(
             config,
             self._gate,
@@ -249,7 +252,9 @@ class Frontend:
                 self._desk.cancel(message.client_id, message.request_id)
             case received.ClientBye():
                 self._end_client(message.client_id)
-            case received.GetStats() | received.Probe() | received.Flush():
+            case received.GetStats():
+                self._asked_for_stats.append((peer, message.request_id))
+            case received.Probe() | received.Flush():
                 self._ask_all(peer, message)
             case (
                 received.TakeRow()
@@ -274,13 +279,11 @@ class Frontend:
         elif not isinstance(message, _UNANSWERED):
             self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
-    def _ask_all(self, peer: bytes, message: received.GetStats | received.Probe | received.Flush) -> None:
+    def _ask_all(self, peer: bytes, message: received.Probe | received.Flush) -> None:
         """Take a question that all engines answer together, or say why not."""
         now = self._clock()
         try:
             match message:
-                case received.GetStats():
-                    self._statistics.ask(peer, message.request_id, now)
                 case received.Flush():
                     self._flushes.start(peer, message.request_id, now, new_epoch=message.new_epoch)
                 case received.Probe():
@@ -354,8 +357,6 @@ class Frontend:
 
     def _handle_engine(self, link: EngineLink, message: received.FromEngine, payload: list[Frame]) -> None:
         match message:
-            case received.EngineStatsReply():
-                self._statistics.add_reply(link, message)
             case received.EngineProbed():
                 self._probes.answered(link, message)
             case received.EngineFlushed():
@@ -409,12 +410,14 @@ class Frontend:
         )
 
     def _answer_finished(self, now: float) -> None:
-        """Answer the questions whose answers have come from all engines, or whose time is over."""
-        askers, engines = self._statistics.take_complete(now)
-        if askers:
-            stats = extend(self.stats(), ServiceStats, engines=engines)
-            for asker in askers:
-                self._clients.try_send(asker.peer, to_client.Stats(asker.request_id, stats))
+        """Answer the questions for figures, and those that all engines have answered, or whose time is over."""
+        if self._asked_for_stats:
+            asked, self._asked_for_stats = self._asked_for_stats, []
+            snapshots = {} if self._page is None else self._page.read()
+            ready = sorted(link.index for link in self._gate.links if link.is_ready)
+            stats = service_stats(snapshots, self.stats(), ready)
+            for peer, request_id in asked:
+                self._clients.try_send(peer, to_client.Stats(request_id, stats))
         self._answer_all(self._probes.take_finished(now))
         self._answer_all(self._flushes.take_finished(now))
 

@@ -8,7 +8,7 @@ so a new figure is a field (and a line of `METRICS`) here, and the place that co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -279,11 +279,3 @@ class ServiceStats(FrontendStats, frozen=True):
     """The frontend, and its engines with their workers."""
 
     engines: list[EngineStats] = []
-
-
-StatsT = TypeVar("StatsT", bound=Stats)
-
-
-def extend(stats: Stats, kind: type[StatsT], **more: object) -> StatsT:
-    """Return a record of a larger kind with the fields of `stats` and what is added."""
-    return kind(**(msgspec.structs.asdict(stats) | more))

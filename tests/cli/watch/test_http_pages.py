@@ -21,18 +21,17 @@ from mmcached.cli.watch import http_pages as admin
 from mmcached.cli.watch import http_server
 from mmcached.cli.watch.http_pages import AdminServer, Announcement
 from mmcached.cli.watch.readiness import ReadinessCheck
-from mmcached.cli.watch.service_status import RoleView, ServiceStatus, process_state
+from mmcached.cli.watch.service_status import Readiness, ServiceStatus, ServiceView, process_state
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvariantError
-from mmcached.wire.messages.client import Probed
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats
-from tests.cli.fake_view import ENGINE, FRONTEND, HTTP_DEADLINE_S, FakeView, get, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, HTTP_DEADLINE_S, FakeView, a_role, get, page_of
 from tests.client.fake_service import fake_service
 from tests.shm.processes import wait_until
 
-WORKS = Probed(1, 1, 2)
+WORKS = Readiness(True, "1 engine(s) and 2 worker(s) answered the probe")
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def reader(run_dir: Path) -> Iterator[StatsPageReader]:
         yield reader
 
 
-def works(run_dir: Path, timeout_s: float) -> Probed:
+def works(run_dir: Path, timeout_s: float) -> Readiness:
     return WORKS
 
 
@@ -51,7 +50,7 @@ def server_of(view: FakeView, reader: StatsPageReader) -> AdminServer:
 
 
 def test_a_service_that_works(run_dir: Path, reader: StatsPageReader) -> None:
-    view = FakeView(run_dir, given=[RoleView(FRONTEND, os.getpid(), "running")])
+    view = FakeView(run_dir, given=[a_role(FRONTEND, os.getpid(), "running")])
     server = server_of(view, reader)
     url = server.start()
     try:
@@ -135,7 +134,7 @@ def test_a_stopped_engine_is_named(run_dir: Path, reader: StatsPageReader) -> No
         try:
             engine.send_signal(signal.SIGSTOP)
             wait_until(lambda: process_state(engine.pid) == "T")
-            given = [RoleView(FRONTEND, os.getpid(), "running"), RoleView(ENGINE, engine.pid, "running")]
+            given = [a_role(FRONTEND, os.getpid(), "running"), a_role(ENGINE, engine.pid, "running")]
             with AdminServer(FakeView(run_dir, given=given), reader):
                 url = announced(run_dir).url
                 reason = (
@@ -160,7 +159,7 @@ def test_a_wedged_data_path_wedges_nothing_else(
     monkeypatch.setattr(admin, "LOOK_TIMEOUT_S", 0.5)
     hangs, may_end = threading.Event(), threading.Event()
 
-    def hang(path: Path, timeout_s: float) -> Probed:
+    def hang(path: Path, timeout_s: float) -> Readiness:
         hangs.set()
         assert may_end.wait(60)
         return WORKS
@@ -194,9 +193,9 @@ def test_figures_that_cannot_be_had_in_time_are_a_503(
     may_end = threading.Event()
 
     class Stuck(FakeView):
-        def roles(self) -> list[RoleView]:
-            assert may_end.wait(60)
-            return []
+        def __call__(self) -> ServiceView:
+            assert threading.current_thread() is threading.main_thread() or may_end.wait(60)
+            return super().__call__()
 
     server = server_of(Stuck(run_dir), reader)
     url = server.start()

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from mmcached.cli.watch.metrics import figures_of, make_registry
-from mmcached.cli.watch.service_status import RoleView
 from mmcached.shm.stats.layout import FIELDS, Fields
 from mmcached.shm.stats.page import RoleSnapshot, StatsPageReader, StatsPageWriter
 from mmcached.wire.figures import Metric as FigureMetric
@@ -33,7 +32,7 @@ from mmcached.wire.stats import (
     SupervisorStats,
     WorkerStats,
 )
-from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, page_of
+from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, page_of
 
 SUPERVISOR = RoleName("supervisor")
 ROLES = [SUPERVISOR, FRONTEND, ENGINE, RoleName("worker"), WORKER]
@@ -43,7 +42,7 @@ Page = tuple[FakeView, StatsPageReader, dict[RoleName, StatsPageWriter]]
 
 @pytest.fixture
 def page(run_dir: Path) -> Iterator[Page]:
-    given = [RoleView(FRONTEND, os.getpid(), "running"), RoleView(ENGINE, None, "restarting", restarts=2)]
+    given = [a_role(FRONTEND, os.getpid(), "running"), a_role(ENGINE, None, "restarting", restarts=2)]
     with page_of(run_dir, SUPERVISOR, FRONTEND, ENGINE, WORKER) as (reader, writers):
         yield FakeView(run_dir, given=given), reader, writers
 

@@ -13,6 +13,8 @@ from mmcached.engine import Request, Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
 from mmcached.shm import RingReader, RingWriter
+from mmcached.shm.stats.page import StatsPage, StatsPageReader
+from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
 from mmcached.wire.handle import LeaseId
@@ -20,7 +22,8 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
-from mmcached.wire.stats import EngineStats
+from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import EngineStats, RoleName
 from tests.clock import Clock
 from tests.engine.fake_peers import DEADLINE_S, Bench, FakeWorker
 
@@ -73,6 +76,27 @@ def test_lease_goes_back_after_the_answer_and_not_before(bench: Bench) -> None:
     assert (answer.request_id, answer.token_ids, answer.finish_reason) == (1, [65], "length")
     assert bench.leases == 0
     bench.ring.check_integrity()
+
+
+@pytest.mark.parametrize("error", [None, CorruptImage("images[0]", "m", "bad")])
+def test_whoever_has_an_answer_finds_it_counted_on_the_page(
+    run_dir: Path, clock: Clock, error: CorruptImage | None
+) -> None:
+    """Time stands still: nothing is published because it is due."""
+    page = RunDir(run_dir).stats_page
+    with StatsPage.create(page), StatsPageReader(page) as figures, Bench(run_dir, CONFIG, clock) as bench:
+        bench.connect()
+        bench.add(1, bench.put_item("a"))
+        for rank, worker in enumerate(bench.workers):
+            plan = bench.plan(rank)
+            worker.channel.send(worker.output(plan) if error is None else worker.failure(plan, error_to_wire(error)))
+        bench.expect(from_engine.RequestGenerated if error is None else from_engine.RequestFailed)
+        found = stats_of(figures.read(), RoleName("engine"), EngineStats)
+        assert (found.requests_running, found.leases_held) == (0, 0)
+        assert (found.requests_finished, found.steps_failed) == ((1, 0) if error is None else (0, 1))
+        bench.frontend.send(bench.peer, to_engine.FlushEngine(1))
+        bench.expect(from_engine.EngineFlushed)
+        assert stats_of(figures.read(), RoleName("engine"), EngineStats).kv.blocks_cached == 0
 
 
 def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Bench) -> None:
@@ -160,7 +184,7 @@ def test_ranks_that_compute_different_things_end_the_engine(bench: Bench) -> Non
     for rank, worker in enumerate(bench.workers):
         worker.channel.send(worker.output(bench.plan(rank), digest=b"%d" % rank))
     with pytest.raises(InvariantError, match=r"ranks \[1\]"):
-        bench.expect(from_engine.EngineStatsReply)
+        bench.expect(from_engine.EngineFlushed)
 
 
 def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> None:
@@ -169,7 +193,7 @@ def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> N
     bench.plan(0)
     clock.now += CONFIG.step_timeout_s + 1
     with pytest.raises(PeerGone, match=r"\[0, 1\]"):
-        bench.expect(from_engine.EngineStatsReply)
+        bench.expect(from_engine.EngineFlushed)
 
 
 def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(bench: Bench) -> None:
@@ -457,15 +481,13 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
     bench.plan(0)
     share = CONFIG.limits.messages_per_turn
     for token in range(4 * share):
-        bench.frontend.send(bench.peer, to_engine.GetEngineStats(token))
+        bench.frontend.send(bench.peer, to_engine.FlushEngine(token))
     num_served = [0]  # in each turn
-    stats = bench.engine.stats
 
-    def counted() -> EngineStats:
+    def counted(scheduler: Scheduler) -> None:
         num_served[-1] += 1
-        return stats()
 
-    monkeypatch.setattr(bench.engine, "stats", counted)
+    monkeypatch.setattr(Scheduler, "new_epoch", counted)
     give_up = time.monotonic() + DEADLINE_S
     while sum(num_served) < 3 * share:
         assert time.monotonic() < give_up
@@ -522,19 +544,12 @@ def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, mon
 
 def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.connect()
-    asked: list[int] = []
-
-    def broken_stats() -> EngineStats:
-        asked.append(1)
-        raise KeyError("a bug")
-
     with monkeypatch.context() as patch:
-        patch.setattr(bench.engine, "stats", broken_stats)
-        bench.frontend.send(bench.peer, to_engine.GetEngineStats(1))
-        bench.pump(lambda: bool(asked))
-    assert bench.engine.stats().faults == 1
-    bench.frontend.send(bench.peer, to_engine.GetEngineStats(2))
-    assert bench.expect(from_engine.EngineStatsReply).token == 2
+        patch.setattr(Scheduler, "new_epoch", lambda scheduler: 1 / 0)
+        bench.frontend.send(bench.peer, to_engine.FlushEngine(1))
+        bench.pump(lambda: bench.engine.stats().faults == 1)
+    bench.frontend.send(bench.peer, to_engine.FlushEngine(2))
+    assert bench.expect(from_engine.EngineFlushed).token == 2
 
 
 def test_a_ring_that_cannot_be_attached_is_asked_for_again(bench: Bench, clock: Clock) -> None:

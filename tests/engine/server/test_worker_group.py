@@ -15,7 +15,6 @@ from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
-from mmcached.wire.stats import WorkerStats
 
 DEADLINE_S = 20.0
 
@@ -110,7 +109,7 @@ def test_plans_to_a_rank_that_is_gone_raise_and_news_do_not(wiring: Wiring) -> N
 
 
 def output(digest: bytes) -> StepOutput:
-    return StepOutput(1, 2, 3, digest, [], [], [], [], WorkerStats())
+    return StepOutput(1, 2, 3, digest, [], [], [], [])
 
 
 def test_step_is_complete_when_every_rank_has_answered() -> None:

@@ -80,10 +80,11 @@ NAMES = names_of(PROMPT, CONFIG.block_size)
 
 
 def test_an_answer_names_the_plan_it_is_for() -> None:
-    output, payload = run(make_runner(), plan(77, chunk(1, PROMPT, [1, 2, 3])))
+    runner = make_runner()
+    output, payload = run(runner, plan(77, chunk(1, PROMPT, [1, 2, 3])))
     assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, EPOCH, 77)
     assert (output.sampled, output.rows, output.embeddings, output.read_done, payload) == ([], [], [], [], [])
-    assert output.stats.tokens_computed == len(PROMPT)
+    assert runner.stats().tokens_computed == len(PROMPT)
 
 
 def test_an_empty_plan_is_answered() -> None:
@@ -110,9 +111,9 @@ def test_images_are_encoded_kept_emitted_and_placed() -> None:
     [emitted] = output.embeddings
     assert (emitted.request_id, emitted.index) == (5, 2)
     assert np.array_equal(tensor_of(emitted, payload), embeddings)
-    assert (output.stats.items_encoded, output.stats.embeds_encoded) == (1, 6)
-    assert (output.stats.items_copied, output.stats.bytes_copied) == (1, sum(map(len, frames)))
-    assert (output.stats.encoder_entries, output.stats.encoder_bytes) == (1, embeddings.size * 4)
+    assert (runner.stats().items_encoded, runner.stats().embeds_encoded) == (1, 6)
+    assert (runner.stats().items_copied, runner.stats().bytes_copied) == (1, sum(map(len, frames)))
+    assert (runner.stats().encoder_entries, runner.stats().encoder_bytes) == (1, embeddings.size * 4)
 
     tokens = [256, *[IMAGE_TOKEN_ID] * 6, 1, *[IMAGE_TOKEN_ID] * 2]
     spans = [EmbedSpan("k", 1, 0, 6), EmbedSpan("k", 8, 3, 2)]
@@ -125,8 +126,8 @@ def test_what_is_measured_of_one_embedding_is_what_is_kept_of_each() -> None:
     runner, image = make_runner(), IMAGES[2]
     width, itemsize = runner.measure_embedding()
     assert runner.stats().encoder_entries == runner.stats().items_encoded == 0, "what was measured is not kept"
-    output, _ = run(runner, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
-    assert output.stats.encoder_bytes == len(image.pixel_values) * width * itemsize
+    run(runner, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
+    assert runner.stats().encoder_bytes == len(image.pixel_values) * width * itemsize
 
 
 def test_an_item_encoded_among_others_has_the_same_bits() -> None:
@@ -159,8 +160,8 @@ def test_output_names_what_the_encoder_cache_holds_behind_the_step_if_that_is_ch
 def test_freed_keys_go_first_and_may_be_encoded_again() -> None:
     runner, image = make_runner(), IMAGES[1]
     run(runner, plan(1, encode=[inline_item("old", image)]), inline_frames(image))
-    output, _ = run(runner, plan(2, encode=[inline_item("new", image)], freed=["old", "unknown"]), inline_frames(image))
-    assert output.stats.encoder_entries == 1
+    run(runner, plan(2, encode=[inline_item("new", image)], freed=["old", "unknown"]), inline_frames(image))
+    assert runner.stats().encoder_entries == 1
     run(runner, plan(3, encode=[inline_item("new", image)], freed=["new"]), inline_frames(image))
     assert "new" in runner.encoder_cache
 
@@ -173,13 +174,14 @@ def test_only_rank_0_returns_tensors_and_keeps_rows_and_digests_agree() -> None:
         encode=[inline_item("k", image)],
         emit=[EmitEmbedding(5, 0, "k")],
     )
-    (first, payload), (second, nothing) = (run(make_runner(rank), step, inline_frames(image)) for rank in (0, 1))
+    runners = [make_runner(rank) for rank in (0, 1)]
+    (first, payload), (second, nothing) = (run(runner, step, inline_frames(image)) for runner in runners)
     assert first.digest == second.digest
     assert first.sampled == second.sampled
     assert (len(first.rows), len(first.embeddings), len(payload)) == (1, 1, 2)
     assert (second.rows, second.embeddings, nothing) == ([], [], [])
-    assert first.stats.prefix_bytes == 3 * CONFIG.block_size * MODEL.hidden_size * 4
-    assert second.stats.prefix_bytes == 0
+    kept = [runner.stats().prefix_bytes for runner in runners]
+    assert kept == [3 * CONFIG.block_size * MODEL.hidden_size * 4, 0]
 
 
 def test_a_digest_covers_rows_that_nobody_asked_for_and_each_image() -> None:
@@ -205,7 +207,7 @@ def test_rows_before_a_chunk_come_from_the_store(first_row: int) -> None:
     [rows] = output.rows
     assert (rows.request_id, rows.rows.key, rows.rows.first) == (2, "hidden_states", first_row)
     assert np.array_equal(tensor_of(rows, payload), ORACLE.hidden_states([*PROMPT[:8], 7, 8])[first_row:])
-    assert output.stats.prefix_row_queries == output.stats.prefix_row_hits == 8 - first_row
+    assert runner.stats().prefix_row_queries == runner.stats().prefix_row_hits == 8 - first_row
 
 
 def test_a_chunk_whose_rows_are_wanted_in_part_or_not_at_all() -> None:
@@ -279,7 +281,7 @@ def test_without_a_store_rows_of_a_prefix_are_a_contradiction() -> None:
     runner = make_runner(config=config)
     run(runner, plan(1, chunk(1, PROMPT[:8], [1, 2])))
     output, _ = run(runner, plan(2, chunk(2, [5], [1, 2, 3], computed=8, hidden=True)))
-    assert (output.rows[0].rows.first, output.stats.prefix_bytes, output.prefix_report) == (8, 0, {})
+    assert (output.rows[0].rows.first, runner.stats().prefix_bytes, output.prefix_report) == (8, 0, {})
     failed = run_failing(runner, plan(3, chunk(3, [5], [1, 2, 3], computed=8, hidden=True, first_row=0)))
     assert failed.error.code == InvariantError.code
 
@@ -302,8 +304,8 @@ def test_rows_that_are_missing_are_named_and_the_others_are_delivered() -> None:
 def test_a_new_row_epoch_forgets_all_rows() -> None:
     runner = make_runner()
     run(runner, plan(1, chunk(1, PROMPT, [1, 2, 3], names=NAMES)))
-    output, _ = run(runner, plan(2, row_epoch=1))
-    assert output.stats.prefix_bytes == 0
+    run(runner, plan(2, row_epoch=1))
+    assert runner.stats().prefix_bytes == 0
     step = chunk(2, [5], [1, 2, 3], computed=8, hidden=True, first_row=0, names=NAMES)
     assert [missing.first for missing in run(runner, plan(3, step, row_epoch=1))[0].missing] == [0]
 
@@ -321,8 +323,8 @@ def test_every_lease_is_reported_in_the_step_that_read_it() -> None:
         ]
         output, _ = run(runner, plan(4, encode=items[:2]), payloads=payloads)
         assert output.read_done == [ReadDone(4, leased[0][1].seq), ReadDone(4, leased[1][1].seq)]
-        assert (output.stats.items_viewed, output.stats.items_copied) == (2, 0)
-        assert output.stats.bytes_viewed == leased[0][0].nbytes + leased[1][0].nbytes
+        assert (runner.stats().items_viewed, runner.stats().items_copied) == (2, 0)
+        assert runner.stats().bytes_viewed == leased[0][0].nbytes + leased[1][0].nbytes
         output, _ = run(runner, plan(5, encode=items[2:]), payloads=payloads)
         assert output.read_done == [ReadDone(5, leased[2][1].seq)]
         for handle, _ in leased:

@@ -86,9 +86,9 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
     hello = WorkerHello(rank, secrets.randbits(63), config.digest(), str(device))
     page = StatsPublisher(paths.stats_page, RoleName("worker", engine_index, rank))
     with page, zmq.Context() as context:
-        server = WorkerServer(runner, hello, context, paths.worker_address(engine_index))
+        server = WorkerServer(runner, hello, context, paths.worker_address(engine_index), page)
         try:
-            status = server.run(lambda: stop.is_set, lambda: page.publish_if_due(runner.stats))
+            status = server.run(lambda: stop.is_set)
         finally:
             server.close()
     # Else the interpreter, as it ends, goes through all of torch's objects in search of garbage: 0.4 s of each restart.
@@ -117,6 +117,7 @@ class WorkerServer:
     Args:
         hello: who this worker is; its epoch is new for each server.
         address: of the engine's socket for workers; the engine may start later.
+        page: where the runner's figures are published, before each answer too.
         clock: monotonic seconds.
     """
 
@@ -126,10 +127,12 @@ class WorkerServer:
         hello: WorkerHello,
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
+        page: StatsPublisher,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
+        self._page = page
         self._hello = hello
         self._clock = clock
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
@@ -139,15 +142,14 @@ class WorkerServer:
         self._status: int | None = None
         self.num_dropped = 0
 
-    def run(self, should_stop: Callable[[], bool] = lambda: False, on_turn: Callable[[], None] = lambda: None) -> int:
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> int:
         """Serve until told to stop, shut down, or without an engine; return the exit status.
 
         Args:
             should_stop: asked between messages, so a step at hand is finished and answered.
-            on_turn: called between messages, and every `POLL_S` without any.
         """
         while self._status is None and not should_stop():
-            on_turn()
+            self._page.publish_if_due(self._runner.stats)
             self._say_hello_if_due()
             try:
                 message, frames = self._channel.receive(POLL_S)
@@ -193,6 +195,7 @@ class WorkerServer:
             self._drop(f"plan {plan.step} for worker epoch {plan.worker_epoch}")
             return
         answer, payload = self._runner.execute(plan, frames, attachment.payloads)
+        self._page.publish(self._runner.stats)
         self._send(answer, payload)
 
     def _probe(self, probe: ProbeWorker, frames: list[Frame], attachment: Attachment) -> None:

@@ -110,6 +110,9 @@ class EngineServer:
             hello = to_frontend.EngineHello(engine_index, self._nonce, config.digest())
             self._contact = FrontendContact(context, run_dir.engine_address, hello, clock())
             stack.callback(self._contact.close)
+            self._page = stack.enter_context(
+                StatsPublisher(run_dir.stats_page, RoleName("engine", engine_index), clock=clock)
+            )
             self._worker_channel: RouterChannel[received.FromWorker] = stack.enter_context(
                 RouterChannel(context, run_dir.worker_address(engine_index), received.FromWorker)
             )
@@ -162,8 +165,9 @@ class EngineServer:
                 self._book(failed)
         for request, error in self._scheduler.take_failed():
             self._fail(request, error)
-        if self._kv_events is not None:  # last: the workers compute meanwhile
+        if self._kv_events is not None:  # late: the workers compute meanwhile
             self._guard.call("KV events", self._publish, self._kv_events)
+        self._page.publish_if_due(self.stats)
 
     def _publish(self, publisher: KVEventPublisher) -> None:
         self._is_replaying = False
@@ -225,8 +229,6 @@ class EngineServer:
             case received.AbortRequest():
                 self._scheduler.abort(message.request_id)
                 self._forget(message.request_id)
-            case received.GetEngineStats():
-                self._contact.tell(to_frontend.EngineStatsReply(message.token, self.stats()))
             case received.ProbeEngine():
                 is_ours = not isinstance(message.payload, Handle) or self._contact.receive(
                     message.payload, message.lease
@@ -236,6 +238,7 @@ class EngineServer:
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
                 self._scheduler.new_epoch()
+                self._page.publish(self.stats)
                 self._contact.tell(to_frontend.EngineFlushed(message.token))
 
     def _start_over_with_frontend(self) -> None:
@@ -329,6 +332,7 @@ class EngineServer:
 
     def _end_with(self, request_id: int, error: MmcachedError) -> None:
         self._forget(request_id)
+        self._page.publish(self.stats)
         self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
 
     # ---- workers
@@ -417,11 +421,15 @@ class EngineServer:
         if self._config.debug_check_workers:
             book = self._scheduler.encoder_cache_manager
             check_encoder_caches(book.ready_keys(), book.lingering_keys(), done.encoder_keys, step=step.step_id)
+        answers = []
         for request in finished:
             if request.request_id in self._requests:
                 self._num_finished += 1
-                self._contact.tell(*self._results.take_answer(request))
+                answers.append(self._results.take_answer(request))
                 self._forget(request.request_id)
+        self._page.publish(self.stats)
+        for message, frames in answers:
+            self._contact.tell(message, frames)
         self._send_streams(step, output)  # those that were just answered are streamed no more
 
     def _send_streams(self, step: ScheduledStep, output: received.StepOutput) -> None:
@@ -450,6 +458,7 @@ class EngineServer:
     # ---- looking in
 
     def stats(self) -> EngineStats:
+        """Return the engine's own figures; its workers publish theirs."""
         return EngineStats(
             steps=self._steps.num_steps,
             steps_failed=self._num_steps_failed,
@@ -463,7 +472,6 @@ class EngineServer:
             leases_held=len(self._leases),
             kv=self._scheduler.kv_cache_manager.stats(),
             encoder=self._encoder_stats(),
-            workers=self._steps.worker_stats,
         )
 
     def _encoder_stats(self) -> EncoderCacheStats:
@@ -492,12 +500,10 @@ def main(run_dir: Path, engine_index: int) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    page = StatsPublisher(directory.stats_page, RoleName("engine", engine_index))
-    with page, EngineServer(directory, config, engine_index) as engine:
+    with EngineServer(directory, config, engine_index) as engine:
         try:
             while not stop.is_set:
                 engine.poll(POLL_INTERVAL_S)
-                page.publish_if_due(engine.stats)
         except MmcachedError as error:
             log.error("the engine ends", code=error.code, reason=str(error))
             return 1

@@ -27,7 +27,6 @@ from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.messages.engine import PrefixReport, StepOutput
 from mmcached.wire.sockets.channels import Frame
-from mmcached.wire.stats import WorkerStats
 
 log = structlog.get_logger("mmcached.engine")
 
@@ -95,7 +94,6 @@ class StepRunner:
         self._clock = clock
         self._in_flight: _InFlight | None = None
         self._void: _InFlight | None = None
-        self._worker_stats: dict[int, WorkerStats] = {}
         self.num_steps = 0
 
     @property
@@ -106,11 +104,6 @@ class StepRunner:
     def can_start(self) -> bool:
         is_idle = self._in_flight is None and (self._void is None or not self._is_void_computed())
         return is_idle and self._group.are_all_attached and self._scheduler.has_work()
-
-    @property
-    def worker_stats(self) -> list[WorkerStats]:
-        """What each worker has last told of itself, by rank."""
-        return [self._worker_stats[rank] for rank in sorted(self._worker_stats)]
 
     def start(self) -> FinishedStep | None:
         """Schedule a step and send its plan to every worker. Nothing happens if there is nothing to do.
@@ -156,8 +149,6 @@ class StepRunner:
             return None
         for done in result.read_done:
             self._leases.read_done(result.worker_epoch, done.step, done.seq)
-        if isinstance(result, StepOutput):
-            self._worker_stats[link.rank] = result.stats
         if self._void is not None and result.step == self._void.step.step_id:
             self._void.results.add(link.rank, result, payload)
         if self._in_flight is None or result.step != self._in_flight.step.step_id:

@@ -20,12 +20,12 @@ import msgspec
 
 from mmcached.cli.serve.seat import supervisor_pid
 from mmcached.cli.watch.service_status import (
-    PageView,
     Readiness,
     ServiceStatus,
     Snapshots,
     gather_status,
     process_state,
+    view_of_page,
 )
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
@@ -53,8 +53,8 @@ def look_at(run_dir: Path) -> ServiceStatus | None:
     from mmcached.cli.watch.readiness import ReadinessCheck
 
     snapshots, note = _read_page(run_dir)
-    view = PageView(run_dir, config, snapshots)
-    found = ReadinessCheck(view, lambda: snapshots).check()
+    view = view_of_page(run_dir, config, snapshots)
+    found = ReadinessCheck(lambda: view, lambda: snapshots).check()
     reason = "; ".join(filter(None, (silence, note, found.reason)))
     return gather_status(view, snapshots, Readiness(found.ready, reason), source="page")
 

@@ -4,6 +4,7 @@ supervisor      the parent of all roles
 roles           one role: its command, its process, its deaths
 restarts        when a dead role is started again
 watchdog        finds roles that live and do nothing
+first_request   what has to go through before the service is ready
 seat            the lock on the run directory
 shm_room        checks that the rings fit into /dev/shm
 pidfd           descriptors of processes

@@ -15,15 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 from mmcached.cli.serve.pidfd import open_pidfd
 from mmcached.cli.serve.restarts import RestartPolicy
-from mmcached.cli.watch.service_status import RoleView
+from mmcached.cli.watch.service_status import RoleStatus, State, date_of
 from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.stats import RoleName
-
-State = Literal["starting", "running", "restarting", "failed", "ended"]
 
 ENGINE_GONE = 3
 """A worker's exit status when it finds its engine gone: if that has died, it does not count against the worker."""
@@ -113,14 +110,14 @@ class Role:
         """Count none of its deaths so far against it."""
         self._policy.forgive()
 
-    def view(self, *, was_ready: bool, is_draining: bool) -> RoleView:
-        """Return what it looks like now, for whoever watches the service."""
-        return RoleView(
-            name=self.name,
+    def status(self, *, was_ready: bool, is_draining: bool) -> RoleStatus:
+        """Return what the supervisor knows of it now, for whoever watches the service."""
+        return RoleStatus(
+            name=str(self.name),
             pid=self.pid if self.is_alive else None,
             state=self._state(was_ready=was_ready, is_draining=is_draining),
             restarts=self.num_restarts,
-            started_at=self.started_at or None,
+            up_since=date_of(self.started_at) if self.started_at else None,
         )
 
     def _state(self, *, was_ready: bool, is_draining: bool) -> State:

@@ -33,15 +33,15 @@ from typing import Self
 
 import structlog
 
+from mmcached.cli.serve.first_request import first_request
 from mmcached.cli.serve.restarts import RestartPolicy
 from mmcached.cli.serve.roles import Role
 from mmcached.cli.serve.seat import Seat
 from mmcached.cli.serve.shm_room import require_room_for
 from mmcached.cli.serve.watchdog import LOOK_INTERVAL_S, Watchdog
 from mmcached.cli.watch.http_pages import AdminServer
-from mmcached.cli.watch.probe import probe
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
-from mmcached.cli.watch.service_status import RoleView
+from mmcached.cli.watch.service_status import ServiceView
 from mmcached.shm import sweep
 from mmcached.shm.files.lock_file import remove_if_free
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
@@ -113,7 +113,7 @@ class Supervisor:
             self._reader = stack.enter_context(StatsPageReader(self._directory.stats_page))
             self._watchdog = Watchdog(config)
             self._readiness = stack.enter_context(ReadinessWatch(self._directory, config))
-            self._admin = stack.enter_context(AdminServer(self, self._reader, directory=self._directory))
+            self._admin = stack.enter_context(AdminServer(self.look, self._reader, directory=self._directory))
             self._closing = stack.pop_all()
 
     @property
@@ -124,9 +124,11 @@ class Supervisor:
     def all_roles(self) -> list[Role]:
         return [self._frontend, self._engine, *self._workers]
 
-    def roles(self) -> list[RoleView]:
-        """Return what all roles look like now. Called from the HTTP thread: looks, and changes nothing."""
-        return [role.view(was_ready=self._was_ready, is_draining=self.is_draining) for role in self.all_roles]
+    def look(self) -> ServiceView:
+        """Return what is known of all roles now. Called from the HTTP thread: changes nothing."""
+        is_draining = self.is_draining
+        roles = [role.status(was_ready=self._was_ready, is_draining=is_draining) for role in self.all_roles]
+        return ServiceView(self.run_dir, self.config, is_draining, roles)
 
     def run(self) -> int:
         """Start all roles, announce readiness on stdout, and keep them alive until told to stop.
@@ -215,7 +217,7 @@ class Supervisor:
                 self._require_roles(now)
                 self._readiness.look(now)
                 if request is None and self._readiness.is_ready:
-                    request = thread.submit(probe, self.run_dir)
+                    request = thread.submit(first_request, self.run_dir)
                 if request is not None and request.done():
                     error = request.exception()
                     if error is None:

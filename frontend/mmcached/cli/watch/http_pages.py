@@ -40,8 +40,7 @@ from mmcached.cli.watch.service_status import (
     Readiness,
     RoleStatus,
     ServiceStatus,
-    Snapshots,
-    SupervisorView,
+    ServiceView,
     gather_status,
     role_statuses,
 )
@@ -71,7 +70,7 @@ class AdminServer:
     """Serves one supervisor. `start`, `keep` and `stop` belong to one thread.
 
     Args:
-        view: asked from threads of this server.
+        look: returns what the supervisor knows now; called from threads of this server too.
         reader: the stats page; stays open until `stop` has returned, its owner closes it.
         directory: where socket and announcement lie; the run directory of the view by default.
         readiness: how readiness is found out; tests put another in.
@@ -79,17 +78,17 @@ class AdminServer:
 
     def __init__(
         self,
-        view: SupervisorView,
+        look: Callable[[], ServiceView],
         reader: StatsPageReader,
         *,
         directory: RunDir | None = None,
         readiness: ReadinessCheck | None = None,
     ) -> None:
-        self._view = view
+        self._look = look
         self._reader = reader
-        self._directory = directory or RunDir(view.run_dir)
-        self._readiness = readiness or ReadinessCheck(view, reader.read)
-        self._registry = make_registry(view, reader.read)
+        self._directory = directory or RunDir(look().run_dir)
+        self._readiness = readiness or ReadinessCheck(look, reader.read)
+        self._registry = make_registry(look, reader.read)
         self._running: _Running | None = None
         self._named: NamedListener | None = None
         self._closing = ExitStack()
@@ -104,7 +103,7 @@ class AdminServer:
         """
         if self._running is not None:
             raise InvariantError("the HTTP server runs already")
-        config = self._view.config
+        config = self._look().config
         with ExitStack() as stack:
             named = _listen_at(self._directory.http_socket)
             stack.callback(named.remove_name)
@@ -169,7 +168,7 @@ class AdminServer:
             found = await find_out()
             lines = [("ready: " if found.ready else "not ready: ") + found.reason]
             if request.query.get("verbose", "0") not in ("", "0", "false"):
-                roles = await _within(LOOK_TIMEOUT_S, looking, lambda: role_statuses(self._view, self._read()))
+                roles = await _within(LOOK_TIMEOUT_S, looking, lambda: role_statuses(self._look(), self._reader.read()))
                 lines += [_verbose_line(role) for role in roles or []]
             return Answer("\n".join([*lines, ""]).encode(), 200 if found.ready else 503)
 
@@ -188,10 +187,7 @@ class AdminServer:
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/status": status}
 
     def _gather(self, found: Readiness) -> ServiceStatus:
-        return gather_status(self._view, self._read(), found, http=self.url)
-
-    def _read(self) -> Snapshots:
-        return self._reader.read()
+        return gather_status(self._look(), self._reader.read(), found, http=self.url)
 
 
 def _too_late() -> Answer:

@@ -17,7 +17,7 @@ from importlib import metadata
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from mmcached.cli.watch.service_status import Snapshots, SupervisorView, role_statuses
+from mmcached.cli.watch.service_status import ServiceView, Snapshots, role_statuses
 from mmcached.shm.segment.words import WORD_STORE_NAME
 from mmcached.wire.figures import samples
 from mmcached.wire.stats import METRICS
@@ -29,14 +29,14 @@ Family = CounterMetricFamily | GaugeMetricFamily
 class StatsCollector(Collector):
     """Looks at the page and at the supervisor each time Prometheus asks; keeps nothing."""
 
-    def __init__(self, view: SupervisorView, read_page: Callable[[], Snapshots]) -> None:
-        self._view = view
+    def __init__(self, look: Callable[[], ServiceView], read_page: Callable[[], Snapshots]) -> None:
+        self._look = look
         self._read_page = read_page
 
     def collect(self) -> Iterator[Family | InfoMetricFamily]:
         snapshots = self._read_page()
         yield self._build()
-        yield from self._processes(snapshots)
+        yield from self._processes(self._look(), snapshots)
         yield from figures_of(snapshots)
 
     def _build(self) -> InfoMetricFamily:
@@ -47,19 +47,19 @@ class StatsCollector(Collector):
         }
         return InfoMetricFamily(f"{PREFIX}build", "What runs here.", facts)
 
-    def _processes(self, snapshots: Snapshots) -> Iterator[Family]:
+    def _processes(self, view: ServiceView, snapshots: Snapshots) -> Iterator[Family]:
         role = ["role"]
         up = GaugeMetricFamily(f"{PREFIX}process_up", "1 if the process runs", labels=role)
         restarts = CounterMetricFamily(
             f"{PREFIX}process_restarts", "how often the supervisor has started it again", labels=role
         )
         ages = GaugeMetricFamily(f"{PREFIX}heartbeat_age_seconds", "since its loop last turned", labels=role)
-        for status in role_statuses(self._view, snapshots):
+        for status in role_statuses(view, snapshots):
             up.add_metric([status.name], float(status.state in ("starting", "running")))
             restarts.add_metric([status.name], status.restarts)
             if status.heartbeat_age_s is not None:
                 ages.add_metric([status.name], status.heartbeat_age_s)
-        draining = GaugeMetricFamily(f"{PREFIX}draining", "1 while the service drains", float(self._view.is_draining))
+        draining = GaugeMetricFamily(f"{PREFIX}draining", "1 while the service drains", float(view.is_draining))
         yield from (up, restarts, ages, draining)
 
 
@@ -76,8 +76,8 @@ def figures_of(snapshots: Snapshots) -> Iterator[Family]:
     yield from (families[name] for name in METRICS if name in families)
 
 
-def make_registry(view: SupervisorView, read_page: Callable[[], Snapshots]) -> CollectorRegistry:
+def make_registry(look: Callable[[], ServiceView], read_page: Callable[[], Snapshots]) -> CollectorRegistry:
     """Return a registry of its own with our collector in it; nothing is collected before somebody asks."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatsCollector(view, read_page))
+    registry.register(StatsCollector(look, read_page))
     return registry

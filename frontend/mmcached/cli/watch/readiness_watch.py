@@ -16,8 +16,9 @@ from typing import Self
 
 import zmq
 
+from mmcached.cli.watch.readiness import verdict
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ChannelFull, RemoteProtocolError, error_from_wire
+from mmcached.wire.errors import ChannelFull, RemoteProtocolError
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.frontend import Probe
 from mmcached.wire.paths import RunDir
@@ -89,13 +90,13 @@ class ReadinessWatch:
             if received is None:
                 return
             match received[0]:
-                case Probed(request_id=self._number) as answer if answer.num_engines and answer.num_workers:
-                    self.is_ready, self.not_ready_since, self._asked_at = True, None, None
-                    self._next_ask = now + READY_INTERVAL_S
-                case Probed(request_id=self._number):
-                    self._fail("no engine with workers took part in the probe", now)
-                case Failed(request_id=self._number, error=failure):
-                    self._fail(str(error_from_wire(failure)), now)
+                case Probed(request_id=self._number) | Failed(request_id=self._number) as answer:
+                    found = verdict(answer)
+                    if not found.ready:
+                        self._fail(found.reason, now)
+                    else:
+                        self.is_ready, self.not_ready_since, self._asked_at = True, None, None
+                        self._next_ask = now + READY_INTERVAL_S
                 case _:
                     pass  # to a former question
 

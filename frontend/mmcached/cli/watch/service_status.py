@@ -1,10 +1,10 @@
-"""What the service looks like from outside: one typed record, whoever gathers it and however it is shown.
+"""Gathers what a service looks like from outside: one typed record, whoever gathers it and however it is shown.
 
-    SupervisorView (processes) ─┐
-    stats page (figures)        ├─► ServiceStatus ─► /status, `mmcached status`, the reasons of /readyz
-    /proc (states)              ┘
+    ServiceView (processes)  ─┐
+    stats page (figures)      ├─► ServiceStatus ─► /status, `mmcached status`, the reasons of /readyz
+    /proc (states)           ─┘
 
-Asks no role anything, so it works when the data path is wedged. `PageView` stands in for a supervisor that does not
+Asks no role anything, so it works when the data path is wedged. `view_of_page` stands in for a supervisor that does not
 answer: it takes what the page, the lock file and /proc tell.
 """
 
@@ -16,21 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.stats import (
-    EngineStats,
-    FrontendStats,
-    RoleName,
-    ServiceStats,
-    StatsT,
-    SupervisorStats,
-    WorkerStats,
-    extend,
-)
+from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats, SupervisorStats
 
 if TYPE_CHECKING:  # a command that is answered by the supervisor needs no page, with which numpy comes
     from mmcached.shm.stats.page import RoleSnapshot
@@ -42,42 +33,17 @@ State = Literal["starting", "running", "restarting", "failed", "ended", "stopped
 Snapshots: TypeAlias = "Mapping[RoleName, RoleSnapshot]"
 
 
-@dataclass(frozen=True, slots=True)
-class RoleView:
-    """One process as the supervisor knows it.
+class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process.
 
     Attributes:
+        name: as "worker 0.1".
         pid: None while there is no process.
-        state: `restarting` waits for its backoff; `failed` was given up; `ended` has stopped in order.
+        state: the supervisor's word: `restarting` waits for its backoff, `failed` was given up, `ended` has stopped in
+            order; unless the kernel says `stopped` (SIGSTOP) or `dead`.
         restarts: how often it was started again.
-        started_at: wall-clock seconds (`time.time`) of the last start.
+        up_since: of its last start, ISO 8601 in UTC.
     """
-
-    name: RoleName
-    pid: int | None
-    state: Literal["starting", "running", "restarting", "failed", "ended"]
-    restarts: int = 0
-    started_at: float | None = None
-
-
-class SupervisorView(Protocol):
-    """What the HTTP thread may ask the supervisor. Each answer is a snapshot, given at once, under no lock for long."""
-
-    @property
-    def run_dir(self) -> Path: ...
-
-    @property
-    def config(self) -> ServiceConfig: ...
-
-    @property
-    def is_draining(self) -> bool: ...
-
-    def roles(self) -> list[RoleView]:
-        """Return all roles that shall run, in the order in which they were started."""
-
-
-class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. `state` is the supervisor's word, unless the kernel says `stopped` (SIGSTOP) or `dead`."""
 
     name: str
     pid: int | None
@@ -110,6 +76,21 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.heartbeat_age_s is None else f", last heartbeat {self.heartbeat_age_s:.1f} s ago"
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """What a supervisor knows of its service at one moment.
+
+    Attributes:
+        roles: all that shall run, in the order in which they were started; without heartbeats, and with states that the
+            kernel has not been asked about.
+    """
+
+    run_dir: Path
+    config: ServiceConfig
+    is_draining: bool
+    roles: list[RoleStatus]
+
+
 class Readiness(msgspec.Struct, frozen=True):
     """Whether the service works, the reason if not, and how long ago that was found out."""
 
@@ -138,7 +119,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather_status(
-    view: SupervisorView,
+    view: ServiceView,
     snapshots: Snapshots,
     readiness: Readiness,
     *,
@@ -146,6 +127,10 @@ def gather_status(
     http: str = "",
 ) -> ServiceStatus:
     """Put together what is known now."""
+    from mmcached.shm.stats.service import service_stats, stats_of
+
+    frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
+    engines = sorted(role.engine for role in snapshots if role.kind == "engine")
     return ServiceStatus(
         run_dir=str(view.run_dir),
         http=http,
@@ -157,35 +142,27 @@ def gather_status(
         draining=view.is_draining,
         source=source,
         roles=role_statuses(view, snapshots),
-        stats=service_stats(snapshots),
+        stats=service_stats(snapshots, frontend, engines),
     )
 
 
-def role_statuses(view: SupervisorView, snapshots: Snapshots) -> list[RoleStatus]:
-    """Return all roles; the supervisor leads if it has a slot in the page."""
-    views = view.roles()
-    supervisor = RoleName("supervisor")
-    if supervisor in snapshots and all(role.name != supervisor for role in views):
-        views = [_from_page(supervisor, snapshots[supervisor]), *views]
-    return [_role_status(role, snapshots.get(role.name)) for role in views]
+def role_statuses(view: ServiceView, snapshots: Snapshots) -> list[RoleStatus]:
+    """Return all roles as the kernel and the page know them; the supervisor leads if it has a slot in the page."""
+    by_name = {str(name): snapshot for name, snapshot in snapshots.items()}
+    roles = view.roles
+    supervisor = by_name.get("supervisor")
+    if supervisor is not None and all(role.name != "supervisor" for role in roles):
+        roles = [_status_of_slot("supervisor", supervisor), *roles]
+    return [_completed(role, by_name.get(role.name)) for role in roles]
 
 
-def service_stats(snapshots: Snapshots) -> ServiceStats:
-    """Return the figures of all roles in one record."""
-    frontend = _stats_of(snapshots, RoleName("frontend"), FrontendStats)
-    engines = [
-        msgspec.structs.replace(
-            _stats_of(snapshots, role, EngineStats),
-            workers=[
-                _stats_of(snapshots, worker, WorkerStats)
-                for worker in sorted(snapshots)
-                if (worker.kind, worker.engine) == ("worker", role.engine)
-            ],
-        )
-        for role in sorted(snapshots)
-        if role.kind == "engine"
-    ]
-    return extend(frontend, ServiceStats, engines=engines)
+def view_of_page(run_dir: Path, config: ServiceConfig, snapshots: Snapshots) -> ServiceView:
+    """Return what the page alone tells; for when the supervisor does not answer."""
+    from mmcached.shm.stats.service import stats_of
+
+    is_draining = stats_of(snapshots, RoleName("supervisor"), SupervisorStats).draining > 0
+    roles = [_status_of_slot(str(name), snapshot) for name, snapshot in snapshots.items()]
+    return ServiceView(run_dir, config, is_draining, roles)
 
 
 def process_state(pid: int) -> str | None:
@@ -196,46 +173,29 @@ def process_state(pid: int) -> str | None:
         return None
 
 
-class PageView:
-    """A supervisor's view, made from the stats page alone; for when the supervisor does not answer."""
-
-    def __init__(self, run_dir: Path, config: ServiceConfig, snapshots: Snapshots) -> None:
-        self.run_dir = run_dir
-        self.config = config
-        self._snapshots = snapshots
-
-    @property
-    def is_draining(self) -> bool:
-        return bool(_stats_of(self._snapshots, RoleName("supervisor"), SupervisorStats).draining)
-
-    def roles(self) -> list[RoleView]:
-        return [_from_page(role, snapshot) for role, snapshot in self._snapshots.items()]
+def date_of(wall_clock_s: float) -> str:
+    """Return a time as `RoleStatus.up_since` has it."""
+    return datetime.fromtimestamp(wall_clock_s, UTC).isoformat(timespec="seconds")
 
 
-def _from_page(role: RoleName, snapshot: RoleSnapshot) -> RoleView:
-    return RoleView(
-        name=role,
+def _status_of_slot(name: str, snapshot: RoleSnapshot) -> RoleStatus:
+    return RoleStatus(
+        name=name,
         pid=snapshot.pid,
         state="running" if snapshot.is_attached else "ended",
         restarts=snapshot.num_attached - 1,
-        started_at=time.time() - snapshot.attached_s,
+        up_since=date_of(time.time() - snapshot.attached_s),
     )
 
 
-def _role_status(role: RoleView, snapshot: RoleSnapshot | None) -> RoleStatus:
+def _completed(role: RoleStatus, snapshot: RoleSnapshot | None) -> RoleStatus:
     # The slot may still speak of a former process of this role.
     is_its = snapshot is not None and snapshot.pid == role.pid
-    return RoleStatus(
-        name=str(role.name),
-        pid=role.pid,
-        state=_state_of(role),
-        restarts=role.restarts,
-        heartbeat_age_s=round(snapshot.heartbeat_age_s, 3) if snapshot is not None and is_its else None,
-        up_since=None if role.started_at is None else _as_date(role.started_at),
-    )
+    age_s = round(snapshot.heartbeat_age_s, 3) if snapshot is not None and is_its else None
+    return msgspec.structs.replace(role, state=_state_of(role), heartbeat_age_s=age_s)
 
 
-def _state_of(role: RoleView) -> State:
+def _state_of(role: RoleStatus) -> State:
     if role.pid is None or role.state in ("restarting", "failed", "ended"):
         return role.state
     match process_state(role.pid):
@@ -245,12 +205,3 @@ def _state_of(role: RoleView) -> State:
             return "dead"
         case _:
             return role.state
-
-
-def _as_date(wall_clock_s: float) -> str:
-    return datetime.fromtimestamp(wall_clock_s, UTC).isoformat(timespec="seconds")
-
-
-def _stats_of(snapshots: Snapshots, role: RoleName, kind: type[StatsT]) -> StatsT:
-    found = snapshots.get(role)
-    return found.stats if found is not None and isinstance(found.stats, kind) else kind()

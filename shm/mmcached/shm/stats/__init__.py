@@ -2,5 +2,6 @@
 
 layout      which word means what
 page        the file: written by each role, read by all
-publisher   writes a role's figures now and then
+publisher   writes a role's figures: now and then, and before an answer
+service     puts the figures of several roles together
 """

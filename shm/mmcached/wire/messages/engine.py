@@ -21,7 +21,6 @@ from mmcached.wire.messages.parts import (
     Text,
     TokenId,
 )
-from mmcached.wire.stats import WorkerStats
 
 # ---- from the frontend
 
@@ -84,10 +83,6 @@ class AbortRequest(Message, frozen=True):
     request_id: Count
 
 
-class GetEngineStats(Message, frozen=True):
-    token: Count
-
-
 class ProbeEngine(Message, frozen=True):
     """Let every worker read a small item and tell its checksum; then give the lease back."""
 
@@ -102,18 +97,7 @@ class FlushEngine(Message, frozen=True):
     token: Count
 
 
-FromFrontend = (
-    Ring
-    | RowAttached
-    | Refused
-    | Detached
-    | Barrier
-    | AddRequest
-    | AbortRequest
-    | GetEngineStats
-    | ProbeEngine
-    | FlushEngine
-)
+FromFrontend = Ring | RowAttached | Refused | Detached | Barrier | AddRequest | AbortRequest | ProbeEngine | FlushEngine
 
 # ---- from workers
 
@@ -195,7 +179,6 @@ class StepOutput(Message, frozen=True):
     read_done: list[ReadDone]
     rows: list[RowsMade]
     embeddings: list[ItemEmbedding]
-    stats: WorkerStats
     encoder_keys: list[Text] | None = None
     prefix_report: PrefixReport = msgspec.field(default_factory=dict)
     missing: list[RowsMissing] = msgspec.field(default_factory=list)

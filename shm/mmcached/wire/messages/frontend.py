@@ -9,7 +9,6 @@ import msgspec
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count
 from mmcached.wire.messages.parts import Message, Part, Priority, Rows, RowsWanted, Tensor, Text, TokenId
-from mmcached.wire.stats import EngineStats
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -331,11 +330,6 @@ class EngineFlushed(Message, frozen=True):
     token: Count
 
 
-class EngineStatsReply(Message, frozen=True):
-    token: Count
-    stats: EngineStats
-
-
 FromEngine = (
     EngineHello
     | RowHello
@@ -347,7 +341,6 @@ FromEngine = (
     | RequestEncoded
     | RequestFailed
     | RequestMissed
-    | EngineStatsReply
     | EngineProbed
     | EngineFlushed
 )

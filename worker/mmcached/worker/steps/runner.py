@@ -112,7 +112,6 @@ class ModelRunner:
             read_done,
             made.rows,
             made.embeddings,
-            self.stats(),
             self.encoder_cache.keys() if self._config.debug_check_workers else None,
             report,
             made.missing,

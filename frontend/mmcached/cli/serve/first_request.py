@@ -1,0 +1,27 @@
+"""Sends the request after which a service says that it is ready: a small generation about a small image, end to end."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from mmcached.client import Client
+from mmcached.wire.errors import MmcachedError
+
+TIMEOUT_S = 10.0
+TINY_PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5ErkJggg=="
+)
+"""A file of 8 x 8 grey pixels."""
+
+
+def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S) -> None:
+    """Send one real request through frontend, ring, engine and every worker.
+
+    Raises:
+        MmcachedError: it was not answered, or not with one token.
+    """
+    with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
+        generation = client.generate("ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
+    if len(generation.tokens) != 1:
+        raise MmcachedError(f"the first request was answered with {len(generation.tokens)} tokens, not 1")
