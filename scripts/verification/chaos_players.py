@@ -296,13 +296,12 @@ class RevokingWriter(ChaosWriter):
 
     def look_at_rows(self) -> None:
         super().look_at_rows()
-        leases = self.ring._rows._leases
-        for row in leases.attached_rows():
+        leases = self.ring._leases
+        for row, nonce in leases.incarnations().items():
             returned, now = int(leases._returned[row].sum()), time.monotonic()
             last, since = self._row_to_progress.get(row, (-1, now))
             self._row_to_progress[row] = (returned, since if returned == last else now)
-            nonce = leases.nonce(row)
-            if returned == last and now - since > TIMEOUT_S and nonce is not None:
+            if returned == last and now - since > TIMEOUT_S:
                 leases.void(row)
                 leases.attach(row, nonce)
 

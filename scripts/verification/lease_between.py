@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.files import locks
-from mmcached.shm.ring import reader, writer_rows
+from mmcached.shm.ring import reader, row_watch
 from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER_BYTES, Layout
 from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import Handle, LeaseId
@@ -304,7 +304,7 @@ class ByteLocks:
 @contextlib.contextmanager
 def modelled_locks() -> Iterator[None]:
     """Let the product's modules that the model runs ask `ByteLocks`."""
-    with mock.patch.object(writer_rows, "locks", ByteLocks), mock.patch.object(reader, "locks", ByteLocks):
+    with mock.patch.object(row_watch, "locks", ByteLocks), mock.patch.object(reader, "locks", ByteLocks):
         yield
 
 

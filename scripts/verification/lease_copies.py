@@ -18,7 +18,7 @@ from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable, _Row
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.ring.row import ReaderRow
-from mmcached.shm.ring.writer_rows import WriterRows
+from mmcached.shm.ring.row_watch import RowWatch
 from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import Handle
 
@@ -30,6 +30,7 @@ FIELDS: dict[type, set[str]] = {
     },
     ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
     LeaseTable: {
+        "num_lost",
         "_returned",
         "_quota_bytes",
         "_rows",
@@ -37,7 +38,7 @@ FIELDS: dict[type, set[str]] = {
         "_num_barriers",
         *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted", "_next_look"),
     },
-    WriterRows: {"_control", "_leases", "_num_lost", "_unreported"},
+    RowWatch: {"_control", "_leases", "_unreported"},  # made anew: all that it keeps is told at the next look
     ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
     ReaderRow: {"announcement", "row", "nonce", "_received", "_control", "_words"},
     LeaseBook: {"_give_back", "_held", "_of_request"},
@@ -56,22 +57,14 @@ SLOTS: dict[type, tuple[str, ...]] = {
 Kept = TypeVar("Kept")
 
 
-def copy_rows(rows: WriterRows, control: Control) -> WriterRows:
-    """Copy the writer's rows for another instance of the control object."""
-    made = _blank(rows)
-    made._control = control
-    made._leases = _copy_table(rows._leases, control)
-    made._num_lost, made._unreported = rows._num_lost, []
-    return made
-
-
-def _copy_table(table: LeaseTable, control: Control) -> LeaseTable:
+def copy_table(table: LeaseTable, control: Control) -> LeaseTable:
+    """Copy the lease table for another instance of the control object."""
     made = _blank(table)
     made._returned = control.cells()
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
     made._shared_bytes, made._slot_to_nbytes = table._shared_bytes, table._slot_to_nbytes.copy()
     made._leased_bytes, made._is_recounted = table._leased_bytes, table._is_recounted
-    made._next_look = table._next_look
+    made._next_look, made.num_lost = table._next_look, table.num_lost
     made._rows = {row: _copy_row(books) for row, books in table._rows.items()}
     made._holders = {slot: set(rows) for slot, rows in table._holders.items()}
     return made
@@ -84,8 +77,7 @@ def _copy_row(row: _Row) -> _Row:
     return made
 
 
-def rows_key(rows: WriterRows) -> object:
-    table = rows._leases
+def table_key(table: LeaseTable) -> object:
     books = sorted((row, *_row_key(books)) for row, books in table._rows.items())
     return (table._num_barriers, *books)
 

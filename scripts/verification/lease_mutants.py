@@ -16,7 +16,7 @@ import numpy as np
 from mmcached.engine.server.leases import LeaseBook
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.ring.writer_rows import WriterRows
+from mmcached.shm.ring.row_watch import RowWatch
 from scripts.verification.explorer import Event
 from scripts.verification.lease_between import ByteLocks, RowHello
 from scripts.verification.lease_engine import Engine, Taking
@@ -37,33 +37,33 @@ class RingThatRevokes(Ring):
 
     def events(self, world: World) -> Iterator[Event]:
         yield from super().events(world)
-        for row in self.rows._leases.attached_rows():
+        for row in self.leases.incarnations():
             label = ("P0 revokes the leases of row", row)
             yield Event(label, partial(_revoke, row), is_healing=False)
 
 
 def _revoke(row: int, world: World) -> None:
-    world.own_ring().rows._leases.void(row)
+    world.own_ring().leases.void(row)
 
 
-class RowsThatAttachAgain(WriterRows):
+class WatchThatAttachesAgain(RowWatch):
     """Take a repeated Hello for a new life."""
 
     def attach(self, row: int, nonce: int) -> bool:
-        if self._leases.nonce(row) == nonce:
+        if self._leases.incarnations().get(row) == nonce:
             self._leases.void(row)
         return super().attach(row, nonce)
 
 
 class RingWithRepeatedHello(Ring):
-    writer_rows = RowsThatAttachAgain
+    row_watch = WatchThatAttachesAgain
 
 
 class RingThatTrustsHello(Ring):
     """Takes a Hello as it comes, whoever has the row by now."""
 
     def accept(self, world: World, hello: RowHello) -> None:
-        self.rows._leases.attach(hello.row, hello.nonce)
+        self.leases.attach(hello.row, hello.nonce)
         self.meant_for[hello.row] = hello.sender
 
 
@@ -99,11 +99,11 @@ class RingWithoutBase(Ring):
 
 class RingThatAsksOnlyAfterGaps(Ring):
     def _may_open_barrier(self, world: World, row: int) -> bool:
-        return self.rows._leases._rows[row].barrier is not None and super()._may_open_barrier(world, row)
+        return self.leases._rows[row].barrier is not None and super()._may_open_barrier(world, row)
 
 
 class RingThatIgnoresLeases(Ring):
-    def _is_leased(self, rows: WriterRows) -> Callable[[int], bool]:
+    def _is_leased(self, leases: LeaseTable) -> Callable[[int], bool]:
         return lambda slot: False
 
 

@@ -1,6 +1,6 @@
 """P0: one ring, its writer's books, and the words that it shares with its readers.
 
-The product's own: `WriterRows` with its `LeaseTable`, `ChunkTable` with its allocator. In place of the
+The product's own: `LeaseTable` and `RowWatch`, `ChunkTable` with its allocator. In place of the
 data object: of each unit, which generation was written there last.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
-from mmcached.shm.ring.writer_rows import WriterRows
+from mmcached.shm.ring.row_watch import RowWatch
 from mmcached.shm.segment.layout import CHUNK_HEADER_BYTES, Layout
 from mmcached.wire.errors import LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -35,7 +35,7 @@ from scripts.verification.lease_between import (
     SmallLayout,
     Words,
 )
-from scripts.verification.lease_copies import chunks_key, copy_chunks, copy_rows, rows_key
+from scripts.verification.lease_copies import chunks_key, copy_chunks, copy_table, table_key
 
 if TYPE_CHECKING:
     from scripts.verification.lease_world import World
@@ -47,12 +47,13 @@ class Ring:
     """One epoch. `meant_for` is what nobody in it knows: the engine process behind each attached row."""
 
     lease_table: ClassVar[type[LeaseTable]] = LeaseTable
-    writer_rows: ClassVar[type[WriterRows]] = WriterRows
+    row_watch: ClassVar[type[RowWatch]] = RowWatch
 
     announcement: RingAnnouncement
     layout: Layout
     words: Words
-    rows: WriterRows
+    leases: LeaseTable
+    watch: RowWatch
     chunks: ChunkTable
     data: DataObject
     meant_for: dict[int, int]
@@ -70,10 +71,10 @@ class Ring:
         ring.data = DataObject([0] * (layout.data_bytes // UNIT))
         ring.meant_for = {}
         control = ring.control(LockTable(), "P0")
-        ring.rows = cls.writer_rows(control, quota_bytes=quota_bytes)
-        ring.rows._leases = cls.lease_table(control.cells(), quota_bytes=quota_bytes)
+        ring.leases = cls.lease_table(control.cells(), quota_bytes=quota_bytes)
+        ring.watch = cls.row_watch(control, ring.leases)
         ring.chunks = ChunkTable(
-            layout.data_bytes, layout.num_slots, is_leased=ring._is_leased(ring.rows), leased_slots=tuple
+            layout.data_bytes, layout.num_slots, is_leased=ring._is_leased(ring.leases), leased_slots=tuple
         )
         return ring
 
@@ -82,14 +83,16 @@ class Ring:
         made._known = {}
         made.announcement, made.layout = self.announcement, self.layout
         made.words, made.data, made.meant_for = self.words.copy(), self.data.copy(), self.meant_for.copy()
-        made.rows = copy_rows(self.rows, made.control(LockTable(), "P0"))
-        made.chunks = copy_chunks(self.chunks, made._is_leased(made.rows))
+        control = made.control(LockTable(), "P0")
+        made.leases = copy_table(self.leases, control)
+        made.watch = type(self.watch)(control, made.leases)
+        made.chunks = copy_chunks(self.chunks, made._is_leased(made.leases))
         return made
 
     def key(self) -> object:
         return (
             *(self.epoch, self.words.tobytes(), self.data.key(), tuple(sorted(self.meant_for.items()))),
-            *(rows_key(self.rows), chunks_key(self.chunks)),
+            *(table_key(self.leases), chunks_key(self.chunks)),
         )
 
     @property
@@ -109,11 +112,11 @@ class Ring:
 
     def is_at_rest(self) -> bool:
         """Return whether every lease is back and nobody waits for a barrier."""
-        table = self.rows._leases
+        table = self.leases
         return not any(books.barrier for books in table._rows.values()) and table.num_leases() == 0
 
     def check_integrity(self) -> None:
-        self.rows.check_integrity()
+        self.leases.check_integrity()
         self.chunks.check_integrity()
 
     # ---- what it may do next
@@ -125,7 +128,7 @@ class Ring:
                     yield self._event(("P0 puts", units), Ring.put_more, units).not_counted_on()
         if world.budget.grants or world.budget.discards:
             yield from self._handle_events(world)
-        for row in self.rows._leases.attached_rows():
+        for row in self.leases.incarnations():
             if self._may_open_barrier(world, row):
                 yield self._event(("P0 opens a barrier, row", row), Ring.open_barrier, row)
         if self._know(world.locks, lambda: self.copy().poll_deaths(world)):
@@ -137,7 +140,7 @@ class Ring:
     def _handle_events(self, world: World) -> Iterator[Event]:
         for handle in self.chunks:
             generation = handle.generation
-            for row in self.rows.grantable_rows() if world.budget.grants else ():
+            for row in self.leases.attached_rows() if world.budget.grants else ():
                 if self._know((row, handle), partial(self._is_granted, row, handle)):
                     label = ("P0 grants generation", generation, "to row", row)
                     yield self._event(label, Ring.send, row, handle).not_counted_on()
@@ -155,7 +158,7 @@ class Ring:
 
     def _may_open_barrier(self, world: World, row: int) -> bool:
         """The product asks every second while leases are out: at any time, that is, but not without end."""
-        table = self.rows._leases
+        table = self.leases
         books = table._rows[row]
         if books.is_stopped or len(world.queues.barrier_ids()) >= world.setting.max_barriers:
             return False
@@ -169,8 +172,8 @@ class Ring:
 
     # ---- doing it
 
-    def _is_leased(self, rows: WriterRows) -> Callable[[int], bool]:
-        return rows.is_pinned
+    def _is_leased(self, leases: LeaseTable) -> Callable[[int], bool]:
+        return leases.is_pinned
 
     def _fits(self, units: int) -> bool:
         """Raises Violation if a put that is refused has changed something."""
@@ -198,11 +201,11 @@ class Ring:
 
     def grant(self, row: int, handle: Handle) -> LeaseId | None:
         """Count a lease; None: refused."""
-        before = rows_key(self.rows)
+        before = table_key(self.leases)
         try:
-            return self.rows.grant(row, handle.slot, num_units(handle) * UNIT)
+            return self.leases.grant(row, handle.slot, num_units(handle) * UNIT)
         except (PeerGone, LeaseRefused):
-            if rows_key(self.rows) != before and not self.rows._leases._quota_bytes:
+            if table_key(self.leases) != before and not self.leases._quota_bytes:
                 raise Violation("a refused grant has changed something") from None
             return None
 
@@ -213,12 +216,12 @@ class Ring:
         """Count, then send; and what cannot be sent is undone as if it had not been."""
         world.spend("grants")
         self.chunks.touch(handle)  # somebody has asked for it
-        before = rows_key(self.rows)
+        before = table_key(self.leases)
         lease = self.grant(row, handle)
         assert lease is not None
-        if self.rows._leases._quota_bytes is None:
-            self.rows.undo_grant(row, handle.slot, lease)
-            if rows_key(self.rows) != before:
+        if self.leases._quota_bytes is None:
+            self.leases.undo(row, handle.slot, lease)
+            if table_key(self.leases) != before:
                 raise Violation("an undone grant has left something")
             lease = self.grant(row, handle)
             assert lease is not None
@@ -229,16 +232,16 @@ class Ring:
         self.chunks.forget(handle)
 
     def open_barrier(self, world: World, row: int) -> None:
-        barrier = self.rows.open_barrier(row)
+        barrier = self.leases.open_barrier(row)
         if barrier is not None:
             question = BarrierQuestion(self.epoch, barrier.nonce, barrier.barrier_id, barrier.last_seq, barrier.slots)
             world.own_queues().send_to_engine(question)
 
     def poll_deaths(self, world: World) -> bool:
         """Look at the locks and at all cells; return whether that has told anything new."""
-        before = rows_key(self.rows)
+        before = table_key(self.leases)
         self._seeing(world).poll_deaths()
-        return rows_key(self.rows) != before
+        return table_key(self.leases) != before
 
     def take(self, world: World, engine: int) -> None:
         """Handle the first message of an engine process, dead or alive."""
@@ -249,13 +252,13 @@ class Ring:
             case RowHello():
                 self.accept(world, message)
             case GapReport() | BarrierAnswer():
-                for row in self.rows._leases.attached_rows():
-                    if self.rows._leases.nonce(row) == message.nonce:
+                for row, nonce in self.leases.incarnations().items():
+                    if nonce == message.nonce:
                         self._reported(world, row, message)
 
     def _reported(self, world: World, row: int, message: GapReport | BarrierAnswer) -> None:
         if isinstance(message, BarrierAnswer):
-            self.rows.reconcile(row, message.nonce, message.barrier_id, dict(message.received))
+            self.leases.reconcile(row, message.nonce, message.barrier_id, dict(message.received))
         elif len(world.queues.barrier_ids()) < world.setting.max_barriers:
             self.open_barrier(world, row)
 
@@ -265,23 +268,23 @@ class Ring:
 
     @property
     def num_barriers(self) -> int:
-        return self.rows._leases._num_barriers
+        return self.leases._num_barriers
 
     def barrier_ids(self) -> set[int]:
-        return {books.barrier.barrier_id for books in self.rows._leases._rows.values() if books.barrier is not None}
+        return {books.barrier.barrier_id for books in self.leases._rows.values() if books.barrier is not None}
 
     def renumber_barriers(self, new_ids: dict[int, int]) -> None:
         """Give barriers other numbers, in the same order: else their numbers alone would make states without end."""
-        table = self.rows._leases
+        table = self.leases
         table._num_barriers = len(new_ids)
         for books in table._rows.values():
             if books.barrier is not None:
                 books.barrier = msgspec.structs.replace(books.barrier, barrier_id=new_ids[books.barrier.barrier_id])
 
-    def _seeing(self, world: World) -> WriterRows:
-        """Return the rows, looking at the locks of this world."""
-        self.rows._control.fd = Description(world.locks, self.epoch, "P0").as_fd()
-        return self.rows
+    def _seeing(self, world: World) -> RowWatch:
+        """Return the watch, looking at the locks of this world."""
+        self.watch._control.fd = Description(world.locks, self.epoch, "P0").as_fd()
+        return self.watch
 
 
 class DataObject:

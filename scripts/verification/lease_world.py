@@ -107,7 +107,7 @@ class World:
         return world
 
     def _has_started(self, what: str) -> bool:
-        has_row = bool(self.ring.rows.grantable_rows()) and not self.queues.is_anything_under_way()
+        has_row = bool(self.ring.leases.attached_rows()) and not self.queues.is_anything_under_way()
         has_workers = self.engine is not None and self.engine.group.are_all_attached
         return what == "nothing" or (has_row and (what == "engine" or has_workers))
 

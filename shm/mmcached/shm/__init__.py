@@ -15,7 +15,7 @@ crash_points.py   instants at which a test lets this process die
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import Claim, RingWriter
 from mmcached.shm.ring.row import ReaderRow
-from mmcached.shm.ring.writer_rows import RowStopped, RowVoided
+from mmcached.shm.ring.row_watch import RowStopped, RowVoided
 from mmcached.shm.segment.segment import Host
 from mmcached.shm.segment.sweep import sweep
 from mmcached.shm.segment.words import WORD_STORE_NAME

@@ -20,13 +20,13 @@ def world() -> World:
 
 
 def test_no_field_is_forgotten(world: World) -> None:
-    engine, rows = world.engine, world.ring.rows
+    engine, ring = world.engine, world.ring
     assert engine is not None
     assert engine.row is not None
-    chunks = world.ring.chunks
+    chunks = ring.chunks
     for each in (
-        rows,
-        rows._leases,
+        ring.leases,
+        ring.watch,
         chunks,
         chunks._allocator,
         engine.row,

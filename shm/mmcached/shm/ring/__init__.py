@@ -1,6 +1,6 @@
 """A ring of chunks with one writer and any number of readers, which lease what they read.
 
-ring            the writer's end                     writer_rows, leases: who was granted what
+ring            the writer's end                     leases: who was granted what; row_watch: who lives
 reader          a reader's mapping                   row, received: its leases
 chunks          the state of each chunk
 allocator       where the next chunk goes            places

@@ -88,6 +88,8 @@ class LeaseTable:
         quota_bytes: what one row may hold under lease at a time, each chunk counted once; None for no limit.
         shared_bytes: with a quota: what all rows may hold together, each chunk counted once. A row gets no more of it
             than is left for the others: alone half of it, the second then a third … so something is always left.
+    Attributes:
+        num_lost: leases that barriers have found lost, in all rows ever.
     """
 
     def __init__(self, returned: Counts, *, quota_bytes: int | None = None, shared_bytes: int | None = None) -> None:
@@ -96,6 +98,7 @@ class LeaseTable:
         self._shared_bytes = shared_bytes
         self._slot_to_nbytes: dict[int, int] = {}  # of chunks under lease, for that; may hold some that came back
         self._leased_bytes = 0
+        self.num_lost = 0
         self._next_look = 0
         self._is_recounted = False  # since the last look at all cells: to count again would find little
         self._rows: dict[int, _Row] = {}
@@ -214,24 +217,21 @@ class LeaseTable:
         for slot, count in granted.items():
             books.granted[slot] = count
         books.num_lost += num_lost
+        self.num_lost += num_lost
         books.barrier = None
         return num_lost
 
     # ---- looking
 
-    def nonce(self, row: int) -> int | None:
-        """Return the incarnation that is attached to a row."""
-        books = self._rows.get(row)
-        return books.nonce if books else None
+    def incarnations(self) -> dict[int, int]:
+        """Return row -> nonce of every incarnation that has leases, also of stopped and frozen ones."""
+        return {row: books.nonce for row, books in sorted(self._rows.items())}
 
     def is_stopped(self, row: int) -> bool:
         return self._rows[row].is_stopped
 
     def attached_rows(self) -> list[int]:
-        """Return every row with an incarnation, also stopped and frozen ones."""
-        return sorted(self._rows)
-
-    def grantable_rows(self) -> list[int]:
+        """Return the rows that take leases now."""
         return sorted(row for row, books in self._rows.items() if books.takes_leases)
 
     def takes_leases(self, row: int) -> bool:

@@ -5,7 +5,8 @@
                                             └─ discard, or evicted by a later claim
 
 Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
-thread owns a ring. What a slot holds: `chunks`; what a row may read: `writer_rows`; who writes which word: `layout`.
+thread owns a ring. What a slot holds: `chunks`; what was granted to whom: `leases`; which readers live: `row_watch`;
+who writes which word: `layout`.
 
 Invariants: no byte of a chunk under an un-returned lease of a living row is written; a refused claim has changed
 nothing.
@@ -27,7 +28,8 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
-from mmcached.shm.ring.writer_rows import RowStopped, RowVoided, WriterRows
+from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.row_watch import RowStopped, RowVoided, RowWatch
 from mmcached.shm.segment.layout import (
     ALIGNMENT,
     CHUNK_HEADER,
@@ -97,9 +99,15 @@ class RingWriter:
         self._has_checksums = has_checksums
         self._segment: WriterSegment | None = segment
         self._data = segment.data
-        self._rows = WriterRows(segment.control, quota_bytes=reader_quota_bytes, shared_bytes=shared_quota_bytes)
+        self._leases = LeaseTable(
+            segment.control.cells(), quota_bytes=reader_quota_bytes, shared_bytes=shared_quota_bytes
+        )
+        self._watch = RowWatch(segment.control, self._leases)
         self._chunks = ChunkTable(
-            layout.data_bytes, layout.num_slots, is_leased=self._rows.is_pinned, leased_slots=self._rows.pinned_slots
+            layout.data_bytes,
+            layout.num_slots,
+            is_leased=self._leases.is_pinned,
+            leased_slots=self._leases.pinned_slots,
         )
         self.index = KeyIndexWriter(index_of(segment.data, segment.announcement)) if layout.index_words else None
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
@@ -240,7 +248,7 @@ class RingWriter:
 
     def is_leased(self, handle: Handle) -> bool:
         """Return whether a living reader has not given back a lease of this slot."""
-        return self._rows.is_pinned(handle.slot)
+        return self._leases.is_pinned(handle.slot)
 
     def touch(self, handle: Handle) -> None:
         """Make a chunk young: it gets another chance when it is its turn to be evicted. Not current: nothing."""
@@ -268,17 +276,17 @@ class RingWriter:
     # ---- readers
 
     def attach(self, row: int, nonce: int) -> bool:
-        """Accept a reader that says it has taken `row`, see `WriterRows.attach`; return whether it is attached."""
+        """Accept a reader that says it has taken `row`, see `RowWatch.attach`; return whether it is attached."""
         self._check_open()
-        return self._rows.attach(row, nonce)
+        return self._watch.attach(row, nonce)
 
     def attached_rows(self) -> list[int]:
         """Return the rows that take leases now."""
-        return self._rows.grantable_rows()
+        return self._leases.attached_rows()
 
     def fenced_rows(self) -> list[int]:
         """Return the rows that take no leases any more, because they counted what cannot be."""
-        return self._rows.fenced_rows()
+        return self._leases.fenced_rows()
 
     def grant(self, row: int, handle: Handle) -> LeaseId:
         """Count a lease for a row; then the caller sends the descriptor, or calls `undo_grant` if it could not.
@@ -293,28 +301,28 @@ class RingWriter:
         """
         self._check_open()
         self._chunks.check_current(handle)
-        lease = self._rows.grant(row, handle.slot, chunk_bytes(handle.nbytes))
+        lease = self._leases.grant(row, handle.slot, chunk_bytes(handle.nbytes))
         self._num_grants += 1
         return lease
 
     def undo_grant(self, row: int, handle: Handle, lease: LeaseId) -> None:
         """Take back the last grant of a row; only when its descriptor was provably not queued."""
-        self._rows.undo_grant(row, handle.slot, lease)
+        self._leases.undo(row, handle.slot, lease)
 
     def open_barrier(self, row: int) -> Barrier | None:
         """Stop granting to a row and return what to ask it, see `LeaseTable.open_barrier`; None: nothing to ask."""
         self._check_open()
-        return self._rows.open_barrier(row)
+        return self._leases.open_barrier(row)
 
     def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
         """Take the answer to a row's last barrier, see `LeaseTable.reconcile`; return how many leases were lost."""
         self._check_open()
-        return self._rows.reconcile(row, nonce, barrier_id, received)
+        return self._leases.reconcile(row, nonce, barrier_id, received)
 
     def poll_deaths(self) -> list[RowStopped | RowVoided]:
         """Look which readers have died; their leases become void or stay, see the two events."""
         self._check_open()
-        return self._rows.poll_deaths()
+        return self._watch.poll_deaths()
 
     # ---- the object
 
@@ -326,14 +334,14 @@ class RingWriter:
             pinned_bytes=self._chunks.pinned_bytes(),
             populated_bytes=segment.populated_bytes,
             chunks=len(self._chunks),
-            leases=self._rows.num_leases(),
-            fenced_rows=len(self._rows.fenced_rows()),
+            leases=self._leases.num_leases(),
+            fenced_rows=len(self._leases.fenced_rows()),
             puts=self._num_puts,
             put_bytes=self._put_bytes,
             evictions=self._num_evictions,
             refusals=self._num_refusals,
             grants=self._num_grants,
-            lost_leases=self._rows.num_lost,
+            lost_leases=self._leases.num_lost,
         )
 
     def wait_populated(self, timeout_s: float) -> bool:
@@ -346,7 +354,7 @@ class RingWriter:
         """
         self._check_open()
         self._chunks.check_integrity()
-        self._rows.check_integrity()
+        self._leases.check_integrity()
         for handle in self._chunks:
             found = CHUNK_HEADER.unpack_from(self._data, self._chunks.extent(handle).offset)
             if found[:4] != (CHUNK_MAGIC, handle.generation, handle.slot, handle.nbytes):
@@ -360,7 +368,7 @@ class RingWriter:
         self._chunks.close()
         if self.index is not None:
             self.index.close()
-        del self._data, self._rows  # they hold the mappings
+        del self._data, self._leases, self._watch  # they hold the mappings
         segment.close()
 
     def __enter__(self) -> Self:
