@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.client import Client
+from mmcached.engine.server.frontend_connection import FrontendConnection
 from tests.integration.local_service import LocalService
 from tests.integration.test_bit_identical import base
 from tests.integration.workloads import photo
@@ -37,12 +38,13 @@ def test_descriptors_of_an_earlier_life_are_replaced_by_fresh_ones(
 ) -> None:
     """Shm: an engine that does not take a request's descriptors for its own misses the items; they come again."""
     config = base(world_size=1)
-    with LocalService(run_dir, config) as service, Client(run_dir) as client:
+    with LocalService(run_dir, config), Client(run_dir) as client:
         wanted = client.generate(PROMPT, PHOTOS).tokens
-        contact = service.engine._contact
-        receive, answers = contact.receive, iter([False, False])
+        receive, answers = FrontendConnection.receive, iter([False, False])
         monkeypatch.setattr(
-            contact, "receive", lambda handle, lease: receive(handle, lease) and next(answers, None) is not False
+            FrontendConnection,
+            "receive",
+            lambda connection, *lease: receive(connection, *lease) and next(answers, None) is not False,
         )
         assert client.generate(PROMPT, PHOTOS).tokens == wanted
         assert client.stats().resends == 1

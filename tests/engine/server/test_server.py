@@ -379,7 +379,7 @@ def test_a_row_is_offered_until_it_is_accepted(bench: Bench, clock: Clock) -> No
     clock.now += 1
     assert bench.expect(from_engine.RowHello) == first
     bench.frontend.send(bench.peer, to_engine.RowAttached(first.epoch, first.row, first.nonce))
-    bench.pump(lambda: bench.engine._contact.is_accepted)
+    bench.pump(lambda: bench.engine._frontend.is_accepted)
 
 
 def test_announcement_repeated_by_the_same_frontend_changes_nothing(bench: Bench) -> None:

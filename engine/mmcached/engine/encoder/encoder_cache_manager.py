@@ -1,4 +1,4 @@
-"""Encoder cache entries that belong to one request: nothing is shared, and what is freed is dropped at once.
+"""The per-request encoder cache manager shares nothing, and drops what is freed at once.
 
 Simple and exact, for models whose encoder outputs depend on more than the item, and for encoder-decoder models, which
 use no output twice. An entry has the size that it was made with: freeing is idempotent and returns exactly the space
@@ -25,7 +25,7 @@ class EncoderCacheManager(EncoderCacheTable):
 
     @property
     def cached(self) -> dict[int, set[int]]:
-        """By request: the items that have an entry."""
+        """Items that have an entry, by request."""
         return {request_id: set(held) for request_id, held in self._held.items()}
 
     @property

@@ -1,4 +1,4 @@
-"""The entries of the encoder cache: which outputs the workers hold, who refers to them, which may be dropped.
+"""The encoder cache table lists the outputs that the workers hold, with the requests that refer to them.
 
 The tensors lie in the workers under the same keys; this table decides when they are made and dropped.
 

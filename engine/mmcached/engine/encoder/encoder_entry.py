@@ -1,4 +1,4 @@
-"""One entry of the encoder cache, and the check that all entries agree with the requests that refer to them.
+"""An encoder cache entry stands for one output in the workers; all entries must agree with those who refer to them.
 
 A new epoch takes every entry out of the table: those without reference end, the others live on until they have none.
 

@@ -1,4 +1,4 @@
-"""What is left of one step's encoder: decides, item by item, what a request gets of it. Plan first (pure), then take.
+"""The encoder's budget of one step decides, item by item, what a request gets of it. Plan first (pure), then take.
 
 Planning and taking are apart because a chunk needs two resources: only when its KV slots are there too is anything
 referred to, reserved or evicted. In between nothing else may take.
@@ -19,7 +19,9 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError
 
 
-class Refusal(enum.Enum):
+class EncoderRefusal(enum.Enum):
+    """Reasons why an item cannot be had in a step."""
+
     COMPUTE = "more embeddings than may still be computed in this step"
     SPACE = "no room among entries that are referred to"
     CLOSED = "somebody earlier in this step waits for room"
@@ -27,7 +29,7 @@ class Refusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EncoderPlan:
-    """What a request would get.
+    """Items that a request would get.
 
     Attributes:
         refer: items whose entry is there.
@@ -41,49 +43,49 @@ class EncoderPlan:
     encode: list[int]
     repeat: list[int]
     refused: int | None = None
-    refusal: Refusal | None = None
+    refusal: EncoderRefusal | None = None
 
 
 class EncoderStepBudget:
     """The encoder's part of one step.
 
     Args:
-        book: the encoder cache's books, with this step open.
+        table: the encoder cache's, with this step open.
         compute_budget: embeddings that may be computed.
     """
 
-    def __init__(self, book: EncoderCacheTable, compute_budget: int) -> None:
-        self._book = book
+    def __init__(self, table: EncoderCacheTable, compute_budget: int) -> None:
+        self._table = table
         self._compute_budget = compute_budget
         self._is_closed = False
 
     def plan(self, request: Request, input_ids: Sequence[int]) -> EncoderPlan:
         """Go through items in order until one cannot be had. Changes nothing."""
         plan = EncoderPlan(request, [], [], [])
-        held = self._book.get_cached_input_ids(request)
+        held = self._table.get_cached_input_ids(request)
         compute_budget = self._compute_budget
         num_embeds_taken = 0
         keys: set[str] = set()
         for input_id in input_ids:
             if input_id in held:
                 continue
-            key = self._book.entry_key(request, input_id)
+            key = self._table.entry_key(request, input_id)
             if self._is_closed:
-                return _refused(plan, input_id, Refusal.CLOSED)
+                return _refused(plan, input_id, EncoderRefusal.CLOSED)
             if key in keys:
                 plan.repeat.append(input_id)
                 continue
-            if self._book.has_cache(request, input_id):
-                num_embeds = self._book.num_embeds_to_pin(request, input_id)
-                if num_embeds_taken + num_embeds > self._book.num_freeable_slots:
-                    return _refused(plan, input_id, Refusal.SPACE)
+            if self._table.has_cache(request, input_id):
+                num_embeds = self._table.num_embeds_to_pin(request, input_id)
+                if num_embeds_taken + num_embeds > self._table.num_freeable_slots:
+                    return _refused(plan, input_id, EncoderRefusal.SPACE)
                 plan.refer.append(input_id)
             else:
                 num_embeds = request.features[input_id].num_embeds
                 if num_embeds > compute_budget:
-                    return _refused(plan, input_id, Refusal.COMPUTE)
-                if not self._book.can_allocate(request, input_id, compute_budget, num_embeds_taken):
-                    return _refused(plan, input_id, Refusal.SPACE)
+                    return _refused(plan, input_id, EncoderRefusal.COMPUTE)
+                if not self._table.can_allocate(request, input_id, compute_budget, num_embeds_taken):
+                    return _refused(plan, input_id, EncoderRefusal.SPACE)
                 compute_budget -= num_embeds
                 plan.encode.append(input_id)
             keys.add(key)
@@ -95,17 +97,17 @@ class EncoderStepBudget:
         for input_id in plan.refer:  # before anything is evicted for the others
             self._refer(plan.request, input_id)
         for input_id in plan.encode:
-            self._book.allocate(plan.request, input_id)
+            self._table.allocate(plan.request, input_id)
             self._compute_budget -= plan.request.features[input_id].num_embeds
         for input_id in plan.repeat:
             self._refer(plan.request, input_id)
-        if plan.refusal is Refusal.SPACE:
+        if plan.refusal is EncoderRefusal.SPACE:
             self._is_closed = True
 
     def _refer(self, request: Request, input_id: int) -> None:
-        if not self._book.check_and_update_cache(request, input_id):
+        if not self._table.check_and_update_cache(request, input_id):
             raise InvariantError(f"{request}: item {input_id} was planned as cached and is not")
 
 
-def _refused(plan: EncoderPlan, input_id: int, refusal: Refusal) -> EncoderPlan:
+def _refused(plan: EncoderPlan, input_id: int, refusal: EncoderRefusal) -> EncoderPlan:
     return EncoderPlan(plan.request, plan.refer, plan.encode, plan.repeat, input_id, refusal)

@@ -1,4 +1,4 @@
-"""Encoder cache entries by content: one encoding serves every request with the same item, until room is needed.
+"""The shared encoder cache manager lets one encoding serve every request with the same item, until room is needed.
 
 Source: vLLM 0.33's EncoderCacheManager; its public names mean the same here. Differences: entries are reserved first,
 so a step that is withdrawn leaves no entry without content behind; asking whether an item fits evicts nothing, so
@@ -18,7 +18,7 @@ class SharedEncoderCacheManager(EncoderCacheTable):
 
     @property
     def cached(self) -> dict[str, set[int]]:
-        """By key: the requests that refer to the entry."""
+        """Requests that refer to an entry, by its key."""
         referring: dict[str, set[int]] = {entry.key: set() for entry in self._all_entries()}
         for request_id, held in self._held.items():
             for entry in held.values():
@@ -27,12 +27,12 @@ class SharedEncoderCacheManager(EncoderCacheTable):
 
     @property
     def num_embeds_by_hash(self) -> dict[str, int]:
-        """By key: the size of the entry."""
+        """Sizes of entries by key."""
         return {entry.key: entry.num_embeds for entry in self._all_entries()}
 
     @property
     def freeable(self) -> OrderedDict[str, int]:
-        """By key: the sizes of the entries without reference, the next to be evicted first."""
+        """Sizes of the entries without reference by key, the next to be evicted first."""
         return OrderedDict((entry.key, entry.num_embeds) for entry in self._evictable.values())
 
     @property

@@ -1,9 +1,9 @@
-"""Whether the workers hold what the encoder's books list; asked after every committed step with `debug_check_workers`.
+"""Checks that the workers hold what the encoder cache table lists, after every step with `debug_check_workers`.
 
     ready  ⊆  what each rank holds  ⊆  ready + lingering
 
 Ready: computed by a committed step, so whoever is scheduled next may be told to read it. Lingering: no longer listed,
-but the workers have not been told for certain. Knows neither books nor sockets.
+but the workers have not been told for certain. Knows neither tables nor sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_NAMED = 4
 def check_encoder_caches(
     ready: Set[str], lingering: Set[str], held: Mapping[int, Collection[str] | None], *, step: int
 ) -> None:
-    """Compare each rank with the books.
+    """Compare each rank with the table.
 
     Args:
         held: keys by rank; None from a rank that has not said.

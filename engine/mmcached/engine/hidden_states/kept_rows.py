@@ -1,4 +1,4 @@
-"""What the prefix index says, as the scheduler asks it: how far a KV hit serves a request that wants rows.
+"""Kept rows limit a KV hit to the tokens behind which a request lacks no row that it wants.
 
     rows wanted from       |--delivered--|------------- wanted -------------
     KV hit                 |-----------------------------------|
@@ -20,7 +20,7 @@ from mmcached.engine.steps.request import Request
 
 
 class KeptRows:
-    """One index, and the keys of which rows are kept.
+    """The prefix index, for the keys of which rows are kept.
 
     Args:
         keys: of which the model gives rows and rank 0 keeps them; none: there is no store.
@@ -40,7 +40,7 @@ class KeptRows:
         return max(num_unwanted, self.index.usable_prefix(request, num_kv_hit_tokens, request.row_keys))
 
     def reserve(self, request: Request, start: int, num_tokens: int) -> BlockNames:
-        """Book the rows of a chunk, after its slots; return what the store must be told with it."""
+        """Reserve the rows of a chunk, after its slots; return what the store must be told with it."""
         if not self._keys:
             return NOTHING_TO_TELL
         needed = request.row_keys if request.num_rows_delivered < start else ()

@@ -1,4 +1,4 @@
-"""How many rows each block has in rank 0's store, by key: what the last reports say, as far as there is room.
+"""Listed rows count the rows of each block in rank 0's store, by key, as the last reports say and room allows.
 
     digest -> key -> rows from the block's beginning on, 1 … block_size          the report of longest ago first
 
@@ -22,7 +22,7 @@ _NO_DIGESTS: frozenset[bytes] = frozenset()
 
 
 class ListedRows:
-    """The listing.
+    """Numbers of rows by block hash and key.
 
     Args:
         max_blocks: where the store keeps more, those reported longest ago are dropped: not found, and no harm done.

@@ -1,4 +1,4 @@
-"""The index of the hidden states that rank 0 keeps of prefixes, by block and key: how far a KV hit may be used.
+"""The tensor prefix index knows the hidden states of prefixes that rank 0 keeps, and so how far a KV hit may be used.
 
 A KV hit spares computing tokens, and with it the rows that other stages want of them. It is of use only as far as these
 rows are in the store:

@@ -18,7 +18,7 @@ from mmcached.wire.config import ServiceConfig
 
 
 class BlockAdmission:
-    """The admissions of one step, after running requests were served.
+    """Admits requests to one step, after running requests were served.
 
     Args:
         running: those that were admitted before; read again as they change.

@@ -16,7 +16,7 @@ _PLACE = attrgetter("place")
 
 
 class RequestQueue:
-    """A sorted list; whoever comes first in it is served first."""
+    """A sorted list of requests; the first is served first."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []

@@ -90,7 +90,7 @@ class Scheduler:
         return len(self._waiting)
 
     def has_work(self) -> bool:
-        """Whether a request is unfinished; then, unless a step is in flight, `schedule` returns one."""
+        """Return whether a request is unfinished; then, unless a step is in flight, `schedule` returns one."""
         return bool(self._requests)
 
     # ---- requests
@@ -156,7 +156,7 @@ class Scheduler:
         prefix_report: Report | None = None,
         missing: Collection[RowsMissing] = (),
     ) -> list[Request]:
-        """The workers have computed the step in flight: publish it, move its requests along.
+        """Publish the step in flight, which the workers have computed, and move its requests along.
 
         Args:
             sampled: the next token by request id, for each chunk that asks for one.
@@ -165,7 +165,7 @@ class Scheduler:
                 step has sampled for them is sampled again.
 
         Returns:
-            The requests that are complete now; the books know them no more.
+            The requests that are complete now; nothing is held for them any more.
 
         Raises:
             LocalProtocolError: this step is not in flight.
@@ -197,7 +197,7 @@ class Scheduler:
         return [request for request in ended if request.status is RequestStatus.FINISHED]
 
     def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
-        """The step in flight has failed: publish nothing of it; its requests wait again, in their places, from token 0.
+        """Publish nothing of the step in flight, which has failed; its requests wait again, from token 0.
 
         What an "encode" request emitted in earlier steps stays emitted.
 
@@ -234,13 +234,13 @@ class Scheduler:
         self.caches.new_epoch()
 
     def blame_failure(self, step: ScheduledStep, error: MmcachedError) -> None:
-        """A step has failed and was withdrawn: whoever was alone in it fails with this error, several are suspects."""
+        """Fail the request that was alone in a step that failed, with this error; several requests become suspects."""
         self._blame(step, lambda request: error)
 
     def blame_death(self, step: ScheduledStep) -> None:
-        """A worker has died while it computed a step, and the books were reset: its requests are suspects.
+        """Make the requests of a step suspects, since a worker has died while it computed it; the caches were reset.
 
-        Who was alone in it, and has seen as many deaths as the limit says, fails.
+        One that was alone in it, and has seen as many deaths as the limit says, fails.
         """
         limit = self._config.limits.max_deaths_per_request
         self._blame(
@@ -249,7 +249,7 @@ class Scheduler:
         )
 
     def take_failed(self) -> list[tuple[Request, MmcachedError]]:
-        """Return and clear the requests that cannot be served, and why not; the books know them no more.
+        """Return and clear the requests that cannot be served, with the reason; nothing is held for them any more.
 
         They were blamed for a step, or have an item whose content key stands for an output of another size.
         """
@@ -332,7 +332,7 @@ class Scheduler:
                     return
 
     def _preempt_last(self) -> None:
-        """Set back the last running request that holds blocks. Those that only encode hold none."""
+        """Preempt the last running request that holds blocks. Those that only encode hold none."""
         victim = next(request for request in reversed(self._running) if request.kind == "generate")
         victim.num_preemptions += 1
         self.num_preemptions += 1
@@ -345,7 +345,7 @@ class Scheduler:
             raise LocalProtocolError(f"step {step.step_id} is not in flight")
 
     def _note_missing(self, missing: Collection[RowsMissing]) -> set[int]:
-        """Set back the requests that lack rows; return their ids."""
+        """Send the requests that lack rows back to wait; return their ids."""
         requests: dict[int, Request] = {}
         for rows in missing:
             request = self._requests.get(rows.request_id)
@@ -356,7 +356,7 @@ class Scheduler:
         return set(requests)
 
     def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
-        """Book a computed chunk: its tokens, the items that lie behind it now, the token it has given.
+        """Account for a computed chunk: its tokens, the items that lie behind it now, the token it has given.
 
         Returns:
             Whether the request has ended, now or in the meantime.

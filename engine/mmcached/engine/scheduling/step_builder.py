@@ -28,7 +28,7 @@ from mmcached.wire.messages.worker import EmbedSpan
 
 
 class ScheduleOutcome(enum.Enum):
-    """What a request got of a step."""
+    """Answers to a request that is asked into a step."""
 
     SCHEDULED = "takes part in the step"
     NO_TOKENS = "the token budget is used up"

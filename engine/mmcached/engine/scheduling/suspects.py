@@ -41,7 +41,7 @@ class Suspects:
         request.alone_until = alone_until
 
     def discard(self, request: Request) -> None:
-        """The request has ended. One that is not suspected changes nothing."""
+        """Drop a request that has ended. One that is not suspected changes nothing."""
         if request.alone_until:
             request.alone_until = 0
             self._requests.remove(request)
@@ -61,7 +61,7 @@ class Suspects:
         return [None, *self._requests] if self._are_others_next else [*self._requests, None]
 
     def took_turn(self, alone: Request | None) -> None:
-        """The next step is this one's: others come first after it."""
+        """Note that the next step is this one's: others come first after it."""
         self._are_others_next = alone is not None
         if alone is not None:
             self._requests.remove(alone)

@@ -1,4 +1,4 @@
-"""Where an engine publishes what has changed in its prefix cache, and answers readers that have missed some of it.
+"""The KV event publisher sends what has changed in an engine's prefix cache, and again to readers that missed some.
 
     publish ──> [batch n] ──┬──> PUB ──> every reader; drops what one is too late for
                             └──> ring of the last batches ──> ROUTER ──> who asks: all from number k on, then the end

@@ -1,4 +1,4 @@
-"""The leases that requests of this engine hold on chunks of the ring, and when each may be given back.
+"""The lease book holds the leases of an engine's requests on chunks of the ring, and gives each back when it is safe.
 
 A lease belongs to one request. Workers read under it: every plan that names its chunk adds an outstanding read `(worker
 epoch, step)`, every `read_done` removes one. It is given back when its request has ended *and* no read is outstanding:
@@ -56,32 +56,32 @@ class LeaseBook:
         self._of_request.setdefault(request_id, []).append(lease.seq)
 
     def reading(self, seqs: Iterable[int], worker_epochs: Iterable[int], step: int) -> None:
-        """A plan is about to make these workers read under these leases."""
+        """Note that a plan is about to make these workers read under these leases."""
         epochs = list(worker_epochs)
         for held in [self._held[seq] for seq in seqs]:  # all are known, or nothing is booked
             held.reads.update((epoch, step) for epoch in epochs)
 
     def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
-        """A worker reads no more under a lease. Unknown or repeated reports change nothing."""
+        """Note that a worker reads no more under a lease. Unknown or repeated reports change nothing."""
         held = self._held.get(seq)
         if held is not None:
             held.reads.discard((worker_epoch, step))
             self._settle(seq)
 
     def worker_died(self, worker_epoch: int) -> None:
-        """The worker is certified dead: it reads nothing any more."""
+        """Drop the reads of a worker that is certified dead."""
         for seq, held in list(self._held.items()):
             held.reads = {read for read in held.reads if read[0] != worker_epoch}
             self._settle(seq)
 
     def end_request(self, request_id: int) -> None:
-        """The request needs its items no more. An unknown request, or a second call, changes nothing."""
+        """Note that a request needs its items no more. An unknown request, or a second call, changes nothing."""
         for seq in self._of_request.pop(request_id, ()):
             self._held[seq].has_ended = True
             self._settle(seq)
 
     def forget_all(self) -> None:
-        """The ring incarnation is over: nothing is given back to it any more."""
+        """Drop all leases of a ring incarnation that is over: nothing is given back to it any more."""
         self._held.clear()
         self._of_request.clear()
 

@@ -1,5 +1,4 @@
-"""From a scheduled step to the plan that a worker receives: the books' words become messages, inline items become
-frames.
+"""Makes the plan that a worker receives of a scheduled step: its parts become messages, inline items frames.
 
 An inline item is forwarded as the frames that came with its request; the engine never decodes it.
 """

@@ -1,4 +1,4 @@
-"""Requests that have killed workers, so that the same ones are refused when they come again.
+"""Poisonous requests have killed workers; the same ones are refused when they come again.
 
 Each time costs deaths, and a role that dies too often within the supervisor's window is given up; so they are
 remembered for as long as that window. Which requests are the same: kind, tenant, tokens and items, whatever else is
@@ -17,7 +17,7 @@ MAX_KEPT = 256
 
 
 class PoisonousRequests:
-    """Those of one engine.
+    """The poisonous requests of one engine, the latest.
 
     Args:
         window_s: for how long each is remembered.

@@ -1,6 +1,6 @@
-"""P1: the process that books. It schedules, leases, tells the workers what to compute, and commits what they have done.
+"""The engine server (P1) schedules steps, sends their plans to the workers, and commits what these have computed.
 
-    frontend <==DEALER (frontend_contact)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
+    frontend <==DEALER (frontend_connection)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
@@ -34,7 +34,7 @@ from mmcached.engine.encoder.worker_check import check_encoder_caches
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.scheduling.step import ScheduledStep
-from mmcached.engine.server.frontend_contact import FrontendContact
+from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher, kv_event_publisher_from_config
 from mmcached.engine.server.leases import LeaseBook
@@ -74,7 +74,7 @@ POLL_INTERVAL_S = 0.25
 
 
 class EngineServer:
-    """The engine's sockets, row, books and loop. Call `poll` until told to stop, then `close`.
+    """The engine's sockets, row, scheduler and loop. Call `poll` until told to stop, then `close`.
 
     Args:
         engine_index: which `workers-<i>.sock` is its.
@@ -108,8 +108,8 @@ class EngineServer:
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
             hello = to_frontend.EngineHello(engine_index, self._nonce, config.digest())
-            self._contact = FrontendContact(context, run_dir.engine_address, hello, clock())
-            stack.callback(self._contact.close)
+            self._frontend = FrontendConnection(context, run_dir.engine_address, hello, clock())
+            stack.callback(self._frontend.close)
             self._page = stack.enter_context(
                 StatsPublisher(run_dir.stats_page, RoleName("engine", engine_index), clock=clock)
             )
@@ -134,7 +134,7 @@ class EngineServer:
         )
         self._probes = EngineProbes(self._nonce, self._group, self._leases)
         self._poller = zmq.Poller()
-        self._poller.register(self._contact.channel.socket, zmq.POLLIN)
+        self._poller.register(self._frontend.channel.socket, zmq.POLLIN)
         self._poller.register(self._worker_channel.socket, zmq.POLLIN)
         self._is_replaying = False
         if self._kv_events is not None:
@@ -154,9 +154,9 @@ class EngineServer:
         ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
         if self._worker_channel.socket in ready:
             self._serve_workers()
-        if self._contact.channel.socket in ready:
+        if self._frontend.channel.socket in ready:
             self._serve_frontend()
-        self._contact.keep(self._clock())
+        self._frontend.keep(self._clock())
         self._tell_ready()
         self._steps.check_deadline()
         if self._steps.can_start:
@@ -195,7 +195,7 @@ class EngineServer:
         """Take in the frontend's share of a turn."""
         for _ in self._share:
             try:
-                received_now = self._contact.channel.try_receive()
+                received_now = self._frontend.channel.try_receive()
             except RemoteProtocolError as error:
                 log.warning("bad message from the frontend", reason=str(error))
                 continue
@@ -212,37 +212,37 @@ class EngineServer:
     def _handle_frontend(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
             case received.Ring():
-                former = self._contact.row
-                if self._contact.on_ring(message):
+                former = self._frontend.row
+                if self._frontend.on_ring(message):
                     self._start_over_with_frontend()
-                elif self._contact.row is not former:
-                    self._group.attach_all(self._contact.row)
+                elif self._frontend.row is not former:
+                    self._group.attach_all(self._frontend.row)
                 self._is_ready_told = False
             case received.RowAttached():
-                self._contact.on_row_attached(message)
+                self._frontend.on_row_attached(message)
             case Barrier():
-                self._contact.on_barrier(message)
+                self._frontend.on_barrier(message)
             case received.Detached():
-                self._contact.on_detached(message)
+                self._frontend.on_detached(message)
             case received.AddRequest():
                 self._add(message, payload)
             case received.AbortRequest():
                 self._scheduler.abort(message.request_id)
                 self._forget(message.request_id)
             case received.ProbeEngine():
-                is_ours = not isinstance(message.payload, Handle) or self._contact.receive(
+                is_ours = not isinstance(message.payload, Handle) or self._frontend.receive(
                     message.payload, message.lease
                 )
                 if is_ours and not self._probes.start(message, payload):
-                    self._contact.tell(to_frontend.EngineProbed(message.token, []))
+                    self._frontend.tell(to_frontend.EngineProbed(message.token, []))
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
                 self._scheduler.new_epoch()
                 self._page.publish(self.stats)
-                self._contact.tell(to_frontend.EngineFlushed(message.token))
+                self._frontend.tell(to_frontend.EngineFlushed(message.token))
 
     def _start_over_with_frontend(self) -> None:
-        """Another frontend has come: end the former one's requests, and bring the workers to the new ring."""
+        """End the requests of a former frontend, and bring the workers to the new one's ring."""
         if self._requests:
             log.warning("another frontend: its predecessor's requests end", requests=len(self._requests))
         self._leases.forget_all()  # first: what ends now must not be given back to the new ring
@@ -251,12 +251,12 @@ class EngineServer:
             self._forget(request_id)
         self._items.clear()
         self._probes.take_all()
-        self._group.attach_all(self._contact.row)
+        self._group.attach_all(self._frontend.row)
 
     def _tell_ready(self) -> None:
-        if self._contact.is_accepted and self._group.are_all_attached and not self._is_ready_told:
+        if self._frontend.is_accepted and self._group.are_all_attached and not self._is_ready_told:
             self._is_ready_told = True
-            self._contact.tell(to_frontend.EngineReady(self._config.world_size))
+            self._frontend.tell(to_frontend.EngineReady(self._config.world_size))
 
     # ---- requests
 
@@ -277,7 +277,7 @@ class EngineServer:
             self._scheduler.add_request(request)
         except CacheMiss as miss:
             self._forget(request_id)
-            self._contact.tell(to_frontend.RequestMissed(request_id, miss.mm_hashes))
+            self._frontend.tell(to_frontend.RequestMissed(request_id, miss.mm_hashes))
         except MmcachedError as error:
             self._end_with(request_id, error)
         else:
@@ -297,7 +297,7 @@ class EngineServer:
         for feature in message.features:
             if not isinstance(feature.payload, Handle):
                 continue
-            if feature.lease is None or not self._contact.receive(feature.payload, feature.lease):
+            if feature.lease is None or not self._frontend.receive(feature.payload, feature.lease):
                 missed.append(feature.mm_hash)
             else:
                 self._leases.hold(message.request_id, feature.payload, feature.lease)
@@ -333,7 +333,7 @@ class EngineServer:
     def _end_with(self, request_id: int, error: MmcachedError) -> None:
         self._forget(request_id)
         self._page.publish(self.stats)
-        self._contact.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
+        self._frontend.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
 
     # ---- workers
 
@@ -367,8 +367,8 @@ class EngineServer:
         if accepted is None:
             return
         link, has_replaced = accepted
-        if self._contact.is_ring_known and not link.is_attached:
-            self._group.attach(link, self._contact.row)
+        if self._frontend.is_ring_known and not link.is_attached:
+            self._group.attach(link, self._frontend.row)
         if has_replaced:
             fatal = self._steps.computed_by(link.rank)
             requests = [] if fatal is None else fatal.request_ids()
@@ -379,7 +379,7 @@ class EngineServer:
                 self._scheduler.blame_death(fatal)
 
     def _on_worker_attached(self, message: received.WorkerAttached) -> None:
-        link = self._group.attached(message, self._contact.row)
+        link = self._group.attached(message, self._frontend.row)
         if link is None:
             return
         log.info("worker attached", rank=link.rank, device=link.device)
@@ -388,14 +388,14 @@ class EngineServer:
             self._leases.worker_died(link.former_epoch)
             link.former_epoch = None
         if self._group.are_all_attached:
-            self._contact.close_former_rows()
+            self._frontend.close_former_rows()
 
     def _start_over_with_workers(self) -> None:
-        """A rank has lost its caches: the step in flight is void, no book holds, running requests start at token 0."""
+        """Clear all caches, since a rank has lost its own: the step in flight is void, requests start at token 0."""
         self._scheduler.reset()
         self._steps.void()
         for token in self._probes.take_all():
-            self._contact.tell(to_frontend.EngineProbed(token, []))
+            self._frontend.tell(to_frontend.EngineProbed(token, []))
         self._group.tell_all(to_worker.ClearCaches(self._nonce))
 
     def _on_worker_probed(self, message: received.WorkerProbed) -> None:
@@ -403,7 +403,7 @@ class EngineServer:
             return
         checksums = self._probes.answered(message)
         if checksums is not None:
-            self._contact.tell(to_frontend.EngineProbed(message.token, checksums))
+            self._frontend.tell(to_frontend.EngineProbed(message.token, checksums))
 
     # ---- steps
 
@@ -429,7 +429,7 @@ class EngineServer:
                 self._forget(request.request_id)
         self._page.publish(self.stats)
         for message, frames in answers:
-            self._contact.tell(message, frames)
+            self._frontend.tell(message, frames)
         self._send_streams(step, output)  # those that were just answered are streamed no more
 
     def _send_streams(self, step: ScheduledStep, output: received.StepOutput) -> None:
@@ -441,14 +441,14 @@ class EngineServer:
         if not message.streams and not message.rows:
             return
         try:
-            self._contact.channel.send(message, frames)
+            self._frontend.channel.send(message, frames)
         except ChannelFull as error:
             log.warning("tokens and rows wait for the next step", reason=str(error))
         else:
             self._results.mark_sent(message)
 
     def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
-        """A worker could not run the step: none of it counts, and its requests are tried one by one."""
+        """Publish nothing of a step that a worker could not run; its requests are tried one by one."""
         step = done.step
         log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
         self._num_steps_failed += 1
@@ -492,7 +492,7 @@ class EngineServer:
             raise InvariantError(f"results of {len(self._results)} requests, of which {len(self._requests)} are open")
 
     def _give_back(self, handle: Handle) -> None:
-        self._contact.give_back(handle)
+        self._frontend.give_back(handle)
 
 
 def main(run_dir: Path, engine_index: int) -> int:

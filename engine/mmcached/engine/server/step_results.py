@@ -1,4 +1,4 @@
-"""The outputs of the step in flight, as they come in from the ranks."""
+"""Step results collect what the ranks answer to one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = StepOutput | StepFailed
 
 
 class StepResults:
-    """Complete when each rank has answered; the ranks must have computed the same.
+    """Answers by rank; complete when each has answered. The ranks must have computed the same.
 
     Args:
         deadline: on the engine's clock; later the step counts as hung.

@@ -1,4 +1,4 @@
-"""One step at a time: from the books to the workers, and what they have made of it back.
+"""The step runner sends one step at a time to the workers, and collects what they have made of it.
 
     idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to book
                           |
@@ -176,9 +176,7 @@ class StepRunner:
             self._void, self._in_flight = self._in_flight, None
 
     def check_deadline(self) -> None:
-        """Raises:
-        PeerGone: the step in flight is hung; the text names the ranks that have not answered.
-        """
+        """Raise `PeerGone` if the step in flight is hung; its text names the ranks that have not answered."""
         hung = self._in_flight
         if hung is None:
             hung = self._void if self._is_void_computed() else None
@@ -187,7 +185,7 @@ class StepRunner:
             raise PeerGone(f"step {hung.step.step_id}: no output of rank(s) {missing} in {self._timeout_s} s")
 
     def _is_void_computed(self) -> bool:
-        """Whether a worker that lives may still compute the step that was voided last; forget it if none does."""
+        """Return whether a living worker may still compute the step that was voided last; forget it if none does."""
         if self._void is not None and set(self._void.computing().values()).isdisjoint(self._group.epochs):
             self._void = None
         return self._void is not None

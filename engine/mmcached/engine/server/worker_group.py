@@ -1,4 +1,4 @@
-"""The workers of one engine: who is connected, who is attached, and what goes to all of them.
+"""The worker group knows an engine's workers: connected, attached, replaced; and sends what goes to all of them.
 
     hello --> attaching --> attached          again for each new ring
 A rank whose process is another one than before has lost its caches: the whole group must start over, see `hello`.

@@ -1,4 +1,4 @@
-"""A request, and the steps that it takes part in.
+"""Requests take part in steps, which begin and end in their order.
 
 request      one request: tokens, items, how far it is computed
 step_log     one manager's open step, and what is sent to the workers with it

@@ -1,4 +1,4 @@
-"""One request as the engine's books know it: its tokens, its multimodal items, how far it has been computed.
+"""A request has tokens and multimodal items, and is computed step by step.
 
 Knows nothing of blocks, budgets or sockets; who schedules it moves it along. The token axis:
 
@@ -51,26 +51,25 @@ class Request:
     """A generation, or (kind "encode") a list of items of which only the embeddings are wanted.
 
     Attributes:
-        request_id: books know a request by this alone: a second one with an id that is held goes on as the first.
-        token_ids: prompt and output, in one list; append only. Whoever changes a token in place forgets the digests
-            with `KVCacheManager.free_block_hashes`, or they tell what was there before.
-        lora: the adapter that computes it, if any.
-        prompt_embeds: digest of the row of embeddings that stands in the place of a token id, by position.
-        num_computed_tokens: tokens from position 0 on whose KV is in the request's blocks.
+        request_id: its only identity: a second request with an id that is held goes on as the first.
+        token_ids: prompt and output, in one list; append only. Whoever changes a token in place forgets the hashes
+            with `KVCacheManager.free_block_hashes`, or they name what was there before.
+        lora: adapter that computes it, if any.
+        prompt_embeds: digest of the embedding that stands in the place of a token id, by position.
+        num_computed_tokens: tokens from position 0 on whose KV is in its blocks.
         num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
         num_emitted: items of an "encode" request whose embeddings have been returned, in order.
-        num_preemptions: how often it was set back for lack of KV blocks.
-        num_faults: steps it took part in that failed, or in which a worker died.
-        alone_until: a suspect of such a fault is computed alone until so many of its tokens (of an "encode" request:
-            items) are done; 0: it is none.
+        num_preemptions: times it was preempted for lack of KV blocks.
+        num_faults: steps with it that failed, or in which a worker died.
+        alone_until: `progress` up to which it is computed alone, as a suspect of such a fault; 0: it is none.
         was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
-        block_hashes: digests of the full blocks so far; extended by whoever publishes or looks up. An engine with
-            digests of its own puts them here: 32 bytes for each `hash_block_size` tokens, each covering all before it.
-        skip_reading_prefix_cache: compute everything; what it computes is published all the same.
-        priority: the lower, the earlier it is served, where the scheduler looks at it.
-        rows: the rows that its client wants, if any.
-        num_rows_delivered: rows before this position are not wanted any more: the client has them, or the engine has.
-        place: sorts requests by the order in which they are served; the scheduler gives it.
+        block_hashes: hashes of the full blocks so far; extended by whoever publishes or looks up. An engine with hashes
+            of its own puts them here: 32 bytes for each `hash_block_size` tokens, each covering all before it.
+        skip_reading_prefix_cache: everything is computed; what it computes is published all the same.
+        priority: urgency, lower first, where the scheduler looks at it.
+        rows: rows that its client wants, if any.
+        num_rows_delivered: position before which no row is wanted any more: the client has them, or the engine has.
+        place: sort key of the order in which requests are served; the scheduler gives it.
         features_end: position behind the last placeholder of an item; 0 if there is none.
     """
 
@@ -135,12 +134,12 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it ended, with an answer or without."""
+        """The request has ended, with an answer or without."""
         return self.status in (RequestStatus.FINISHED, RequestStatus.ABORTED)
 
     @property
     def progress(self) -> int:
-        """How many tokens are computed; of an "encode" request, how many items are emitted."""
+        """Number of computed tokens; of an "encode" request, of emitted items."""
         return self.num_emitted if self.kind == "encode" else self.num_computed_tokens
 
     def append_output_token(self, token_id: int) -> None:

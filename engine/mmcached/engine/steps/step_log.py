@@ -1,4 +1,4 @@
-"""One step of a manager as a transaction: what the workers are sent with it counts as done once it is committed.
+"""A step log makes a manager's step a transaction: what the workers are sent with it is done once it is committed.
 
     (none) --begin--> open --commit | withdraw--> (none)
 

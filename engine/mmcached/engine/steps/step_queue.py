@@ -1,11 +1,11 @@
-"""Steps in their order: begun, launched and committed one after the other, withdrawn with all that came later.
+"""A step queue begins, launches and commits steps one after the other, and withdraws a step with all later ones.
 
     begin -> (being built) --launch--> (in flight) --end_oldest--> (ended)
                   |                         |
                   +------- end_from --------+--> (ended, and with it every step that was begun later)
 
-Beginning a step launches the one before. Knows nothing of what a book does in a step. Invariant: numbers rise, and at
-most the newest step is being built.
+Beginning a step launches the one before. Knows nothing of what a manager does in a step. Invariant: numbers rise, and
+at most the newest step is being built.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmcached.wire.errors import LocalProtocolError
 
 
 class QueuedStep:
-    """A step that has not ended; books add what they do in it."""
+    """A step that has not ended; a manager adds what it does in it."""
 
     __slots__ = ("is_launched", "step_id")
 
@@ -31,7 +31,7 @@ StepT = TypeVar("StepT", bound=QueuedStep)
 
 
 class StepQueue(Generic[StepT]):
-    """All steps of one book that have not ended, the oldest first.
+    """All steps of one manager that have not ended, the oldest first.
 
     Attributes:
         newest: the last that was begun; None if all have ended.
@@ -66,7 +66,7 @@ class StepQueue(Generic[StepT]):
         self.newest = self.building = step
 
     def launch(self, step_id: int) -> None:
-        """The newest step is in flight from now on.
+        """Put the newest step in flight.
 
         Raises:
             LocalProtocolError: it is not the newest, or has been launched.

@@ -1,5 +1,4 @@
-"""The engine's side of its frontend: hello until it answers, the row of its ring, and noticing that another one has
-come.
+"""The frontend connection finds the engine's frontend, takes a row of its ring, and notices when another one has come.
 
 unknown  -- EngineHello, repeated -->  frontend
          <-- Ring --                   take a row, RowHello
@@ -32,7 +31,7 @@ log = structlog.get_logger("mmcached.engine")
 HELLO_INTERVAL_S = 0.5
 
 
-class FrontendContact:
+class FrontendConnection:
     """The connection to the frontend, whichever process it is.
 
     Attributes:
@@ -55,7 +54,7 @@ class FrontendContact:
 
     @property
     def is_ring_known(self) -> bool:
-        """Whether some frontend has said whether it has a ring; then `row` is what workers attach under."""
+        """A frontend has said whether it has a ring; then `row` is what workers attach under."""
         return self._frontend_incarnation is not None
 
     def keep(self, now: float) -> None:
@@ -97,7 +96,7 @@ class FrontendContact:
         return is_new
 
     def on_detached(self, message: received.Detached) -> None:
-        """The frontend has dropped this engine: say hello as another one, and let what it says then be new."""
+        """Say hello as another engine to a frontend that has dropped this one, and let what it says then be new."""
         log.warning("dropped by the frontend: attaching anew", reason=message.reason)
         self._hello = msgspec.structs.replace(self._hello, incarnation=secrets.randbits(63))
         self._is_known = self.is_accepted = False
