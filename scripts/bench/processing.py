@@ -21,9 +21,10 @@ from PIL import Image
 
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels
-from mmcached.frontend.processing.item_processor import Processed, Processing
+from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import IsWanted
+from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.frontend.requests.preparing import Preparing
 from mmcached.pictures.grid import scaled_size
@@ -49,7 +50,7 @@ class Kept:
     def missing(self, keys: Sequence[str]) -> list[str]:
         return [key for key in dict.fromkeys(keys) if key not in self.keys]
 
-    def keep(self, key: str, processed: Processed) -> None:
+    def keep(self, key: str, item: Processed) -> None:
         self.keys.add(key)
 
 

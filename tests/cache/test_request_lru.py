@@ -100,7 +100,7 @@ def test_lists_of_unequal_length_are_an_error_that_changes_nothing() -> None:
 
 def test_integrity_is_really_checked() -> None:
     lru = filled(10, A=3)
-    lru._lru._usage = 4
+    lru.usage = 4
     with pytest.raises(InvariantError):
         lru.check_integrity()
 

@@ -6,7 +6,8 @@ import threading
 from functools import partial
 
 from mmcached.frontend.processing.decoder_process import Pixels
-from mmcached.frontend.processing.item_processor import Processed, Processing
+from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.processing.processor import Processed
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings

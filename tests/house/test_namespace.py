@@ -25,7 +25,7 @@ def packages() -> list[str]:
 def layers() -> list[str]:
     """Every name in the layers contract, an optional layer with its parentheses."""
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == "layers")
     assert contract["exhaustive"], "a package outside the layers would pass silently"
     return [name.strip() for line in contract["layers"] for name in re.split("[|:]", line)]
 

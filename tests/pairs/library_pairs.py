@@ -30,8 +30,8 @@ from mmcached.cache import (
     SenderInput,
     ShmItem,
 )
-from mmcached.engine.server.receiver_cache import engine_receiver_cache_from_config
-from mmcached.frontend.caches.factories import processor_cache_from_config
+from mmcached.engine import engine_receiver_cache_from_config
+from mmcached.frontend import processor_cache_from_config
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss

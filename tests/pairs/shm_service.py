@@ -6,21 +6,22 @@ puts into any order.
     ask              --------->  Barrier                       ---------------->  answer what has arrived
     resend, reconcile  <-------  Missed | Answer               <----------------
 
-Real are the sender cache, the store, the ring, the rows, the worker's reader, and the engine's book of leases.
+Real are the item cache, the store, the ring, the rows, the worker's reader, and the engine's book of leases.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate, SenderInput, ShmItem
+from mmcached.cache import MultiModalKwargsItem
 from mmcached.engine.server.leases import LeaseBook
-from mmcached.frontend.caches.sender_cache import ShmObjectStoreSenderCache
+from mmcached.frontend.caches.item_cache import OutgoingItem
+from mmcached.frontend.caches.ring import RingItemCache
+from mmcached.frontend.processing.processor import Processed
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
-from mmcached.shm.store.codec import decode_frames, split
+from mmcached.shm.store.codec import decode_frames, encode, split
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -48,12 +49,12 @@ class Add:
 
     Attributes:
         life: the epoch and the nonce that its leases are of.
-        items: for each key what lies in the ring, with its lease; frames copied out of it; or the item itself.
+        items: for each key what lies in the ring, with its lease; or frames.
     """
 
     request: Request
     life: tuple[int, int]
-    items: list[tuple[Handle, LeaseId] | list[Frame] | MultiModalKwargsItem]
+    items: list[tuple[Handle, LeaseId] | list[Frame]]
 
     @property
     def leases(self) -> list[tuple[Handle, LeaseId]]:
@@ -146,11 +147,7 @@ class Engine:
         self._reader.close()
         self.row.close()
 
-    def _read(
-        self, item: tuple[Handle, LeaseId] | list[Frame] | MultiModalKwargsItem, key: str
-    ) -> MultiModalKwargsItem:
-        if isinstance(item, MultiModalKwargsItem):
-            return item
+    def _read(self, item: tuple[Handle, LeaseId] | list[Frame], key: str) -> MultiModalKwargsItem:
         if isinstance(item, list):
             return MultiModalKwargsItem.from_record(decode_frames(item, tensors="torch"))
         handle, lease = item
@@ -163,48 +160,37 @@ class Engine:
 
 
 class Frontend:
-    """One incarnation: a ring, and the sender cache over it."""
+    """One incarnation: a ring, and the item cache over it."""
+
+    store_type: type[ObjectStoreWriter] = ObjectStoreWriter
 
     def __init__(self, num_engines: int) -> None:
-        self._stack = ExitStack()
-        self.ring = self._stack.enter_context(
-            RingWriter.create(data_bytes=CAPACITY, num_slots=12, max_rows=num_engines + 1, max_object_bytes=CAPACITY)
+        self.ring = RingWriter.create(
+            data_bytes=CAPACITY, num_slots=12, max_rows=num_engines + 1, max_object_bytes=CAPACITY
         )
-        self.store = ObjectStoreWriter(self.ring)
+        self.store = self.store_type(self.ring)
         config = ServiceConfig(mm_processor_cache_gb=CAPACITY / GIB, mm_shm_inline_max_kb=0)
-        self.sender = self._stack.enter_context(ShmObjectStoreSenderCache(config, self.store, grant=lambda handle: {}))
+        self.cache = RingItemCache(config, self.store)
 
-    def touch(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.sender.touch_sender_cache_item(key)
+    def resolve(self, keys: Sequence[str]) -> list[OutgoingItem]:
+        """Process what is missing, and return how each item may travel; pinned until `cache.release`."""
+        given = {key: Processed(encode(item_for(key).to_record()), int(key) + 1) for key in self.cache.missing(keys)}
+        resolved = self.cache.resolve(keys, given)
+        assert [item.num_embeds for item in resolved] == [int(key) + 1 for key in keys]
+        return resolved
 
-    def resolve(self, keys: Sequence[str]) -> list[MultiModalKwargsItem | ShmItem]:
-        """Process what is missing, and return how each item may travel; touched until `sender.release_…`."""
-        given: dict[str, SenderInput] = {
-            key: (item_for(key), [ResolvedPromptUpdate("image", 9, 9, int(key) + 1)])
-            for key, is_cached in zip(keys, self.sender.is_cached(keys), strict=True)
-            if not is_cached
-        }
-        self.touch(keys)
-        resolved = {}
-        for key in dict.fromkeys(keys):
-            resolved[key], updates = self.sender.get_and_update_item(given.get(key), key)
-            assert [update.length for update in updates] == [int(key) + 1]
-            # Later items of this request must not evict what it is about to send.
-            self.sender.touch_sender_cache_item(key)
-        return [resolved[key] for key in keys]
-
-    def message(self, request: Request, engine: Engine, items: Sequence[MultiModalKwargsItem | ShmItem]) -> Add:
+    def message(self, request: Request, engine: Engine, items: Sequence[OutgoingItem]) -> Add:
         """Grant what lies in the ring; what the row takes no lease of just now is copied out."""
-        travelling: list[tuple[Handle, LeaseId] | list[Frame] | MultiModalKwargsItem] = []
+        travelling: list[tuple[Handle, LeaseId] | list[Frame]] = []
         for item in items:
-            if isinstance(item, ShmItem):
+            if isinstance(item.payload, Handle):
                 try:
-                    travelling.append((item.handle, self.ring.grant(engine.row.row, item.handle)))
+                    travelling.append((item.payload, self.ring.grant(engine.row.row, item.payload)))
                 except LeaseRefused:
-                    travelling.append([bytes(frame) for frame in split(self.ring.read(item.handle))])
+                    travelling.append([bytes(frame) for frame in split(self.ring.read(item.payload))])
             else:
-                travelling.append(item)
+                assert item.payload is not None
+                travelling.append(item.payload)
         return Add(request, engine.life, travelling)
 
     def undo(self, message: Add, engine: Engine) -> None:
@@ -213,7 +199,7 @@ class Frontend:
             self.ring.undo_grant(engine.row.row, handle, lease)
 
     def check_integrity(self) -> None:
-        self.sender.check_integrity()
+        self.cache.check_integrity()
 
     def close(self) -> None:
-        self._stack.close()
+        self.store.close()

@@ -9,11 +9,14 @@ from typing import Literal
 import pytest
 
 from mmcached.cache import ProcessorCacheKind, processor_cache_kind
-from mmcached.engine.server.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
-from mmcached.frontend.caches.factories import processor_cache_from_config, processor_only_cache_from_config
-from mmcached.frontend.caches.lru_sender_cache import MultiModalProcessorSenderCache
-from mmcached.frontend.caches.processor_only_cache import MultiModalProcessorOnlyCache
-from mmcached.frontend.caches.sender_cache import ShmObjectStoreSenderCache
+from mmcached.engine import MultiModalReceiverCache, engine_receiver_cache_from_config
+from mmcached.frontend import (
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    ShmObjectStoreSenderCache,
+    processor_cache_from_config,
+    processor_only_cache_from_config,
+)
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.worker import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config

@@ -1,4 +1,4 @@
-"""Both ends of the mirrored cache, in one process: P0's sender, a wire that can lose, P1's receiver.
+"""Both ends of the mirrored cache, in one process: P0's mirror, a wire that can lose, P1's frames.
 
 The state machine plays the two servers: requests that are sent, refused or aborted, misses that are answered and sent
 again, flushes, restarts of either side, messages that get lost or cannot be read. Each message remembers what the
@@ -7,43 +7,39 @@ mirror looked like when it was sent, and what it has to bring; so every delivery
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from mmcached.cache import (
-    BaseMultiModalProcessorCache,
-    Entry,
-    MultiModalFeatureSpec,
-    MultiModalKwargsItem,
-    PlaceholderRange,
-    RequestLRU,
-    ResolvedPromptUpdate,
-    SenderInput,
-    ShmItem,
-)
-from mmcached.engine.server.receiver_cache import Frames, MultiModalReceiverCache, ReceivedItem
-from mmcached.frontend.caches.lru_sender_cache import MirroredItem, MultiModalProcessorSenderCache
-from mmcached.frontend.caches.processor_only_cache import MultiModalProcessorOnlyCache
-from mmcached.wire.config import GIB, ServiceConfig
+from mmcached.cache.request_lru import Entry, RequestLRU
+from mmcached.engine.server.frame_cache import FrameCache, Frames, ReceivedItem
+from mmcached.frontend.caches.item_cache import OutgoingItem
+from mmcached.frontend.caches.mirrored import MirroredItemCache
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
 from tests.house.drawing import examples
 
 CAPACITY = 1000
 KEYS = "abcdef"
-NO_UPDATES: tuple[ResolvedPromptUpdate, ...] = ()
 
 
-def config(capacity: int = CAPACITY) -> ServiceConfig:
-    return ServiceConfig(mm_processor_cache_type="lru", mm_processor_cache_gb=capacity / GIB)
+def outgoing(item: ReceivedItem) -> OutgoingItem:
+    """Return an item that travels as the frontend knows it."""
+    frames = None if item.frames is None else list(item.frames)
+    return OutgoingItem(item.mm_hash, item.nbytes, 1, frames)
+
+
+def a_sender() -> MirroredItemCache:
+    return MirroredItemCache(RequestLRU(CAPACITY))
+
+
+def a_receiver(capacity: int = CAPACITY) -> FrameCache:
+    return FrameCache(RequestLRU(capacity))
 
 
 @dataclass(slots=True)
@@ -74,10 +70,8 @@ class Flush:
 class Service(RuleBasedStateMachine):
     """What frontend and engine do with the two caches."""
 
-    make_sender: Callable[[], MultiModalProcessorSenderCache] = staticmethod(
-        lambda: MultiModalProcessorSenderCache(config())
-    )
-    make_receiver: Callable[[], MultiModalReceiverCache] = staticmethod(lambda: MultiModalReceiverCache(config()))
+    make_sender: Callable[[], MirroredItemCache] = staticmethod(a_sender)
+    make_receiver: Callable[[], FrameCache] = staticmethod(a_receiver)
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,14 +96,14 @@ class Service(RuleBasedStateMachine):
 
         Data may always go, even where none is needed; then they replace what is there.
         """
-        items, mirrored = self.prepare(request, with_data)
+        items = self.prepare(request, with_data)
         expected: list[Frames] = []
         for item in items:
             if item.frames is not None:
                 self.newest[item.mm_hash] = tuple(item.frames)
             expected.append(self.newest[item.mm_hash])
         mirror_seq = self.sender.next_mirror_seq
-        self.sender.apply(mirrored)
+        self.sender.sent(list(map(outgoing, items)))
         self.wire.append(
             Message(mirror_seq, items, expected, self.sender.contents(), life=self.life, may_miss=self.has_drifted)
         )
@@ -117,29 +111,26 @@ class Service(RuleBasedStateMachine):
     @rule(request=requests)
     def is_refused(self, request: list[tuple[str, int]]) -> None:
         """The engine's queue is full, or the prompt with its placeholders too long."""
-        _, mirrored = self.prepare(request)
-        self.after_refusal(mirrored)
+        self.after_refusal(self.prepare(request))
 
-    def after_refusal(self, mirrored: Sequence[MirroredItem]) -> None:
+    def after_refusal(self, items: Sequence[ReceivedItem]) -> None:
         """Leases are given back; the mirror stays."""
 
-    def prepare(
-        self, request: list[tuple[str, int]], with_data: bool = False
-    ) -> tuple[list[ReceivedItem], list[MirroredItem]]:
-        """Return what would travel, and what the mirror would learn."""
+    def prepare(self, request: list[tuple[str, int]], with_data: bool = False) -> list[ReceivedItem]:
+        """Return what would travel."""
         keys = [key for key, _ in request]
+        missing, sizes = set(self.sender.missing(keys)), dict(self.sender.contents())
         items: list[ReceivedItem] = []
-        sizes: dict[str, int] = {}
-        for (key, tenths), is_known in zip(request, self.sender.plan(keys), strict=True):
-            if is_known and not with_data:
-                nbytes = sizes.get(key) or self.sender.metadata(key).nbytes
-                items.append(ReceivedItem(key, nbytes, None))
-            else:
+        for key, tenths in request:
+            if with_data or key in missing:
+                missing.discard(key)
                 self.num_payloads += 1
                 frames = (f"{key}{self.num_payloads}".encode(), b"pixels")
                 sizes[key] = tenths * CAPACITY // 10
                 items.append(ReceivedItem(key, sizes[key], frames))
-        return items, [MirroredItem(item.mm_hash, item.nbytes, NO_UPDATES) for item in items]
+            else:
+                items.append(ReceivedItem(key, sizes[key], None))
+        return items
 
     @precondition(lambda self: bool(self.answers))
     @rule(was_aborted=st.booleans())
@@ -153,11 +144,11 @@ class Service(RuleBasedStateMachine):
             self.send([(item.mm_hash, item.nbytes * 10 // CAPACITY) for item in message.items])
 
     def note_misses(self, mm_hashes: list[str]) -> None:
-        assert self.sender.note_misses(mm_hashes) == len(mm_hashes)
+        self.sender.missed(mm_hashes)
 
     @rule(is_lost=st.booleans())
     def flush(self, is_lost: bool) -> None:
-        self.sender.clear_cache()
+        self.sender.clear()
         self.start_life()
         if not is_lost:
             self.wire.append(Flush(self.life))
@@ -174,7 +165,7 @@ class Service(RuleBasedStateMachine):
         message = self.wire.popleft()
         self.life_of_receiver = message.life
         if isinstance(message, Flush):
-            self.receiver.clear_cache()
+            self.receiver.clear()
             return
         missed: list[str] = []
         try:
@@ -234,11 +225,11 @@ class Service(RuleBasedStateMachine):
         self.answers.clear()
         if role == "engine":
             self.receiver = self.make_receiver()
-            self.sender.clear_cache()
+            self.sender.clear()
         else:
             self.num_missed = 0
             self.sender = self.make_sender()
-            self.receiver.clear_cache()
+            self.receiver.clear()
         self.start_life()
         self.life_of_receiver = self.life
 
@@ -248,7 +239,7 @@ class Service(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         self.sender.check_integrity()
         self.receiver.check_integrity()
-        assert sum(nbytes for _, nbytes in self.receiver.contents()) == self.receiver.stats().nbytes <= CAPACITY
+        assert sum(nbytes for _, nbytes in self.receiver.contents()) <= CAPACITY
 
     @invariant()
     def at_rest_both_ends_hold_the_same(self) -> None:
@@ -272,15 +263,9 @@ TestService.settings = settings(max_examples=examples(150), stateful_step_count=
 # ---- the machine sees each of these faults
 
 
-def with_lru(lru: RequestLRU[Any]) -> MultiModalReceiverCache:
-    receiver = MultiModalReceiverCache(config())
-    receiver._lru = lru
-    return receiver
-
-
 class MovesBeforeItSends(Service):
-    def after_refusal(self, mirrored: Sequence[MirroredItem]) -> None:
-        self.sender.apply(mirrored)
+    def after_refusal(self, items: Sequence[ReceivedItem]) -> None:
+        self.sender.sent(list(map(outgoing, items)))
 
 
 class WithoutFirstPass(RequestLRU[Any]):
@@ -316,44 +301,65 @@ class KeepsTheOld(RequestLRU[Any]):
         return super().move(keys, [self.find(key) or fresh for key, fresh in zip(keys, given, strict=True)])
 
 
-class CountsNoGaps(MultiModalReceiverCache):
+class CountsNoGaps(FrameCache):
+    """Takes every number for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(RequestLRU(CAPACITY))
+        self.next_seq = 0
+
     def ingest(self, mirror_seq: int, items: Sequence[ReceivedItem]) -> list[Frames]:
-        self._last_mirror_seq = None
-        return super().ingest(mirror_seq, items)
+        self.next_seq += 1
+        try:
+            return super().ingest(self.next_seq, items)
+        except RemoteProtocolError:
+            self.next_seq -= 1
+            raise
 
 
-class InvalidatesOnly(Service):
-    """Forgets the missed key, and trusts the rest of the mirror."""
+class HealsOneKeyOnly(MirroredItemCache):
+    """Forgets the missed keys, and trusts the rest of the mirror."""
 
-    def note_misses(self, mm_hashes: list[str]) -> None:
-        self.sender._num_desyncs += len(mm_hashes)
+    def __init__(self) -> None:
+        self.lru: RequestLRU[int] = RequestLRU(CAPACITY)
+        self.num_missed = 0
+        super().__init__(self.lru)
+
+    def missed(self, mm_hashes: Sequence[str]) -> None:
+        self.num_missed += len(mm_hashes)
         for mm_hash in mm_hashes:
-            self.sender.invalidate(mm_hash)
+            self.lru.discard(mm_hash)
+
+    @property
+    def num_desyncs(self) -> int:
+        return self.num_missed
 
 
-class LooksAtSizesOnly(MultiModalProcessorSenderCache):
+class LooksAtSizesOnly(MirroredItemCache):
     """Keeps what is larger than the capacity, by counting it as large as the capacity."""
 
-    def apply(self, items: Sequence[MirroredItem]) -> None:
-        super().apply([MirroredItem(item.mm_hash, min(item.nbytes, CAPACITY), NO_UPDATES) for item in items])
+    def sent(self, items: Sequence[OutgoingItem]) -> None:
+        super().sent([replace(item, nbytes=min(item.nbytes, CAPACITY)) for item in items])
 
 
-def receiving(make: Callable[[], MultiModalReceiverCache]) -> type[Service]:
+def receiving(make: Callable[[], FrameCache]) -> type[Service]:
     return type("Broken", (Service,), {"make_receiver": staticmethod(make)})
+
+
+def sending(make: Callable[[], MirroredItemCache]) -> type[Service]:
+    return type("Broken", (Service,), {"make_sender": staticmethod(make)})
 
 
 FAULTS: dict[str, type[Service]] = {
     "the mirror moves before the send": MovesBeforeItSends,
-    "one end leaves the first pass out": receiving(lambda: with_lru(WithoutFirstPass(CAPACITY))),
-    "one end touches without remembering": receiving(lambda: with_lru(TouchesOnly(CAPACITY))),
-    "one end leaves hits where they are": receiving(lambda: with_lru(WithoutYouth(CAPACITY))),
-    "an old payload wins": receiving(lambda: with_lru(KeepsTheOld(CAPACITY))),
-    "one end is larger": receiving(lambda: MultiModalReceiverCache(config(CAPACITY + 100))),
-    "one end keeps oversized items": type(
-        "Broken", (Service,), {"make_sender": staticmethod(lambda: LooksAtSizesOnly(config()))}
-    ),
-    "gaps are not seen": receiving(lambda: CountsNoGaps(config())),
-    "a miss heals one key only": InvalidatesOnly,
+    "one end leaves the first pass out": receiving(lambda: FrameCache(WithoutFirstPass(CAPACITY))),
+    "one end touches without remembering": receiving(lambda: FrameCache(TouchesOnly(CAPACITY))),
+    "one end leaves hits where they are": receiving(lambda: FrameCache(WithoutYouth(CAPACITY))),
+    "an old payload wins": receiving(lambda: FrameCache(KeepsTheOld(CAPACITY))),
+    "one end is larger": receiving(lambda: a_receiver(CAPACITY + 100)),
+    "one end keeps oversized items": sending(lambda: LooksAtSizesOnly(RequestLRU(CAPACITY))),
+    "gaps are not seen": receiving(CountsNoGaps),
+    "a miss heals one key only": sending(HealsOneKeyOnly),
 }
 
 
@@ -372,110 +378,52 @@ def test_the_machine_sees(fault: type[Service]) -> None:
         run_state_machine_as_test(fault, settings=few)
 
 
-# ---- examples, at the two faces
-
-
-def hand_out(
-    sender: BaseMultiModalProcessorCache, keys: Sequence[str], items: dict[str, MultiModalKwargsItem], num_looks: int
-) -> list[MultiModalKwargsItem | ShmItem | None]:
-    """Return what P0 sends for a request, at the library's face."""
-    for _ in range(num_looks):
-        sender.is_cached(keys)
-    given: list[SenderInput] = [
-        None if is_cached else (items[key], NO_UPDATES)
-        for key, is_cached in zip(keys, sender.is_cached(keys), strict=True)
-    ]
-    for key in keys:
-        sender.touch_sender_cache_item(key)
-    return [item for item, _ in sender.get_and_update(given, keys)]
-
-
-def an_item(nbytes: int, value: int = 0) -> MultiModalKwargsItem:
-    return MultiModalKwargsItem.from_record({"data": np.full(nbytes, value, dtype=np.uint8)})
-
-
-@pytest.mark.parametrize("num_looks", [0, 1, 2, 3])
-def test_every_mode_gives_the_model_the_same_items(num_looks: int) -> None:
-    """Room for 8 of 16 items, 100 requests of up to 2; looking any number of times changes nothing."""
-    room = config(8 * 64)
-    sender, receiver = MultiModalProcessorSenderCache(room), MultiModalReceiverCache(room)
-    alone = MultiModalProcessorOnlyCache(room)
-    items = {str(n): an_item(64, n) for n in range(16)}
-    rng = random.Random(num_looks)
-    for _ in range(100):
-        keys = [str(rng.randrange(16)) for _ in range(rng.randrange(3))]
-        wanted = [items[key] for key in keys]
-        assert hand_out(alone, keys, items, num_looks) == wanted
-        features = [
-            MultiModalFeatureSpec(item, "image", key, PlaceholderRange(0, 1))
-            for item, key in zip(hand_out(sender, keys, items, num_looks), keys, strict=True)
-        ]
-        assert [feature.data for feature in receiver.get_and_update_features(features)] == wanted
-        assert sender.contents() == receiver.contents() == alone.contents()
-    assert 0 < alone.stats().hits == sender.stats().hits < alone.stats().queries
-
-
-def test_an_item_that_only_p0_believes_in_is_missed_and_sent_again() -> None:
-    sender, receiver = MultiModalProcessorSenderCache(config()), MultiModalReceiverCache(config())
-    item = an_item(64)
-    sender.get_and_update_item((item, []), "X")  # lost on the way
-    assert sender.get_and_update_item(None, "X")[0] is None
-    with pytest.raises(CacheMiss) as caught:
-        receiver.get_and_update_item(None, "X")
-    assert caught.value.mm_hashes == ["X"]
-    sender.invalidate("X")
-    assert not sender.is_cached_item("X")
-    again, _ = sender.get_and_update_item((item, []), "X")
-    assert again is item
-    assert receiver.get_and_update_item(again, "X") is item
-    assert sender.get_and_update_item(None, "X")[0] is None
-    assert receiver.get_and_update_item(None, "X") is item
-    assert sender.contents() == receiver.contents()
+# ---- examples
 
 
 def test_a_request_that_crowds_out_its_own_hit_is_served() -> None:
     """A is there; B and C together leave it no room, though the same request needs it after them."""
-    sender, receiver = MultiModalProcessorSenderCache(config()), MultiModalReceiverCache(config())
+    sender, receiver = a_sender(), a_receiver()
 
     def send(*items: ReceivedItem) -> list[Frames]:
         seq = sender.next_mirror_seq
-        sender.apply([MirroredItem(item.mm_hash, item.nbytes, NO_UPDATES) for item in items])
+        sender.sent(list(map(outgoing, items)))
         return receiver.ingest(seq, items)
 
     send(ReceivedItem("A", 600, [b"a"]))
-    assert sender.plan(["B", "C", "A"]) == [False, False, True]
+    assert sender.missing(["B", "C", "A"]) == ["B", "C"]
     came = send(ReceivedItem("B", 500, [b"b"]), ReceivedItem("C", 500, [b"c"]), ReceivedItem("A", 600, None))
     assert came == [(b"b",), (b"c",), (b"a",)]
     assert sender.contents() == receiver.contents() == [("A", 600)]
 
 
 def test_an_oversized_item_that_comes_twice_travels_once() -> None:
-    sender, receiver = MultiModalProcessorSenderCache(config()), MultiModalReceiverCache(config())
-    assert sender.plan(["big", "big"]) == [False, True]
+    sender, receiver = a_sender(), a_receiver()
+    assert sender.missing(["big", "big"]) == ["big"]
     items = [ReceivedItem("big", 2 * CAPACITY, [b"pixels"]), ReceivedItem("big", 2 * CAPACITY, None)]
     assert receiver.ingest(sender.next_mirror_seq, items) == [(b"pixels",)] * 2
-    sender.apply([MirroredItem("big", 2 * CAPACITY, NO_UPDATES)] * 2)
+    sender.sent(list(map(outgoing, items)))
     assert sender.contents() == receiver.contents() == []
-    assert sender.plan(["big"]) == [False]
+    assert sender.missing(["big"]) == ["big"]
 
 
 def test_a_lost_message_costs_one_miss() -> None:
-    sender, receiver = MultiModalProcessorSenderCache(config()), MultiModalReceiverCache(config())
+    sender, receiver = a_sender(), a_receiver()
 
     def send(key: str) -> tuple[int, list[ReceivedItem]]:
         seq = sender.next_mirror_seq
-        (is_there,) = sender.plan([key])
-        sender.apply([MirroredItem(key, 100, NO_UPDATES)])
-        return seq, [ReceivedItem(key, 100, None if is_there else [key.encode()])]
+        item = ReceivedItem(key, 100, [key.encode()] if sender.missing([key]) else None)
+        sender.sent([outgoing(item)])
+        return seq, [item]
 
     receiver.ingest(*send("a"))
     send("b")
     assert receiver.ingest(*send("c")) == [(b"c",)]
-    assert receiver.stats().num_gaps == 1
+    assert receiver.contents() == [("c", 100)], "a gap clears"
     with pytest.raises(CacheMiss) as caught:
         receiver.ingest(*send("a"))
     in_flight = send("b")  # left before the answer came
-    assert sender.note_misses(caught.value.mm_hashes) == 1
+    sender.missed(caught.value.mm_hashes)
     with pytest.raises(CacheMiss):
         receiver.ingest(*in_flight)
     for key in ("a", "b", "c", "a", "b", "c"):

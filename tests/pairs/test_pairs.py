@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mmcached.engine import MultiModalReceiverCache
+from mmcached.frontend import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
 from tests.house.drawing import examples
 from tests.pairs.contracts import PAIR_PROMISES, PairPromise, contents
 from tests.pairs.library_pairs import PAIRS, Items, LibraryPair, Sent, expected
@@ -55,6 +58,22 @@ def test_a_receiver_that_holds_as_much_as_it_may_is_served_all_the_same() -> Non
     finally:
         held = []
         pair.close()
+
+
+def test_both_ends_of_the_mirror_hold_the_same() -> None:
+    """Also as a cache that keeps the items itself; looking any number of times changes nothing."""
+    pair, alone = LibraryPair("lru"), LibraryPair("processor_only")
+    (receiver,) = pair.receivers
+    rng = random.Random(7)
+    for number in range(100):
+        keys = [str(rng.randrange(16)) for _ in range(rng.randrange(3))]
+        for each in (pair, alone):
+            each.serve(keys, num_looks=number % 4)
+        assert isinstance(receiver, MultiModalReceiverCache)
+        assert isinstance(pair.sender, MultiModalProcessorSenderCache)
+        assert isinstance(alone.sender, MultiModalProcessorOnlyCache)
+        assert pair.sender.contents() == receiver.contents() == alone.sender.contents()
+        assert pair.sender.stats().hits == alone.sender.stats().hits
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -7,10 +7,12 @@
     kv/              KV blocks, their hashes, the longest cached prefix
     results/         tokens, rows and embeddings, until they are sent
     steps/           a request, and the order in which steps begin and commit
+    compat/          classes with vLLM's names, for programs without the service
 
 Scheduler, KV cache manager and encoder cache managers are sans I/O; `server` puts sockets around them.
 """
 
+from mmcached.engine.compat.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.encoder.encoder_budget import (
     EncoderBudget,
     compute_encoder_budget,
@@ -25,7 +27,6 @@ from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheG
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.kv.stats import PrefixCacheStats
 from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
-from mmcached.engine.server.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.steps.request import LoraKey, Request, RequestStatus
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.messages.parts import Feature

@@ -7,14 +7,14 @@
     caches/        processor caches, one for each mode, and how items travel
     processing/    hashing, decoding in processes, patches, prompts
     store/         records that clients put and get
+    compat/        processor caches with vLLM's names, for programs without the service
 
 Imports no torch.
 """
 
-from mmcached.frontend.caches.factories import processor_cache_from_config, processor_only_cache_from_config
-from mmcached.frontend.caches.lru_sender_cache import MultiModalProcessorSenderCache
-from mmcached.frontend.caches.processor_only_cache import MultiModalProcessorOnlyCache
-from mmcached.frontend.caches.sender_cache import ShmObjectStoreSenderCache
+from mmcached.frontend.compat.factories import processor_cache_from_config, processor_only_cache_from_config
+from mmcached.frontend.compat.lru_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
+from mmcached.frontend.compat.shm_sender_cache import ShmObjectStoreSenderCache
 from mmcached.frontend.processing.hasher import MultiModalHasher
 from mmcached.frontend.processing.processor import ImageProcessor
 

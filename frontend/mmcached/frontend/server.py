@@ -29,8 +29,7 @@ from typing import Self, assert_never
 
 import structlog
 
-from mmcached.frontend.caches.factories import processor_cache_from_config
-from mmcached.frontend.caches.routes import route_for
+from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines
 from mmcached.frontend.connections.seats import Seats
 from mmcached.frontend.engines.askers import Asker
@@ -58,7 +57,6 @@ from mmcached.wire.errors import (
     ServiceUnavailable,
     error_to_wire,
 )
-from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
@@ -110,17 +108,14 @@ class Frontend:
             self._retried_ring = _retried_ring(config)
             self._ring = self._try_ring(stack)
             store = None if self._ring is None else ObjectStoreWriter(self._ring)
-            cache = processor_cache_from_config(config, store, grant=grant_when_sent)
-            if cache is not None:
-                stack.callback(cache.close)
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
             self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.try_send, clock=clock))
             self._closing = stack.pop_all()
         self._seats = Seats(self._clients.is_connected)
-        self._route = route_for(cache)
+        self._item_cache = item_cache_from_config(config, store)
         processing = Processing(config)
-        self._preparing = Preparing(config, processing, self._route)
+        self._preparing = Preparing(config, processing, self._item_cache)
         self._closing.callback(self._preparing.close)
         self._gate = EngineGate(
             self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
@@ -129,7 +124,7 @@ class Frontend:
         self._requests = RequestDesk(
             config,
             self._gate,
-            self._route,
+            self._item_cache,
             processing=processing,
             preparing=self._preparing,
             answer=self._clients.try_send,
@@ -212,12 +207,9 @@ class Frontend:
             return
         self._ring = ring
         store = ObjectStoreWriter(ring)
-        cache = processor_cache_from_config(self._config, store, grant=grant_when_sent)
-        if cache is not None:
-            self._closing.callback(cache.close)
-        self._route = route_for(cache)
-        self._requests.use(self._route)
-        self._preparing.use(self._route)
+        self._item_cache = item_cache_from_config(self._config, store)
+        self._requests.use(self._item_cache)
+        self._preparing.use(self._item_cache)
         self._probes.use(store)
         self._gate.use(ring)
 
@@ -295,7 +287,7 @@ class Frontend:
 
     def _forget(self, is_new_epoch: bool) -> None:
         """Empty the frontend's own caches."""
-        self._route.clear()
+        self._item_cache.clear()
         self._preparing.flush()
         self._desk.flush(is_new_epoch=is_new_epoch)
 
@@ -382,7 +374,7 @@ class Frontend:
 
     def _on_new_engine(self, link: EngineLink) -> None:
         log.info("engine connected", engine=link.index)
-        self._route.engine_changed()
+        self._item_cache.engine_changed()
 
     def _on_engine_lost(self, link: EngineLink, reason: str) -> None:
         self._requests.engine_lost(link, reason)
@@ -403,9 +395,9 @@ class Frontend:
             clients_refused=self._clients.num_refused,
             clients_disconnected=self._clients.num_disconnected,
             faults=self._guard.num_faults,
-            processor=self._preparing.stats(self._route.stats()),
+            processor=self._preparing.stats(self._item_cache.stats()),
             ring=RingStats() if self._ring is None else self._ring.stats(),
-            desyncs=self._route.num_desyncs,
+            desyncs=self._item_cache.num_desyncs,
             store=self._desk.stats(),
         )
 
@@ -458,11 +450,6 @@ def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:
         wanted_mib=needed >> 20,
     )
     return True
-
-
-def grant_when_sent(handle: Handle) -> dict[int, LeaseId]:
-    """In the service the sender cache grants nothing: the frontend does, as it sends, to the engine that it chose."""
-    return {}
 
 
 def main(run_dir: Path) -> int:

@@ -1,20 +1,15 @@
-"""What both ends of a cache of processed items must agree on: items, sizes, the LRU rule, and the abstract bases.
+"""Both ends of a cache of processed items agree here: on the kind of cache, on the LRU rule, on names.
 
-    nested    arrays in lists and dicts, without knowing numpy or torch
-    items     an item and its record, the form in which it travels
-    features  where an item belongs in a prompt; what P0 sends to P1
-    lru       the LRU cache
-    sizes     how large an item counts
-    kinds     which kind of cache a configuration asks for
-    request_lru    the move that P0 and P1 make alike
-    query_counter  what a cache of P0 was asked
-    store_keys     the name of a tenant's record in the store
-    base      the contract of all caches, both sides
+    kinds        the kind of cache that a configuration asks for
+    request_lru  the move that P0 and P1 make alike
+    store_keys   the name of a tenant's record in the store
+    compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service; no native code imports
+                 them. Their names are here too
 
 Knows nothing of sockets, or of how a ring works; imports neither numpy nor torch.
 """
 
-from mmcached.cache.base import (
+from mmcached.cache.compat.base import (
     BaseMultiModalCache,
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
@@ -22,19 +17,23 @@ from mmcached.cache.base import (
     SenderInput,
     SenderOutput,
 )
-from mmcached.cache.features import MultiModalFeatureSpec, PlaceholderRange, ResolvedPromptUpdate, ShmItem
-from mmcached.cache.items import (
+from mmcached.cache.compat.features import MultiModalFeatureSpec, PlaceholderRange, ResolvedPromptUpdate, ShmItem
+from mmcached.cache.compat.items import (
     MultiModalBatchedField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
 )
+from mmcached.cache.compat.lru import CacheInfo, LRUCache
+from mmcached.cache.compat.nested import NestedTensors
+from mmcached.cache.compat.query_counter import QueryCounter
+from mmcached.cache.compat.sizes import (
+    MultiModalCache,
+    MultiModalProcessorCacheItem,
+    MultiModalProcessorCacheItemMetadata,
+)
 from mmcached.cache.kinds import ProcessorCacheKind, processor_cache_kind
-from mmcached.cache.lru import CacheInfo, LRUCache
-from mmcached.cache.nested import NestedTensors
-from mmcached.cache.query_counter import QueryCounter
 from mmcached.cache.request_lru import Entry, RequestLRU
-from mmcached.cache.sizes import MultiModalCache, MultiModalProcessorCacheItem, MultiModalProcessorCacheItemMetadata
 
 __all__ = [
     "BaseMultiModalCache",

@@ -1,4 +1,4 @@
-"""Which kind of processor cache a configuration asks for and makes possible. Both ends ask here, so they can't differ.
+"""Says for both ends of a service which kind of processor cache its configuration asks for and makes possible.
 
     not is_multimodal_model, or mm_processor_cache_gb = 0      off
     mm_processor_cache_type = "processor_only"                 processor_only

@@ -9,11 +9,9 @@ import PIL
 import pytest
 from PIL import Image
 
-from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate
-from mmcached.frontend.processing.item_processor import Processed
-from mmcached.frontend.processing.processor import ImageProcessor, cut_patches
+from mmcached.frontend.processing.processor import ImageProcessor, Processed, cut_patches
+from mmcached.shm.store.codec import decode_frames
 from mmcached.wire.config import ModelConfig
-from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.frontend.in_process import item_of
 from tests.frontend.pictures import PHOTOGRAPHS, encode, noise, photograph, plain
 
@@ -28,8 +26,8 @@ def process(data: bytes) -> Processed:
     return item_of(data, MODEL)
 
 
-def arrays(item: MultiModalKwargsItem) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    record = item.to_record()
+def arrays(item: Processed) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    record = decode_frames(item.encoded.frames(), tensors="numpy")
     assert set(record) == {"pixel_values", "grid"}
     pixels, grid = record["pixel_values"], record["grid"]
     assert isinstance(pixels, np.ndarray)
@@ -39,7 +37,7 @@ def arrays(item: MultiModalKwargsItem) -> tuple[np.ndarray[Any, Any], np.ndarray
 
 @pytest.mark.parametrize("name", PHOTOGRAPHS)
 def test_photographs(name: str) -> None:
-    item, updates = process(photograph(name))
+    item = process(photograph(name))
     pixels, grid = arrays(item)
     rows, columns = map(int, grid)
     assert pixels.dtype == np.uint8
@@ -47,15 +45,14 @@ def test_photographs(name: str) -> None:
     assert pixels.flags.c_contiguous
     assert pixels.shape == (rows * columns, 3 * 16**2)
     assert 32 <= rows * columns <= 64
-    assert updates == [ResolvedPromptUpdate("image", IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, rows * columns)]
-    again, _ = process(photograph(name))
-    assert again == item
+    assert item.num_embeds == rows * columns
+    again = process(photograph(name))
+    assert list(map(bytes, again.encoded.frames())) == list(map(bytes, item.encoded.frames()))
 
 
 def test_the_number_of_patches_follows_the_size() -> None:
     def num_patches(width: int, height: int) -> int:
-        _, (update,) = process(plain(width, height))
-        return update.length
+        return process(plain(width, height)).num_embeds
 
     assert [num_patches(*size) for size in ((1, 1), (16, 16), (32, 16), (48, 48), (128, 128), (1000, 1000))] == [
         1,
@@ -70,7 +67,7 @@ def test_the_number_of_patches_follows_the_size() -> None:
 def test_patches_are_the_pixels_in_order() -> None:
     """A picture of the grid's exact size is not resampled: patch by patch, channel by channel, its own pixels."""
     image = noise(48, 32)
-    item, _ = process(encode(image))
+    item = process(encode(image))
     pixels, grid = arrays(item)
     assert grid.tolist() == [2, 3]
     patches = pixels.reshape(2, 3, 3, 16, 16)
@@ -83,7 +80,7 @@ def test_patches_are_the_pixels_in_order() -> None:
 
 def test_scaling_is_bicubic() -> None:
     image = noise(50, 30)
-    item, _ = process(encode(image))
+    item = process(encode(image))
     pixels, _ = arrays(item)
     assert np.array_equal(pixels, cut_patches(np.asarray(image.resize((48, 32), Image.Resampling.BICUBIC)), 16))
 
@@ -91,7 +88,7 @@ def test_scaling_is_bicubic() -> None:
 def test_orientation_decides_the_grid() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    item, _ = process(encode(noise(64, 16), exif=exif))
+    item = process(encode(noise(64, 16), exif=exif))
     assert arrays(item)[1].tolist() == [4, 1]
 
 

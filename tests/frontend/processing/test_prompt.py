@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.cache import PlaceholderRange, ResolvedPromptUpdate
 from mmcached.frontend.processing.prompt import check_length, expand, tokenise
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_MARKER, IMAGE_TOKEN_ID, VOCABULARY_SIZE
 
 LIMITS: dict[str, Any] = {"max_model_len": 100, "max_tokens": 10}
-
-
-def update(length: int) -> list[ResolvedPromptUpdate]:
-    return [ResolvedPromptUpdate("image", IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, length)]
 
 
 def test_text_becomes_bytes() -> None:
@@ -78,22 +73,17 @@ def test_too_long() -> None:
 
 
 def test_expand() -> None:
-    tokens, ranges = expand([7, IMAGE_TOKEN_ID, 9, IMAGE_TOKEN_ID], [update(3), update(1)])
+    tokens, offsets = expand([7, IMAGE_TOKEN_ID, 9, IMAGE_TOKEN_ID], [3, 1])
     assert tokens == [7, *[IMAGE_TOKEN_ID] * 3, 9, IMAGE_TOKEN_ID]
-    assert ranges == [PlaceholderRange(1, 3), PlaceholderRange(5, 1)]
+    assert offsets == [1, 5]
 
 
-def test_placeholders_may_be_another_token() -> None:
-    tokens, _ = expand([IMAGE_TOKEN_ID], [[ResolvedPromptUpdate("image", IMAGE_TOKEN_ID, 42, 2)]])
-    assert tokens == [42, 42]
-
-
-@pytest.mark.parametrize("num_updates", [0, 2])
-def test_updates_must_agree_with_markers(num_updates: int) -> None:
+@pytest.mark.parametrize("num_images", [0, 2])
+def test_images_must_agree_with_markers(num_images: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        expand([1, IMAGE_TOKEN_ID], [update(2)] * num_updates)
+        expand([1, IMAGE_TOKEN_ID], [2] * num_images)
     assert "1 image marker" in str(caught.value)
-    assert f"{num_updates} image(s)" in str(caught.value)
+    assert f"{num_images} image(s)" in str(caught.value)
 
 
 @given(
@@ -104,10 +94,10 @@ def test_expansion_properties(pieces: list[str], lengths: list[int]) -> None:
     num_images = text.count(IMAGE_MARKER)
     lengths = (lengths + [1] * num_images)[:num_images]
     tokens = tokenise(text, num_images, max_model_len=10_000, max_tokens=0)
-    expanded, ranges = expand(tokens, [update(length) for length in lengths])
+    expanded, offsets = expand(tokens, lengths)
     assert len(expanded) == len(tokens) - num_images + sum(lengths)
-    assert [place.length for place in ranges] == lengths
-    covered = [index for place in ranges for index in range(place.offset, place.offset + place.length)]
+    places = zip(offsets, lengths, strict=True)
+    covered = [index for offset, length in places for index in range(offset, offset + length)]
     assert covered == [index for index, token in enumerate(expanded) if token == IMAGE_TOKEN_ID]
     others = bytes(token for token in expanded[1:] if token != IMAGE_TOKEN_ID)
     assert others == text.replace(IMAGE_MARKER, "").encode()

@@ -349,7 +349,7 @@ def test_item_that_is_evicted_while_another_is_processed_is_processed_again(
     work.hold(B)
     bench.generate(2, [A, B])
     is_begun(bench, work, A, B)
-    bench.frontend._route.clear()  # as if the ring had evicted it
+    bench.frontend._item_cache.clear()  # as if the ring had evicted it
     work.release()
     assert len(added(bench, engine).features) == 2
     assert work.begun == [A, B, A]

@@ -8,17 +8,17 @@
     model/             the reference model, in exact integers
     prefix_store/      hidden states by content
     omni/              hidden states by KV slot
-    receiver.py        the receiver cache for programs without the service       taken_leases.py
+    compat/            the receiver cache for programs without the service
     integers.py        checks of numbers that callers hand in
 
 Imports torch. Knows nothing of scheduling: a plan is complete, and a worker remembers no requests.
 """
 
 from mmcached.wire.errors import MissingRows
+from mmcached.worker.compat.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 from mmcached.worker.encoder_cache import EncoderCache
 from mmcached.worker.omni import InputBatch, MissingPrefix, OmniTensorPrefixCache
 from mmcached.worker.prefix_store import TensorPrefixStore
-from mmcached.worker.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 
 __all__ = [
     "EncoderCache",

@@ -1,14 +1,16 @@
-"""The items of requests that do not lie in the ring: the frames in which they came, now or, in mode `lru`, once.
+"""Keeps the frames of items that do not lie in the ring, from their request's message until the request ends.
 
-Kept until their request ends, and forwarded to the workers as they are; nothing is decoded here. In mode `lru` each
-message first moves the receiver cache, whatever becomes of the request: its sender's mirror has moved too.
+Frames are forwarded to the workers as they are; nothing is decoded here. In mode `lru` each message first moves the
+frame cache, whatever becomes of the request: the frontend's mirror has moved too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.engine.server.receiver_cache import ReceivedItem, engine_receiver_cache_from_config
+from mmcached.cache.kinds import processor_cache_kind
+from mmcached.cache.request_lru import RequestLRU
+from mmcached.engine.server.frame_cache import FrameCache, ReceivedItem
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
 from mmcached.wire.messages.engine import AddRequest
@@ -17,10 +19,11 @@ from mmcached.wire.sockets.channels import Frame
 
 
 class ItemFrames:
-    """Frames by request and item."""
+    """Request and item -> frames."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        self._cache = engine_receiver_cache_from_config(config)
+        is_mirrored = processor_cache_kind(config) == "lru"
+        self._cache = FrameCache(RequestLRU(config.processor_cache_bytes)) if is_mirrored else None
         self._frames: dict[int, list[Sequence[Frame]]] = {}
 
     def add(self, message: AddRequest, payload: Sequence[Frame]) -> None:
@@ -47,16 +50,16 @@ class ItemFrames:
         return self._frames[request_id][index]
 
     def forget(self, request_id: int) -> None:
-        """The request has ended; what is cached stays."""
+        """Drop the frames of a request that has ended; what is cached stays."""
         self._frames.pop(request_id, None)
 
     def clear_cache(self) -> None:
         """Forget what is cached; requests keep what they have."""
         if self._cache is not None:
-            self._cache.clear_cache()
+            self._cache.clear()
 
     def clear(self) -> None:
-        """Another frontend has come: its mirror is empty, and so is this cache; no request is left."""
+        """Forget everything for a new frontend: its mirror is empty, and no request of it is open."""
         self.clear_cache()
         self._frames.clear()
 

@@ -1,9 +1,8 @@
-"""The processor caches of P0, one for each mode, and how items reach an engine in it.
+"""Processor caches keep the processed items of P0 and say how each travels to an engine, one class for each mode.
 
-sender_cache           processed items in the ring                  mode shm
-lru_sender_cache       the mirror of what the engine holds          mode lru
-processor_only_cache   processed items, here                        mode processor_only
-lru_processor_cache    what the last two have in common
-factories              chooses the cache that a configuration asks for
-routes                 how an item travels in each mode
+item_cache   what the frontend asks of any mode; mode off
+local        mode processor_only: items kept here, sent as frames each time
+mirrored     mode lru: items kept in the engine, here only their sizes; sent as frames once
+ring         mode shm: items kept in the ring, sent as handles               ring_items
+from_config  the cache of a configuration
 """

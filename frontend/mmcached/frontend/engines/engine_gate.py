@@ -20,7 +20,7 @@ from typing import assert_never
 
 import structlog
 
-from mmcached.frontend.caches.routes import RoutedItem
+from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.barriers import Barriers
 from mmcached.frontend.engines.engine_links import EngineLink, EngineLinks
 from mmcached.shm import RingWriter, RowVoided
@@ -45,7 +45,7 @@ from mmcached.wire.sockets.listener import Listener
 
 log = structlog.get_logger("mmcached.frontend")
 
-MakeMessage = Callable[[Sequence[RoutedItem], Sequence[LeaseId | None]], tuple[to_engine.FromFrontend, list[Frame]]]
+MakeMessage = Callable[[Sequence[OutgoingItem], Sequence[LeaseId | None]], tuple[to_engine.FromFrontend, list[Frame]]]
 """From items as they will travel, and one lease for each that lies in the ring, to a message with its frames."""
 
 
@@ -197,8 +197,8 @@ class EngineGate:
     # ---- sending
 
     def send_with_leases(
-        self, link: EngineLink, items: Sequence[RoutedItem], make_message: MakeMessage
-    ) -> list[RoutedItem]:
+        self, link: EngineLink, items: Sequence[OutgoingItem], make_message: MakeMessage
+    ) -> list[OutgoingItem]:
         """Grant a lease on each item that lies in the ring, build the message, queue it.
 
         Returns:
@@ -230,7 +230,7 @@ class EngineGate:
             self._barriers.granted(link, self._clock())
         return routed
 
-    def _lease_or_inline(self, link: EngineLink, item: RoutedItem) -> tuple[RoutedItem, LeaseId | None]:
+    def _lease_or_inline(self, link: EngineLink, item: OutgoingItem) -> tuple[OutgoingItem, LeaseId | None]:
         """Grant a lease on an item in the ring; if the row takes none just now, copy its bytes out instead."""
         if not isinstance(item.payload, Handle):
             return item, None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmcached.frontend.caches.routes import RoutedItem
+from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.askers import Asker, Askers
 from mmcached.frontend.engines.engine_gate import EngineGate
 from mmcached.frontend.engines.engine_links import EngineLink
@@ -141,7 +141,7 @@ class Probes:
             return [(asker, Probed(asker.request_id, *outcome)) for asker in asked]
         return [] if outcome is None else [(asker, outcome) for asker in asked]
 
-    def _place(self, data: bytes) -> tuple[RoutedItem, str | None]:
+    def _place(self, data: bytes) -> tuple[OutgoingItem, str | None]:
         """Put the item into the ring if there is one with room; else it travels inline."""
         record: codec.Record = {FIELD: np.frombuffer(data, np.uint8)}
         key = f"probe {secrets.token_hex(8)}"
@@ -151,11 +151,11 @@ class Probes:
             except (CacheFull, ItemTooLarge):
                 pass  # full of leases: the item travels inline, like any other
             else:
-                return RoutedItem(key, handle.nbytes, (), handle), key
-        return RoutedItem(key, len(data), (), list(codec.encode(record).frames())), None
+                return OutgoingItem(key, handle.nbytes, 0, handle), key
+        return OutgoingItem(key, len(data), 0, codec.encode(record).frames()), None
 
-    def _send(self, link: EngineLink, token: int, item: RoutedItem) -> None:
-        def make(routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
+    def _send(self, link: EngineLink, token: int, item: OutgoingItem) -> None:
+        def make(routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
             payload = routed[0].payload
             if isinstance(payload, Handle):
                 return ProbeEngine(token, payload, leases[0]), []

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.cache import MultiModalKwargsItem, ResolvedPromptUpdate
 from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.hasher import MultiModalHasher
-from mmcached.frontend.processing.processor import MODALITY, ImageProcessor
+from mmcached.frontend.processing.processor import MODALITY, ImageProcessor, Processed
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import EmptyImage, ImageTooLarge, InvalidRequest
-
-Processed = tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]
 
 
 def field_of(index: int) -> str:

@@ -11,22 +11,30 @@ Invariant: the same file and the same fingerprint give the same bytes.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import PIL
 
-from mmcached.cache import (
-    MultiModalBatchedField,
-    MultiModalFieldElem,
-    MultiModalKwargsItem,
-    ResolvedPromptUpdate,
-)
 from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.shm.store.codec import EncodedRecord, encode
 from mmcached.wire.config import ModelConfig
-from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 
 MODALITY = "image"
 _VERSION = 2
 """Raise it with every change, here or in `mmcached.pictures`, that gives other bytes for some file."""
+
+
+class Processed(NamedTuple):
+    """One processed image, as it is cached and sent.
+
+    Attributes:
+        encoded: its record.
+        num_embeds: embeddings that the encoder makes of it, one for each placeholder in the prompt.
+    """
+
+    encoded: EncodedRecord
+    num_embeds: int
 
 
 class ImageProcessor:
@@ -51,17 +59,12 @@ class ImageProcessor:
         limits = f"{self._max_pixels} pixels, {self._max_bytes} bytes"
         return f"mmcached image {_VERSION}; {settings}; {limits}; Pillow {PIL.__version__}"
 
-    def item(self, pixels: Pixels) -> tuple[MultiModalKwargsItem, list[ResolvedPromptUpdate]]:
+    def item(self, pixels: Pixels) -> Processed:
         """Cut a picture whose sides are multiples of the patch."""
         image = np.frombuffer(pixels.data, dtype=np.uint8).reshape(pixels.height, pixels.width, 3)
         patches = cut_patches(image, self._patch_size)
         grid = np.array([pixels.height // self._patch_size, pixels.width // self._patch_size], dtype=np.int64)
-        batched = MultiModalBatchedField()
-        item = MultiModalKwargsItem(
-            pixel_values=MultiModalFieldElem(patches, batched), grid=MultiModalFieldElem(grid, batched)
-        )
-        update = ResolvedPromptUpdate(MODALITY, target=IMAGE_TOKEN_ID, placeholder=IMAGE_TOKEN_ID, length=len(patches))
-        return item, [update]
+        return Processed(encode({"pixel_values": patches, "grid": grid}), len(patches))
 
 
 Bytes2D = np.ndarray[tuple[int, int], np.dtype[np.uint8]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.cache import PlaceholderRange, ResolvedPromptUpdate
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.vocabulary import BEGIN_TOKEN_ID, IMAGE_MARKER, IMAGE_TOKEN_ID, VOCABULARY_SIZE
 
@@ -44,35 +43,31 @@ def tokenise(prompt: str | Sequence[int], num_images: int, *, max_model_len: int
     return token_ids
 
 
-def expand(
-    token_ids: Sequence[int], updates: Sequence[Sequence[ResolvedPromptUpdate]]
-) -> tuple[list[int], list[PlaceholderRange]]:
+def expand(token_ids: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
     """Replace each image marker by its placeholders.
 
     Args:
         token_ids: from `tokenise`.
-        updates: those of each item, in the order of the prompt; an image has one.
+        lengths: number of placeholders of each image, in the order of the prompt.
 
     Returns:
-        the token ids, and where each item's placeholders lie in them; whether all that fits is for `check_length`.
+        the token ids, and the index of each image's first placeholder; whether all that fits is for `check_length`.
     Raises:
-        InvalidRequest: another number of markers than of updates.
+        InvalidRequest: another number of markers than of lengths.
     """
-    flat = [update for of_item in updates for update in of_item]
     num_markers = token_ids.count(IMAGE_TOKEN_ID)
-    if num_markers != len(flat):
-        raise InvalidRequest(FIELD, f"{num_markers} image marker(s)", f"{len(flat)} image(s) came with it")
+    if num_markers != len(lengths):
+        raise InvalidRequest(FIELD, f"{num_markers} image marker(s)", f"{len(lengths)} image(s) came with it")
     expanded: list[int] = []
-    ranges: list[PlaceholderRange] = []
-    remaining = iter(flat)
+    offsets: list[int] = []
+    remaining = iter(lengths)
     for token_id in token_ids:
         if token_id == IMAGE_TOKEN_ID:
-            update = next(remaining)
-            ranges.append(PlaceholderRange(len(expanded), update.length))
-            expanded += update.content
+            offsets.append(len(expanded))
+            expanded += [IMAGE_TOKEN_ID] * next(remaining)
         else:
             expanded.append(token_id)
-    return expanded, ranges
+    return expanded, offsets
 
 
 def check_length(num_tokens: int, *, max_model_len: int, max_tokens: int) -> None:

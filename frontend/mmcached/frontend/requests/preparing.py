@@ -33,9 +33,10 @@ import msgspec
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.fair_queue import fair_share
-from mmcached.frontend.processing.item_processor import Processed, Processing, field_of
+from mmcached.frontend.processing.item_processor import Processing, field_of
 from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
+from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.processing.single_flight import SingleFlight
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.pictures.settings import PictureSettings
@@ -58,10 +59,10 @@ HASH_HERE_BYTES = 128 << 10
 
 
 class Keeper(Protocol):
-    """What is asked of the route by which items travel."""
+    """What is asked of the cache of processed items."""
 
     def missing(self, keys: Sequence[str]) -> list[str]: ...
-    def keep(self, key: str, processed: Processed) -> None: ...
+    def keep(self, key: str, item: Processed) -> None: ...
 
 
 class Decoders(Protocol):
@@ -303,7 +304,7 @@ class Preparing:
     def _land(self, key: str, done: Done) -> list[int]:
         # What was given up has to be begun again for whoever has come since.
         generation = _NEVER if isinstance(done.outcome, NotWantedError) else done.generation
-        self._num_processed += isinstance(done.outcome, tuple)
+        self._num_processed += isinstance(done.outcome, Processed)
         landed = self._book.land(key, generation, done.outcome)
         if landed.start_again:
             self._begin_again(key)
@@ -312,7 +313,7 @@ class Preparing:
         return landed.complete
 
     def _keep(self, key: str, outcome: object) -> None:
-        if isinstance(outcome, tuple):
+        if isinstance(outcome, Processed):
             self._keeper.keep(key, outcome)
 
 
@@ -326,7 +327,7 @@ def _checked(request: OpenRequest, outcomes: Mapping[str, object]) -> Mapping[st
             raise _named(outcome.error, field_of(index))
         # Who gives one id to two files is not to fail for the other one's damage.
         raise RequestAborted(f"another file with the id of {field_of(index)} cannot be processed; try again")
-    return {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, tuple)}
+    return {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Processed)}
 
 
 def _named(error: Exception, field: str) -> MmcachedError:

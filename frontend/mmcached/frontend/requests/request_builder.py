@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.frontend.caches.routes import RoutedItem
+from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.processing.prompt import check_length, expand, tokenise
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
@@ -38,7 +38,7 @@ def build_request(
     number: int,
     message: Generate | Encode,
     token_ids: list[int],
-    items: Sequence[RoutedItem],
+    items: Sequence[OutgoingItem],
     *,
     leases: Sequence[LeaseId | None],
     mirror_seq: int,
@@ -52,14 +52,14 @@ def build_request(
     Raises:
         InvalidRequest: with the placeholders the prompt is longer than the model takes.
     """
-    expanded, places = expand(token_ids, [item.updates for item in items])
+    expanded, offsets = expand(token_ids, [item.num_embeds for item in items])
     if isinstance(message, Generate):
         check_length(len(expanded), max_model_len=config.max_model_len, max_tokens=message.max_tokens)
     image_ids = message.image_ids or [None] * len(items)
     payload: list[Frame] = []
     features = []
     inline: dict[str, Inline] = {}
-    for item, image_id, place, lease in zip(items, image_ids, places, leases, strict=True):
+    for item, image_id, offset, lease in zip(items, image_ids, offsets, leases, strict=True):
         where: Handle | Inline | None
         if isinstance(item.payload, list):  # its frames travel once, however often the request names it
             where = inline.get(item.mm_hash) or Inline(len(payload), len(item.payload))
@@ -68,8 +68,9 @@ def build_request(
                 payload += item.payload
         else:
             where = item.payload
-        mm_hash = item.mm_hash if image_id is None else _sized(item.mm_hash, place.length)
-        features.append(Feature(mm_hash, "image", place.offset, place.length, place.length, item.nbytes, where, lease))
+        mm_hash = item.mm_hash if image_id is None else _sized(item.mm_hash, item.num_embeds)
+        length = item.num_embeds
+        features.append(Feature(mm_hash, "image", offset, length, length, item.nbytes, where, lease))
     add = AddRequest(
         request_id=number,
         kind="generate" if isinstance(message, Generate) else "encode",

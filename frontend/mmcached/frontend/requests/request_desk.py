@@ -19,11 +19,12 @@ from typing import assert_never
 
 import structlog
 
-from mmcached.frontend.caches.routes import ItemRoute, RoutedItem
+from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.frontend.engines.engine_gate import EngineGate
 from mmcached.frontend.engines.engine_links import EngineLink
 from mmcached.frontend.processing.fair_queue import fair_share
-from mmcached.frontend.processing.item_processor import Processed, Processing
+from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.requests.preparing import Preparing
 from mmcached.frontend.requests.request_builder import build_request, prompt_tokens
@@ -74,7 +75,7 @@ class RequestDesk:
         self,
         config: ServiceConfig,
         gate: EngineGate,
-        route: ItemRoute,
+        item_cache: ItemCache,
         *,
         processing: Processing,
         preparing: Preparing,
@@ -83,7 +84,7 @@ class RequestDesk:
     ) -> None:
         self._config = config
         self._gate = gate
-        self._route = route
+        self._item_cache = item_cache
         self._processing = processing
         self._preparing = preparing
         self._answer = answer
@@ -96,9 +97,9 @@ class RequestDesk:
         self.num_failed = 0
         self.num_resends = 0
 
-    def use(self, route: ItemRoute) -> None:
-        """Send items by another route from now on."""
-        self._route = route
+    def use(self, item_cache: ItemCache) -> None:
+        """Keep and send items by another cache from now on."""
+        self._item_cache = item_cache
 
     def __len__(self) -> int:
         """Return how many requests are open."""
@@ -212,10 +213,10 @@ class RequestDesk:
         if link is None:
             return False
         try:
-            items = self._route.resolve(request.keys, given)
+            items = self._item_cache.resolve(request.keys, given)
 
             def make(
-                routed: Sequence[RoutedItem], leases: Sequence[LeaseId | None]
+                routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]
             ) -> tuple[to_engine.AddRequest, list[Frame]]:
                 add, payload = build_request(
                     request.number,
@@ -223,17 +224,17 @@ class RequestDesk:
                     request.token_ids,
                     routed,
                     leases=leases,
-                    mirror_seq=self._route.next_mirror_seq,
+                    mirror_seq=self._item_cache.next_mirror_seq,
                     config=self._config,
                 )
                 request.num_prompt_tokens = len(add.prompt_token_ids)
                 return add, payload
 
-            self._route.sent(self._gate.send_with_leases(link, items, make))
+            self._item_cache.sent(self._gate.send_with_leases(link, items, make))
         except PeerGone:
             return False
         finally:
-            self._route.release()
+            self._item_cache.release()
         request.engine = link.incarnation
         return True
 
@@ -247,7 +248,7 @@ class RequestDesk:
             self._pass_on(engine, message, payload)
             return
         if isinstance(message, received.RequestMissed):
-            self._route.missed(message.mm_hashes)  # true whosever request it was
+            self._item_cache.missed(message.mm_hashes)  # true whosever request it was
         if not self._is_with(engine, message.request_id):
             return
         match message:

@@ -1,0 +1,33 @@
+"""Makes the processor cache that a configuration asks for."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from mmcached.cache.kinds import processor_cache_kind
+from mmcached.cache.request_lru import RequestLRU
+from mmcached.frontend.caches.item_cache import ItemCache
+from mmcached.frontend.caches.local import LocalItemCache
+from mmcached.frontend.caches.mirrored import MirroredItemCache
+from mmcached.frontend.caches.ring import RingItemCache
+from mmcached.shm import ObjectStoreWriter
+from mmcached.wire.config import ServiceConfig
+
+
+def item_cache_from_config(config: ServiceConfig, store: ObjectStoreWriter | None) -> ItemCache:
+    """Return the frontend's processor cache.
+
+    Args:
+        store: of the ring that this process writes; None while there is no ring: then nothing is kept in mode `shm`.
+    """
+    match processor_cache_kind(config):
+        case "off":
+            return ItemCache()
+        case "processor_only":
+            return LocalItemCache(config.processor_cache_bytes)
+        case "lru":
+            return MirroredItemCache(RequestLRU(config.processor_cache_bytes))
+        case "shm":
+            return ItemCache() if store is None else RingItemCache(config, store)
+        case other:
+            assert_never(other)

@@ -1,0 +1,223 @@
+"""Keeps processed items in a ring, and their prompt updates here; handing an item out grants leases on it.
+
+    get_and_update_item(item or None, key)
+      hit               -> ShmItem(handle, leases)       nothing is written
+      hit, small        -> the item itself               kept here: it is cheaper to send than to lease
+      miss, item        -> put into the ring, ShmItem    written once, for any number of readers
+      miss, small       -> the item itself               kept here from now on
+      miss, does not fit-> the item itself               travels inline, nothing is stored; counted
+      a reader's lease is refused -> the item itself     counted
+      miss, None        -> CacheMiss
+
+Items smaller than `inline_below_bytes` never see the ring: they are kept in this process, oldest out first, in a
+sixteenth of what the ring takes.
+
+Invariant: no key is in both places. Not thread-safe: it belongs to the thread that owns the ring.
+
+Source: vLLM's `ShmObjectStoreSenderCache`, with a lease for each attached row instead of counted references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+
+from mmcached.cache.compat.base import BaseMultiModalProcessorCache, SenderInput, SenderOutput
+from mmcached.cache.compat.features import ResolvedPromptUpdate, ShmItem
+from mmcached.cache.compat.items import MultiModalKwargsItem
+from mmcached.cache.compat.lru import CacheInfo, LRUCache
+from mmcached.cache.compat.query_counter import QueryCounter
+from mmcached.cache.compat.sizes import MultiModalCache, MultiModalProcessorCacheItem, is_within
+from mmcached.frontend.caches.ring import SMALL_SHARE
+from mmcached.frontend.caches.ring_items import RingItems
+from mmcached.shm import ObjectStoreWriter
+from mmcached.shm.store.codec import Record, decode, encode
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CacheFull, CacheMiss, InvariantError, ItemTooLarge, LeaseRefused, PeerGone, StaleHandle
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.stats import ProcessorCacheStats
+
+log = structlog.get_logger("mmcached.frontend")
+
+
+class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
+    """Key -> item in the ring.
+
+    Args:
+        config: its `max_object_bytes` limits what is put; larger items are not even encoded. `inline_below_bytes`:
+            see above.
+        store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
+            put and forgotten through this cache.
+    Attributes:
+        row_to_passed_over: items that were handed out without a lease for a row that takes none any more.
+    """
+
+    def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
+        self._max_object_bytes = min(config.max_object_bytes, store.ring.max_object_bytes)
+        self._inline_below_bytes = config.inline_below_bytes
+        self._small: LRUCache[str, MultiModalProcessorCacheItem] = LRUCache(
+            config.processor_cache_bytes // SMALL_SHARE, MultiModalCache.get_item_size
+        )
+        self._ring = store.ring
+        self._items: RingItems[Sequence[ResolvedPromptUpdate]] = RingItems(store)
+        self._counter = QueryCounter()
+        self.row_to_passed_over: Counter[int] = Counter()
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return mm_hash in self._small or mm_hash in self._items
+
+    def get_and_update_item(
+        self, mm_item: SenderInput, mm_hash: str
+    ) -> tuple[MultiModalKwargsItem | ShmItem, Sequence[ResolvedPromptUpdate]]:
+        """Return where the item lies, or, if it does not fit into the ring, the item itself; and its prompt updates.
+
+        A hit ignores a given item: the key says its content.
+
+        Raises:
+            CacheMiss: neither cached nor given; nothing has changed.
+            InvalidRequest: the item holds something that cannot travel; nothing has changed.
+        """
+        small = self._small.get(mm_hash)
+        if small is not None:
+            self._counter.count(hits=1, inline_items=1)
+            return small.item, small.prompt_updates
+        found = self._items.find(mm_hash)
+        if found is not None:
+            self._counter.count_hit()
+            return self._hand_out(found.handle, None), found.note
+        if mm_item is None:
+            raise CacheMiss([mm_hash])
+        item, prompt_updates = mm_item
+        record = item.to_record()
+        if is_within(record, self._inline_below_bytes - 1):
+            self._keep(mm_hash, item, prompt_updates)
+            self._counter.count(items_processed=1, inline_items=1)
+            return item, prompt_updates
+        handle = self._put(mm_hash, record, prompt_updates)
+        if handle is None:
+            self._counter.count(items_processed=1, inline_items=1, inline_fallbacks=1)
+            return item, prompt_updates
+        self._counter.count(items_processed=1)
+        return self._hand_out(handle, item), prompt_updates
+
+    def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
+        """As the base does it; an item that does not fit into the ring goes to all of its request that name it."""
+        if len(mm_items) == len(mm_hashes):
+            given = {key: item for item, key in zip(mm_items, mm_hashes, strict=True) if item is not None}
+            mm_items = [given.get(key) if item is None else item for item, key in zip(mm_items, mm_hashes, strict=True)]
+        return super().get_and_update(mm_items, mm_hashes)
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        """Keep a present key from being evicted until `release_sender_touches`; an absent one changes nothing."""
+        self._items.touch(mm_hash)
+        if mm_hash in self._small:
+            self._small.touch(mm_hash)
+            self._small.pin(mm_hash)
+
+    def release_sender_touches(self) -> None:
+        self._items.release_touches()
+        for mm_hash in self._small.pinned_items:
+            self._small.unpin(mm_hash)
+
+    def invalidate(self, mm_hash: str) -> None:
+        """Forget a key; who holds a lease reads on. An absent key changes nothing."""
+        self._small.pop(mm_hash)
+        self._items.discard(mm_hash)
+
+    def clear_cache(self) -> None:
+        """Forget every key, and start `make_stats` anew. What is leased stays readable; `stats` goes on counting."""
+        self._items.clear()
+        self._small.clear()
+        self._counter.clear()
+
+    def remove_dangling_items(self) -> None:
+        """Do nothing: prompt updates go with their chunk, so none dangle. Here for callers of vLLM's class."""
+
+    def address_as_item(self, address: int, monotonic_id: int) -> MultiModalKwargsItem | ShmItem:
+        """Return what stands for a cached chunk, named by its slot and generation, as `get_and_update_item` does.
+
+        Raises:
+            StaleHandle: no item of this cache lies there.
+        """
+        for handle in self._items.handles():
+            if (handle.slot, handle.generation) == (address, monotonic_id):
+                return self._hand_out(handle, None)
+        raise StaleHandle(f"slot {address} has no item of generation {monotonic_id}")
+
+    def make_stats(self, *, delta: bool = False) -> CacheInfo:
+        return self._counter.make_stats(delta=delta)
+
+    def stats(self) -> ProcessorCacheStats:
+        """Return what was counted since the start; `clear_cache` does not touch it."""
+        return self._counter.stats
+
+    def check_integrity(self) -> None:
+        self._items.check_integrity()
+        twice = [mm_hash for mm_hash in self._small if mm_hash in self._items]
+        if twice:
+            raise InvariantError(f"sender cache: {twice[:3]} lie in the ring and are kept here too")
+        self._small.check_integrity()
+        self._counter.check_integrity()
+
+    def close(self) -> None:
+        """End the touches and let go of the store, which stays open and keeps its records."""
+        self._items.close()
+        self._small.clear()
+
+    def _keep(self, mm_hash: str, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> None:
+        """Keep a small item here, if what is pinned leaves room for it."""
+        with contextlib.suppress(CacheFull):
+            self._small.put_if_fits(mm_hash, MultiModalProcessorCacheItem(item, tuple(prompt_updates)))
+
+    def _put(self, mm_hash: str, record: Record, prompt_updates: Sequence[ResolvedPromptUpdate]) -> Handle | None:
+        """Write a record into the ring; return None if there is no room for it now, or never."""
+        try:
+            encoded = encode(record, max_bytes=self._max_object_bytes)
+        except ItemTooLarge:
+            return None
+        return self._items.put(mm_hash, encoded, tuple(prompt_updates))
+
+    def _hand_out(self, handle: Handle, item: MultiModalKwargsItem | None) -> MultiModalKwargsItem | ShmItem:
+        """Return the place of an item with its leases, or the item itself if some row takes no lease just now."""
+        try:
+            return ShmItem(handle, self._grant_to_attached_rows(handle))
+        except LeaseRefused:
+            self._counter.count(inline_items=1, inline_fallbacks=1)
+            if item is not None:
+                return item
+            return MultiModalKwargsItem.from_record(decode(self._ring.read(handle), tensors="torch", copy=True))
+
+    def _grant_to_attached_rows(self, handle: Handle) -> dict[int, LeaseId]:
+        """Grant to each. If one holds as much as it may, none is granted. A row that takes no leases any more is passed
+        over, counted, and reported once.
+        """
+        leases: dict[int, LeaseId] = {}
+        for row in self._ring.fenced_rows():
+            self._pass_over(row)
+        for row in self._ring.attached_rows():
+            try:
+                leases[row] = self._ring.grant(row, handle)
+            except PeerGone:
+                self._pass_over(row)
+            except LeaseRefused:
+                for granted, lease in leases.items():
+                    self._ring.undo_grant(granted, handle, lease)
+                raise
+        return leases
+
+    def _pass_over(self, row: int) -> None:
+        if not self.row_to_passed_over[row]:
+            log.warning(
+                "a row gets no more leases: what it gave back cannot be, so its reader misses every item", row=row
+            )
+        self.row_to_passed_over[row] += 1
+
+    def _take_back(self, outputs: Sequence[SenderOutput]) -> None:
+        """Undo the grants of items that are not handed out; the last first, for only the last grant can be undone."""
+        for item, _ in reversed(outputs):
+            if isinstance(item, ShmItem):
+                for row, lease in item.leases.items():
+                    self._ring.undo_grant(row, item.handle, lease)

@@ -1,0 +1,75 @@
+"""Where an item belongs in a prompt: what its marker is replaced by (P0 only), and the feature that P0 sends to P1.
+
+    prompt      7 12 IMG 9          one marker per image
+    update      IMG -> 3 x IMG      P0 keeps it beside the item
+    expanded    7 12 IMG IMG IMG 9  placeholders at PlaceholderRange(offset=2, length=3)
+
+Knows nothing of text or tokenisers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mmcached.cache.compat.items import MultiModalKwargsItem
+from mmcached.wire.handle import Handle, LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPromptUpdate:
+    """Replace the item's marker, the token `target`, by `length` tokens `placeholder`: one for each embedding."""
+
+    modality: str
+    target: int
+    placeholder: int
+    length: int
+
+    @property
+    def content(self) -> list[int]:
+        """The tokens that replace the marker."""
+        return [self.placeholder] * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceholderRange:
+    """Placeholder tokens `[offset, offset + length)` of an expanded prompt."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShmItem:
+    """An item that lies in the ring.
+
+    Attributes:
+        handle: where it lies; gives no right to read it.
+        leases: row -> the lease granted to it, one for each reader that is meant; empty in the service, where the
+            frontend grants when it sends.
+    """
+
+    handle: Handle
+    leases: Mapping[int, LeaseId] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class MultiModalFeatureSpec:
+    """One item of a request, as the receiver gets it.
+
+    Attributes:
+        data: the item, where it lies, or None for "you have it"; a receiver cache puts the item itself in.
+        identifier: key of the encoder's output; differs from `mm_hash` when an adapter changes the encoder.
+        mm_hash: key of the processed item; None when it is the identifier.
+    """
+
+    data: MultiModalKwargsItem | ShmItem | None
+    modality: str
+    identifier: str
+    mm_position: PlaceholderRange
+    mm_hash: str | None = None
+
+    @property
+    def cache_key(self) -> str:
+        """`mm_hash or identifier`: what caches of processed items look for."""
+        return self.mm_hash or self.identifier
