@@ -7,8 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from mmcached.client.arguments import (
     check_function,
@@ -26,6 +25,7 @@ from mmcached.client.results import Generation, Piece, embeddings_from, generati
 from mmcached.client.store.fail_open import FailOpen, StoreCounters
 from mmcached.client.store.hits import Hit, Reading
 from mmcached.shm.store.codec import Library, Record
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import MmcachedError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
 from mmcached.wire.messages.parts import RowsWanted
@@ -39,7 +39,7 @@ MAX_CLOSE_S = 5.0
 """How long `close` waits for other uses of the connection to end; the longest is the copy of one large message."""
 
 
-class Client:
+class Client(Closeable):
     """Talk to the service of a run directory.
 
     >>> with Client("/run/mmcached") as client:                      # doctest: +SKIP
@@ -330,14 +330,6 @@ class Client:
         self._guard.abandon()
         self._incarnation.abandon()
         self._incarnation = self._new_incarnation()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- how
 

@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self, assert_never
+from typing import assert_never
 
 import structlog
 
@@ -48,6 +47,7 @@ from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.shm.stats.service import service_stats
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     InvariantError,
@@ -82,7 +82,7 @@ _NOBODYS = (
 _UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.Reconcile | received.ClientBye
 
 
-class Frontend:
+class Frontend(Closeable):
     """The frontend's sockets, caches and loop. Call `poll` until `is_drained`, then `close`.
 
     Args:
@@ -182,14 +182,6 @@ class Frontend:
         """Fail what is still open, remove the ring, close the sockets."""
         self._requests.fail_all(RequestAborted("the service stops; try again"))
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- the ring
 

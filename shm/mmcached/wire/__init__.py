@@ -6,7 +6,7 @@ process/     what every role does at its start, at its end and in its loop
 config       the one configuration of a service                 limits: what peers may ask of it
 errors       every error that travels
 handle       names of bytes in a ring
-paths        the run directory
+paths        the run directory                       closeable: the `with` statement of whatever has `close`
 stats        what each part counts                      figures: which metric each count is
 row_pieces   rows of a generation that come in pieces
 version, vocabulary   numbers on which both sides must agree

@@ -23,8 +23,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import structlog
@@ -44,6 +42,7 @@ from mmcached.engine.server.step_runner import FinishedStep, StepRunner
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.engine.steps.request import Request
 from mmcached.shm.stats.publisher import StatsPublisher
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     CacheMiss,
@@ -73,7 +72,7 @@ log = structlog.get_logger("mmcached.engine")
 POLL_INTERVAL_S = 0.25
 
 
-class EngineServer:
+class EngineServer(Closeable):
     """The engine's sockets, row, scheduler and loop. Call `poll` until told to stop, then `close`.
 
     Args:
@@ -180,14 +179,6 @@ class EngineServer:
             return
         self._group.tell_all(to_worker.Shutdown(self._nonce))
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- the frontend
 

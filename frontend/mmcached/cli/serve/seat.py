@@ -16,9 +16,8 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.unix_sockets import listener_at
@@ -28,7 +27,7 @@ PATIENCE_S = 1.0
 _POLL_S = 0.01
 
 
-class Seat:
+class Seat(Closeable):
     """The lock of one run directory, held until `close` or death.
 
     Attributes:
@@ -67,14 +66,6 @@ class Seat:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take(self) -> None:
         give_up = time.monotonic() + PATIENCE_S

@@ -28,8 +28,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -46,6 +44,7 @@ from mmcached.shm import sweep
 from mmcached.shm.files.lock_file import remove_if_free
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
@@ -61,7 +60,7 @@ WAKE_INTERVAL_S = 0.25
 TOUCH_INTERVAL_S = 3600.0
 
 
-class Supervisor:
+class Supervisor(Closeable):
     """One service in one run directory.
 
     Must be made in the main thread: the parent-death signal follows the thread that spawns.
@@ -160,14 +159,6 @@ class Supervisor:
         self._terminate([self._engine], TERMINATE_GRACE_S)
         self._terminate(self._workers, TERMINATE_GRACE_S)
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- starting
 

@@ -11,12 +11,11 @@ take its place.
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
-from typing import Self
 
 import zmq
 
 from mmcached.cli.watch.readiness import verdict
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ChannelFull, RemoteProtocolError
 from mmcached.wire.messages.client import Failed, Probed, ToClient
@@ -30,7 +29,7 @@ SLACK_S = 1.0
 """How much longer than its deadline an answer is waited for."""
 
 
-class ReadinessWatch:
+class ReadinessWatch(Closeable):
     """One question at a time. Call `look` in every turn of a loop.
 
     Attributes:
@@ -71,14 +70,6 @@ class ReadinessWatch:
     def close(self) -> None:
         self._channel.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take_answers(self, now: float) -> None:
         while True:

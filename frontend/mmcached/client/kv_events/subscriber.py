@@ -15,13 +15,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import zmq
 
 from mmcached.client.kv_events.order import BatchOrder, ReceivedBatch
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, DeadlineExceeded
 from mmcached.wire.messages.kv_events import END_OF_REPLAY, NUMBER_BYTES, KVEventBatch
@@ -37,7 +36,7 @@ MAX_BATCH_BYTES = 16 << 20
 MESSAGES_AT_ONCE = 256
 
 
-class KVEventSubscriber:
+class KVEventSubscriber(Closeable):
     """Receive what one engine publishes.
 
     >>> with KVEventSubscriber.of_service("/run/mmcached") as subscriber:            # doctest: +SKIP
@@ -144,14 +143,6 @@ class KVEventSubscriber:
         self._hang_up()
         self._live.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- questions
 

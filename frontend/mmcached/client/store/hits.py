@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from mmcached.client.arguments import check_bool
 from mmcached.shm.store.codec import Library, Record, decode_frames
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
@@ -32,7 +31,7 @@ class Reading:
         check_bool("view", self.view)
 
 
-class Hit:
+class Hit(Closeable):
     """A record that was found. As a context manager it lets go of the record at the end.
 
     With `view=True` the tensors of the record lie in the service's memory: **read them, never write**; an in-place
@@ -63,14 +62,6 @@ class Hit:
     def close(self) -> None:
         """Let go of the record; what was taken out of it stays valid. A second call does nothing."""
         self._record = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> Record:

@@ -18,13 +18,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 from mmcached.cache.store_keys import store_key
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store import codec
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle
@@ -41,7 +40,7 @@ class Refusal(StrEnum):
     FULL = "there is no room now: too much is leased"
 
 
-class HostTier:
+class HostTier(Closeable):
     """The records of one frontend; `close` closes the store and its ring.
 
     Args:
@@ -183,14 +182,6 @@ class HostTier:
             self._store.close()
         self._tenant_to_books.clear()
         self._key_to_tenant.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- how
 

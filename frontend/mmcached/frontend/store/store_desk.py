@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import structlog
 
@@ -30,6 +28,7 @@ from mmcached.frontend.store.record_sender import RecordSender, Send
 from mmcached.frontend.store.retried_ring import RetriedRing
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.store import codec
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
@@ -58,7 +57,7 @@ StoreMessage = (
 )
 
 
-class StoreDesk:
+class StoreDesk(Closeable):
     """Everything that clients may ask of the store; `close` closes the tier too.
 
     Args:
@@ -284,14 +283,6 @@ class StoreDesk:
         for asker in self.computations.take_all():
             self._fail(asker, RequestAborted("the service stops; try again"))
         self.tier.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _fail(self, asker: Asker, error: MmcachedError) -> None:
         self._send(asker.peer, to_client.Failed(asker.message.request_id, error_to_wire(error)))

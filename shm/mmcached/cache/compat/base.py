@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from mmcached.cache.compat.features import MultiModalFeatureSpec, ResolvedPromptUpdate, ShmItem
 from mmcached.cache.compat.items import MultiModalKwargsItem
 from mmcached.cache.compat.lru import CacheInfo
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.stats import ProcessorCacheStats
 
@@ -35,7 +35,7 @@ SenderOutput = tuple[MultiModalKwargsItem | ShmItem | None, Sequence[ResolvedPro
 ReceiverInput = MultiModalKwargsItem | ShmItem | None
 
 
-class BaseMultiModalCache(ABC, Generic[InT, OutT]):
+class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
     """One side of a cache of processed items."""
 
     @abstractmethod
@@ -77,14 +77,6 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT]):
 
     def close(self) -> None:
         """Let go of what the cache holds; a second call changes nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _take_back(self, outputs: Sequence[OutT]) -> None:
         """Undo what was promised with outputs that are not handed out after all; by default nothing was."""

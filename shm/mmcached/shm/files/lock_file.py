@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from mmcached.shm.files.locks import is_free, try_exclusive
 from mmcached.shm.files.own_file import open_own
+from mmcached.wire.closeable import Closeable
 
 _BYTE = 0
 
 
-class LockFile:
+class LockFile(Closeable):
     """The exclusive lock of one file, held until `close` or death.
 
     Raises:
@@ -44,14 +43,6 @@ class LockFile:
             self.path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def remove_if_free(path: Path) -> bool:

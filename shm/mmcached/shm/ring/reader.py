@@ -18,8 +18,6 @@ import mmap
 import weakref
 import zlib
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +28,7 @@ from mmcached.shm.ring.key_index import KeyIndexReader
 from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32
 from mmcached.shm.segment.mapped import Control, index_of, open_control, open_data
 from mmcached.shm.segment.populate import Advice, Populator
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import (
     ChecksumMismatch,
     InvalidRequest,
@@ -41,7 +40,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 
-class RingReader:
+class RingReader(Closeable):
     """One mapping; made by `open`.
 
     Attributes:
@@ -166,14 +165,6 @@ class RingReader:
             self.index = None
         self._joined = None
         self._mapping = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check(self, handle: Handle) -> None:
         names = self.announcement

@@ -18,8 +18,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +40,7 @@ from mmcached.shm.segment.layout import (
 from mmcached.shm.segment.mapped import index_of
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import CacheFull, InvalidRequest, InvariantError, ItemTooLarge, LocalProtocolError
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.parts import Barrier
@@ -64,7 +63,7 @@ class Claim:
     buffer: npt.NDArray[np.uint8]
 
 
-class RingWriter:
+class RingWriter(Closeable):
     """One ring and its two shared-memory objects; they are unlinked by `close`.
 
     Args:
@@ -370,14 +369,6 @@ class RingWriter:
             self.index.close()
         del self._data, self._leases, self._watch  # they hold the mappings
         segment.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _invalidate(self, extent: Extent) -> None:
         """Zero the chunk header, so that a handle without a lease finds no old content between the new."""

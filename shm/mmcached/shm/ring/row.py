@@ -20,8 +20,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -31,6 +29,7 @@ from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.segment.layout import MAX_RETURNED
 from mmcached.shm.segment.mapped import Control, open_control
 from mmcached.shm.segment.words import require_word_store
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
@@ -44,7 +43,7 @@ def random_nonce() -> int:
     return secrets.randbelow(2**63 - 1) + 1
 
 
-class ReaderRow:
+class ReaderRow(Closeable):
     """A row that this process has taken; made by `attach`."""
 
     def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
@@ -155,14 +154,6 @@ class ReaderRow:
         if self._control is not None:
             self._control.close()
             self._control = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _is_of_this_ring(self, handle: Handle) -> bool:
         return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from mmcached.shm.files import locks
@@ -46,6 +45,7 @@ from mmcached.shm.stats.layout import (
     pack_header,
     slot_of,
 )
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, SegmentError
 from mmcached.wire.stats import RoleName, Stats
 
@@ -74,7 +74,7 @@ class RoleSnapshot:
     stats: Stats
 
 
-class StatsPage:
+class StatsPage(Closeable):
     """The page as its owner, the supervisor, has it: made at start, removed by `close`."""
 
     def __init__(self, path: Path) -> None:
@@ -108,16 +108,8 @@ class StatsPage:
         """Remove the file; who has it mapped keeps it. A second call does nothing."""
         self.path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class StatsPageWriter:
+class StatsPageWriter(Closeable):
     """One role's slot, held for the life of this object. Cheap enough for every turn of a loop; never blocks.
 
     Raises:
@@ -181,14 +173,6 @@ class StatsPageWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _attach(self) -> None:
         for index, is_gauge in enumerate(self._fields.is_gauge):
             if is_gauge:
@@ -208,7 +192,7 @@ class StatsPageWriter:
         self._words[FIRST_FIELD + index] = self._base[index] + value
 
 
-class StatsPageReader:
+class StatsPageReader(Closeable):
     """The page, mapped read-only. Reading takes no lock and disturbs nobody.
 
     Raises:
@@ -243,14 +227,6 @@ class StatsPageReader:
             self._mapping.close()
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _snapshot(self, role: RoleName, slot: int, words: memoryview[int]) -> RoleSnapshot:
         fields = FIELDS[role.kind]

@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from mmcached.shm.stats.page import StatsPageWriter
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.stats import RoleName, Stats
 
 logger = logging.getLogger("mmcached.stats")
@@ -17,7 +16,7 @@ logger = logging.getLogger("mmcached.stats")
 INTERVAL_S = 0.1
 
 
-class StatsPublisher:
+class StatsPublisher(Closeable):
     """One role's writer. Without a page (a role that was started alone) it does nothing.
 
     Args:
@@ -46,11 +45,3 @@ class StatsPublisher:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

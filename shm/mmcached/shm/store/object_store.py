@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import RingWriter
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
 
-class ObjectStoreWriter:
+class ObjectStoreWriter(Closeable):
     """The index of one ring, owned by the ring's writer; `close` closes the ring too.
 
     Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here a
@@ -144,14 +143,6 @@ class ObjectStoreWriter:
         self._touched.clear()
         self.ring.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _check_new(self, key: str) -> None:
         if key in self._key_to_handle:
             raise LocalProtocolError(f"key {key!r} already exists in the store")
@@ -168,7 +159,7 @@ class ObjectStoreWriter:
             self._on_evict_key(key)
 
 
-class ObjectStoreReader:
+class ObjectStoreReader(Closeable):
     """Reads records through one mapping; `close` closes the mapping too."""
 
     def __init__(self, reader: RingReader) -> None:
@@ -207,11 +198,3 @@ class ObjectStoreReader:
     def close(self) -> None:
         """Close the mapping; views live on."""
         self.reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

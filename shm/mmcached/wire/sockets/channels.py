@@ -16,14 +16,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 import zmq
 from zmq.backend import zmq_poll
 from zmq.utils.monitor import recv_monitor_message
 
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
 from mmcached.wire.sockets.unix_sockets import NamedListener
 from mmcached.wire.version import PROTOCOL_VERSION, mismatch
@@ -115,7 +115,7 @@ def _nothing() -> None:
     """Remove no name: there is none."""
 
 
-class _Channel(Generic[ReceivesT]):
+class _Channel(Generic[ReceivesT], Closeable):
     """What both kinds share: a socket with explicit limits, a decoder, and closing."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, receives: Any) -> None:
@@ -132,14 +132,6 @@ class _Channel(Generic[ReceivesT]):
 
     def close(self) -> None:
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class DealerChannel(_Channel[ReceivesT]):

@@ -27,9 +27,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic
 
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError
 from mmcached.wire.process.turns import TurnShare
 from mmcached.wire.sockets.channels import (
@@ -105,7 +105,7 @@ class _Connection:
     refused_since: float | None = None
 
 
-class Listener(Generic[ReceivesT]):
+class Listener(Generic[ReceivesT], Closeable):
     """Listens on a unix socket; a dead process's socket of that name is replaced.
 
     Args:
@@ -447,14 +447,6 @@ class Listener(Generic[ReceivesT]):
         connection = self._by_fd[fd]
         connection.events = select.EPOLLOUT if connection.queue else 0
         self._epoll.modify(fd, connection.events)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _listen(path: str) -> socket.socket:

@@ -1,0 +1,24 @@
+"""Gives a class with `close` its `with` statement."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+
+class Closeable:
+    """Closes itself when a `with` block ends."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Let go of everything; a second call changes nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
