@@ -20,7 +20,7 @@ from __future__ import annotations
 import select
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ import structlog
 from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines
 from mmcached.frontend.connections.seats import Seats
-from mmcached.frontend.engines.askers import Asker
 from mmcached.frontend.engines.engine_gate import EngineGate
 from mmcached.frontend.engines.engine_links import EngineLink
 from mmcached.frontend.engines.flushes import Flushes
@@ -344,7 +343,7 @@ class Frontend(Closeable):
             case received.EngineProbed():
                 self._probes.answered(link, message)
             case received.EngineFlushed():
-                self._flushes.answered(link, message.token)
+                self._flushes.answered(link, message)
             case (
                 received.TokensCommitted()
                 | received.RequestGenerated()
@@ -402,17 +401,8 @@ class Frontend(Closeable):
             stats = service_stats(snapshots, self.stats(), ready)
             for peer, request_id in asked:
                 self._clients.try_send(peer, to_client.Stats(request_id, stats))
-        self._answer_all(self._probes.take_finished(now))
-        self._answer_all(self._flushes.take_finished(now))
-
-    def _answer_all(
-        self, finished: Iterable[tuple[Asker, to_client.Probed | to_client.Flushed | MmcachedError]]
-    ) -> None:
-        for asker, outcome in finished:
-            if isinstance(outcome, MmcachedError):
-                self._clients.try_send(asker.peer, to_client.Failed(asker.request_id, error_to_wire(outcome)))
-            else:
-                self._clients.try_send(asker.peer, outcome)
+        for peer, answer in (*self._probes.take_finished(now), *self._flushes.take_finished(now)):
+            self._clients.try_send(peer, answer)
 
 
 def _retried_ring(config: ServiceConfig) -> RetriedRing | None:

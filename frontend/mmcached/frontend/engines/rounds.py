@@ -1,0 +1,142 @@
+"""Asks the engines the same thing for all who want to know it, one round at a time, and answers them together.
+
+    ask ──> waiting ──begin──> asked ──outcome──> answered         the round that answers begins after the question
+              └──────────────────┴── time is over: a round that nobody waits for any more is over
+
+However many ask, however often, there is one round under way, and the next one is for all who have come meanwhile.
+Knows nothing of what is asked: `Flushes` and `Probes` do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mmcached.frontend.engines.engine_gate import EngineGate
+from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, error_to_wire
+from mmcached.wire.messages.client import Failed, ToClient
+
+AnswerTo = Callable[[int], ToClient]
+"""Makes the answer to the question with this number."""
+
+
+class Asker(NamedTuple):
+    """One question of a client; `deadline` on the frontend's clock, `timeout_s` what it was at first."""
+
+    peer: bytes
+    request_id: int
+    deadline: float
+    timeout_s: float
+
+
+class EngineRounds(ABC):
+    """One kind of question: the round that is under way, and who waits for the next.
+
+    Args:
+        max_per_peer: questions of one connection that may wait.
+    """
+
+    def __init__(self, gate: EngineGate, max_per_peer: int) -> None:
+        self._gate = gate
+        self._max_per_peer = max_per_peer
+        self._waiting: list[Asker] = []
+        self._asked: list[Asker] = []  # empty: no round is under way
+        self._num_of_peer: Counter[bytes] = Counter()
+        self._token = 0
+        self._missing: dict[int, EngineLink] = {}
+
+    def ask(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
+        """Let one wait for the next round.
+
+        Raises:
+            ServiceUnavailable: too many questions of that connection wait already.
+        """
+        limit = self._max_per_peer
+        if self._num_of_peer[peer] >= limit:
+            reason = (
+                f"{limit} questions of this kind wait for an answer (limits.max_requests_per_client); try again later"
+            )
+            raise ServiceUnavailable(reason, field="limits.max_requests_per_client", value=limit + 1, limit=limit)
+        self._num_of_peer[peer] += 1
+        self._waiting.append(Asker(peer, request_id, now + timeout_s, timeout_s))
+
+    def take_finished(self, now: float) -> list[tuple[bytes, ToClient]]:
+        """Return the connections that are answered now, and with what; the next round begins if anybody waits."""
+        finished: list[tuple[bytes, ToClient]] = []
+        if not self._asked and not self._waiting:
+            return finished
+        if self._asked and (outcome := self._outcome(list(self._missing.values()))) is not None:
+            finished += self._answers(self._asked, outcome)
+            self._asked = []
+        for asker in (*self._asked, *self._waiting):
+            if asker.deadline <= now:
+                finished += self._answers([asker], DeadlineExceeded(self._waits_for(), asker.timeout_s))
+        self._asked = [asker for asker in self._asked if asker.deadline > now]
+        self._waiting = [asker for asker in self._waiting if asker.deadline > now]
+        if not self._asked:  # nobody waits for the round: who came later must not wait for its engines
+            self._missing.clear()
+            self._end()
+            if self._waiting and self._may_begin(now):
+                finished += self._begin_round(now)
+        return finished
+
+    def _begin_round(self, now: float) -> list[tuple[bytes, ToClient]]:
+        """Ask for all who wait; return what they are answered if that cannot be done."""
+        self._token += 1
+        try:
+            links = self._begin(self._token, now)
+        except MmcachedError as error:
+            self._end()
+            waiting, self._waiting = self._waiting, []
+            return self._answers(waiting, error)
+        self._missing = {link.incarnation: link for link in links}
+        self._asked, self._waiting = self._waiting, []
+        return []
+
+    @abstractmethod
+    def _begin(self, token: int, now: float) -> Sequence[EngineLink]:
+        """Send the question; return the engines that it was sent to.
+
+        Raises:
+            MmcachedError: it cannot be asked now.
+        """
+
+    @abstractmethod
+    def _outcome(self, missing: Sequence[EngineLink]) -> AnswerTo | MmcachedError | None:
+        """Return the answer for all who have asked; None: it is not known yet.
+
+        Args:
+            missing: engines that have not answered, whether they live or not.
+        """
+
+    @abstractmethod
+    def _waits_for(self) -> str:
+        """Say what has not come, for those whose time is over."""
+
+    def _may_begin(self, now: float) -> bool:
+        return True
+
+    def _end(self) -> None:  # noqa: B027 (a round may hold nothing)
+        """Let go of what the round has held."""
+
+    def _has_answered(self, link: EngineLink, token: int) -> bool:
+        """Take note of an engine's answer; return False for a late one, or a second."""
+        return token == self._token and self._missing.pop(link.incarnation, None) is not None
+
+    def _is_gone(self, link: EngineLink) -> bool:
+        return self._gate.links.get(link.incarnation) is None
+
+    def _answers(self, askers: Sequence[Asker], outcome: AnswerTo | MmcachedError) -> list[tuple[bytes, ToClient]]:
+        answers: list[tuple[bytes, ToClient]] = []
+        for asker in askers:
+            self._num_of_peer[asker.peer] -= 1
+            if not self._num_of_peer[asker.peer]:
+                del self._num_of_peer[asker.peer]
+            if isinstance(outcome, MmcachedError):
+                answers.append((asker.peer, Failed(asker.request_id, error_to_wire(outcome))))
+            else:
+                answers.append((asker.peer, outcome(asker.request_id)))
+        return answers
