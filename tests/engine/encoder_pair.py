@@ -29,27 +29,29 @@ NUM_REQUESTS = 4
 ITEMS = [("a", 2), ("b", 3), ("a", 2), ("a@1", 3), ("c", 6), ("d", 1), ("e", 10), ("b", 4), ("c@1", 2), ("b", 3)]
 
 
-@dataclass
-class Worker:
-    """What one worker holds, and what its engine has told it to."""
-
-    outputs: dict[str, int] = field(default_factory=dict)
-
-    def run(self, freed: list[str], encode_: dict[str, int]) -> None:
-        for key in freed:
-            self.outputs.pop(key, None)
-        self.outputs |= encode_
-        assert sum(self.outputs.values()) <= CACHE_SIZE, "a worker holds more than fits"
-
-    def fail(self, freed: list[str], encode_: dict[str, int]) -> None:
-        for key in [*freed, *encode_]:
-            self.outputs.pop(key, None)
+Outputs = dict[str, int]
+"""What one worker holds: sizes by key."""
 
 
 @dataclass
 class Plan:
+    """What a step tells the workers: keys to drop, and what to encode."""
+
     freed: list[str]
-    encode: dict[str, int]
+    encode: Outputs = field(default_factory=dict)
+
+    def run(self, held: Outputs) -> None:
+        self._drop(held, self.freed)
+        held |= self.encode
+        assert sum(held.values()) <= CACHE_SIZE, "a worker holds more than fits"
+
+    def fail(self, held: Outputs) -> None:
+        self._drop(held, [*self.freed, *self.encode])
+
+    @staticmethod
+    def _drop(held: Outputs, keys: list[str]) -> None:
+        for key in keys:
+            held.pop(key, None)
 
 
 class Pair:
@@ -62,7 +64,7 @@ class Pair:
     def __init__(self, scope: EncoderCacheScope, book: EncoderCacheTable) -> None:
         self.book = book
         self.model = NaiveEncoderBook(scope, CACHE_SIZE)
-        self.workers = [Worker(), Worker()]
+        self.workers: list[Outputs] = [{}, {}]
         self.seen: Counter[str] = Counter()
         self._requests: list[Request] = []
         self._num_requests = 0
@@ -119,7 +121,7 @@ class Pair:
         self._tell_at_once()
         self.compare()
         for worker in self.workers:
-            assert worker.outputs.keys() == self.book.ready_keys(), "a worker was not told, or told too much"
+            assert worker.keys() == self.book.ready_keys(), "a worker was not told, or told too much"
 
     # ---- actions
 
@@ -165,7 +167,7 @@ class Pair:
         if not self.model.is_step_open:
             self._tell_at_once()
             for worker in self.workers:
-                worker.run([], {key: request.features[input_id].num_embeds})
+                Plan([], {key: request.features[input_id].num_embeds}).run(worker)
 
     def _allocate_blindly(self, request: Request, input_id: int) -> None:
         """Without asking: what is there, or does not fit, is refused."""
@@ -220,7 +222,7 @@ class Pair:
         self._send()
         assert self._plan is not None
         for worker in self.workers:
-            worker.run(self._plan.freed, self._plan.encode)
+            self._plan.run(worker)
         self._told(self._plan.freed)
         self.model.commit()
         self.book.commit(self._step_id)
@@ -231,7 +233,7 @@ class Pair:
         if self._plan is not None:
             for worker in self.workers:
                 if number % 3:
-                    (worker.run if number % 3 == 1 else worker.fail)(self._plan.freed, self._plan.encode)
+                    (self._plan.run if number % 3 == 1 else self._plan.fail)(worker)
                 number //= 3
             self.seen["told again"] += bool(self._plan.freed)
         entries = [entry for entry in self.model.entries if not entry.is_ready]
@@ -244,7 +246,7 @@ class Pair:
     def _tell_at_once(self) -> None:
         freed = self._take_freed()
         for worker in self.workers:
-            worker.run(freed, {})
+            Plan(freed).run(worker)
         self._told(freed)
 
     def _take_freed(self) -> list[str]:
@@ -270,7 +272,7 @@ class Pair:
         self.book.reset()
         self._plan = None
         for worker in self.workers:
-            worker.outputs.clear()
+            worker.clear()
 
     # ---- comparison
 
@@ -323,8 +325,8 @@ class Pair:
     def _compare_workers(self) -> None:
         ready, reserved = self.book.ready_keys(), {each.key for each in self.book.reserved_inputs()}
         for worker in self.workers:
-            assert ready <= worker.outputs.keys(), "listed as READY, and a worker does not hold it"
-            assert worker.outputs.keys() <= ready | reserved | self.book.lingering_keys(), "nobody will tell the worker"
+            assert ready <= worker.keys(), "listed as READY, and a worker does not hold it"
+            assert worker.keys() <= ready | reserved | self.book.lingering_keys(), "nobody will tell the worker"
 
 
 def _is(request_id: int, request: Request) -> bool:

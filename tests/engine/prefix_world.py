@@ -54,14 +54,6 @@ class Step:
 
 
 @dataclass
-class Worker:
-    """Rank 0: rows by content, and the names that it was told of each request."""
-
-    rows: set[Row] = field(default_factory=set)
-    named: dict[int, list[bytes]] = field(default_factory=dict)
-
-
-@dataclass
 class Hit:
     """Rows behind which somebody was admitted, in an epoch, and whether its first chunk has been computed."""
 
@@ -79,7 +71,8 @@ class World:
         self.block_size = setting.block_size
         self.is_roomy = setting.max_blocks >= 1000
         self.index = make(setting.block_size, setting.max_blocks)
-        self.worker = Worker()
+        self.written: set[Row] = set()  # rank 0: rows by content, and the names that it was told of each request
+        self.named: dict[int, list[bytes]] = {}
         self.listed: dict[bytes, dict[str, int]] = {}
         self.step: Step | None = None
         self.running: dict[int, Request] = {}
@@ -237,7 +230,8 @@ class World:
             self.epoch += 1
             assert self.index.new_epoch() == self.epoch
             self.listed.clear()
-            self.worker = Worker()
+            self.written.clear()
+            self.named.clear()
 
     def reset(self, rng: random.Random) -> None:
         if rng.random() < 0.2:
@@ -246,7 +240,8 @@ class World:
             self.step = None
             self.released.clear()
             self.hits.clear()
-            self.worker = Worker()
+            self.written.clear()
+            self.named.clear()
             for request_id in list(self.running):
                 self._set_back(request_id)
             self.released.clear()
@@ -258,10 +253,10 @@ class World:
         if step.epoch != self.epoch:
             return {rng.randbytes(32): {KEYS[0]: 1} for _ in range(2)}  # content of a former epoch
         for request_id in step.released:
-            self.worker.named.pop(request_id, None)
+            self.named.pop(request_id, None)
         touched: set[bytes] = set()
         for chunk in step.chunks:
-            known = self.worker.named.setdefault(chunk.request.request_id, [])
+            known = self.named.setdefault(chunk.request.request_id, [])
             if not chunk.is_nameless:
                 assert chunk.names.first_block <= len(known), "a gap before the names of a chunk"
                 if chunk.names.digests:
@@ -269,11 +264,11 @@ class World:
                 assert known == chunk.request.block_hashes[: len(known)]
                 assert len(known) >= chunk.num_nameable
             keeps = rng.choice([1.0, 1.0, 0.7])
-            self.worker.rows |= {row for row in sorted(chunk.promised) if rng.random() < keeps}
+            self.written |= {row for row in sorted(chunk.promised) if rng.random() < keeps}
             touched |= {row[0] for row in chunk.promised}
         if rng.random() < 0.4:
-            lost = {name for name, _, _ in sorted(self.worker.rows) if rng.random() < 0.3}
-            self.worker.rows = {row for row in self.worker.rows if row[0] not in lost}
+            lost = {name for name, _, _ in sorted(self.written) if rng.random() < 0.3}
+            self.written = {row for row in self.written if row[0] not in lost}
             touched |= lost
         return {name: self._leading(name) for name in sorted(touched)}
 
@@ -281,7 +276,7 @@ class World:
         counts: dict[str, int] = {}
         for key in KEYS:
             num = 0
-            while (name, num, key) in self.worker.rows:
+            while (name, num, key) in self.written:
                 num += 1
             if num or len(counts) % 2:  # zero and absent are the same
                 counts[key] = num

@@ -10,6 +10,7 @@ import pytest
 from mmcached.engine import Request, Scheduler
 from mmcached.engine.scheduling.block_admission import BlockAdmission
 from mmcached.wire.config import ModelConfig, ServiceConfig
+from mmcached.wire.vocabulary import END_TOKEN_ID
 from tests.engine.builders import encode, generate, image
 from tests.engine.honest_worker import HonestWorker, expected_output
 
@@ -29,6 +30,7 @@ def random_config(rng: random.Random) -> ServiceConfig:
         encoder_cache_size=rng.choice([0, 6, 9, 30]),
         encoder_cache_scope=rng.choice(["shared", "request"]),
         disable_chunked_mm_input=rng.random() < 0.3,
+        enable_prefix_caching=rng.random() < 0.8,
         model=ModelConfig(max_patches_per_image=max(SIZES.values())),
     )
 
@@ -43,7 +45,14 @@ def random_request(rng: random.Random, request_id: int) -> Request:
         features.append(image(item, len(token_ids), SIZES[item]))
         token_ids += [0] * SIZES[item] + [rng.randrange(2)] * rng.randrange(3)
     max_tokens = rng.randint(1, max(1, MAX_MODEL_LEN - len(token_ids)))
-    return generate(request_id, token_ids, features, max_tokens=max_tokens, tenant=rng.choice(["", "", "x"]))
+    return generate(
+        request_id,
+        token_ids,
+        features,
+        max_tokens=max_tokens,
+        tenant=rng.choice(["", "", "x"]),
+        skip_reading_prefix_cache=rng.random() < 0.2,
+    )
 
 
 def run_load(rng: random.Random, num_requests: int, p_mishap: float) -> Counter[str]:
@@ -54,6 +63,7 @@ def run_load(rng: random.Random, num_requests: int, p_mishap: float) -> Counter[
     workers = [HonestWorker(config.block_size, cache_size) for _ in range(2)]
     requests = [random_request(rng, request_id) for request_id in range(num_requests)]
     pending = list(requests)
+    emitted: dict[int, list[int]] = {}
     seen: Counter[str] = Counter()
     for _ in range(200 * num_requests):
         while pending and rng.random() < 0.3:
@@ -83,10 +93,16 @@ def run_load(rng: random.Random, num_requests: int, p_mishap: float) -> Counter[
         else:
             sampled, other = (worker.run(step) for worker in workers)
             assert sampled == other
+            for request, input_id, _ in step.emit:
+                emitted.setdefault(request.request_id, []).append(input_id)
             for request in scheduler.commit(step, sampled):
                 seen["finished"] += 1
                 if request.kind == "generate":
-                    assert request.output_token_ids == expected_output(request)
+                    output = expected_output(request)
+                    assert request.output_token_ids == output
+                    assert request.finish_reason == ("length" if output[-1] != END_TOKEN_ID else "stop")
+                else:
+                    assert emitted[request.request_id] == list(range(len(request.features)))
         scheduler.check_integrity()
     assert not pending
     assert all(request.is_finished for request in requests)

@@ -108,7 +108,7 @@ class Audit:
     def _check_tables(self) -> None:
         block_size = self._config.block_size
         owners: dict[int, tuple[Request, int]] = {}
-        for request in self._scheduler._running:
+        for request in self._scheduler.running:
             for index, block_id in enumerate(self._scheduler.kv_cache_manager.block_table(request.request_id)):
                 assert block_id > 0
                 owner, at = owners.setdefault(block_id, (request, index))
@@ -119,7 +119,7 @@ class Audit:
                     assert _content(owner, end) == _content(request, end), f"{request} reads what {owner} has written"
 
     def _check_rows(self, rank_0: Rank) -> None:
-        listed = self._scheduler.tensor_prefix_index._listed._rows
+        listed = self._scheduler.tensor_prefix_index.listed.rows
         if rank_0.store is None:
             assert not listed
             return

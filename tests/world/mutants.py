@@ -174,7 +174,7 @@ def lists_rows_before_the_commit(patch: Patch) -> None:
         names = real(index, request, start, num_tokens, written=written, needed=needed)
         end, size = start + num_tokens, index.block_size
         blocks = range(start // size, min(-(-end // size), len(request.block_hashes)))
-        index._listed.take(
+        index.listed.take(
             {request.block_hashes[at]: dict.fromkeys(written, min(size, end - at * size)) for at in blocks}
         )
         return names

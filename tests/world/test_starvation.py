@@ -7,6 +7,7 @@ import random
 import pytest
 
 from mmcached.engine import Request, Scheduler
+from mmcached.wire.config import ServiceConfig
 from tests.engine.builders import generate, image, small_config
 
 
@@ -44,22 +45,20 @@ def test_an_item_longer_than_the_share_of_a_long_prompt_is_computed_in_one_piece
 MAX_MODEL_LEN = 40
 
 
-def random_scheduler(rng: random.Random) -> Scheduler:
+def random_config(rng: random.Random) -> ServiceConfig:
     block_size = rng.choice((1, 3, 4))
-    return Scheduler(
-        small_config(
-            max_patches=5,
-            block_size=block_size,
-            num_kv_blocks=-(-MAX_MODEL_LEN // block_size) + 1 + rng.randrange(12),
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=rng.choice((2, 3)),
-            max_num_batched_tokens=rng.choice((5, 8, 16)),
-            long_prefill_token_threshold=rng.choice((0, 3)),
-            max_num_encoder_input_tokens=rng.choice((0, 7)),
-            encoder_cache_size=rng.choice((0, 6, 9)),
-            encoder_cache_scope=rng.choice(("shared", "request")),
-            disable_chunked_mm_input=rng.random() < 0.5,
-        )
+    return small_config(
+        max_patches=5,
+        block_size=block_size,
+        num_kv_blocks=-(-MAX_MODEL_LEN // block_size) + 1 + rng.randrange(12),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=rng.choice((2, 3)),
+        max_num_batched_tokens=rng.choice((5, 8, 16)),
+        long_prefill_token_threshold=rng.choice((0, 3)),
+        max_num_encoder_input_tokens=rng.choice((0, 7)),
+        encoder_cache_size=rng.choice((0, 6, 9)),
+        encoder_cache_scope=rng.choice(("shared", "request")),
+        disable_chunked_mm_input=rng.random() < 0.5,
     )
 
 
@@ -77,8 +76,8 @@ def random_request(rng: random.Random, request_id: int) -> Request:
 def test_under_arrivals_without_end_everybody_is_served_in_a_time_that_those_before_decide(seed: int) -> None:
     """The first in order gets on in each step, or whoever holds what it waits for: later arrivals do not count."""
     rng = random.Random(seed)
-    scheduler = random_scheduler(rng)
-    most_running = scheduler._config.max_num_seqs
+    config = random_config(rng)
+    scheduler = Scheduler(config)
     alive: dict[int, int] = {}  # by id: the step by which it must have finished
     work: dict[int, int] = {}
     num_arrived = num_finished = most_waiting = 0
@@ -88,7 +87,7 @@ def test_under_arrivals_without_end_everybody_is_served_in_a_time_that_those_bef
             num_arrived += 1
             work[request.request_id] = request.num_prompt_tokens + request.max_tokens + len(request.features)
             before = sum(work[request_id] for request_id in (*alive, request.request_id))
-            alive[request.request_id] = number + 2 * before + most_running * MAX_MODEL_LEN
+            alive[request.request_id] = number + 2 * before + config.max_num_seqs * MAX_MODEL_LEN
             scheduler.add_request(request)
         most_waiting = max(most_waiting, scheduler.num_waiting)
         step = scheduler.schedule()
@@ -99,6 +98,6 @@ def test_under_arrivals_without_end_everybody_is_served_in_a_time_that_those_bef
             del alive[request.request_id]
             num_finished += 1
         late = [request_id for request_id, end in alive.items() if end < number]
-        assert not late, f"requests {late} have waited too long: {list(scheduler._running)}"
+        assert not late, f"requests {late} have waited too long: {scheduler.running}"
     assert num_finished > 100
     assert most_waiting > 2

@@ -152,7 +152,7 @@ class World:
         if step is None:
             return
         self.num_steps += 1
-        assert self.num_steps <= self._most_steps(), f"nobody gets on: {list(self._scheduler._running)}"
+        assert self.num_steps <= self._most_steps(), f"nobody gets on: {self._scheduler.running}"
         plans = [
             build_plan(step, self._items, engine_nonce=NONCE, worker_epoch=rank.worker_epoch) for rank in self._ranks
         ]

@@ -19,37 +19,6 @@ def allocate_and_free(book: SharedEncoderCacheManager, *requests: Request) -> No
         book.free(request)
 
 
-# ---- eviction
-
-
-def test_the_longest_released_goes_first() -> None:
-    book = SharedEncoderCacheManager(9)
-    allocate_and_free(book, *(encode(request_id, (mm_hash, 3)) for request_id, mm_hash in enumerate("abc")))
-    again = encode(7, ("a", 3))
-    book.check_and_update_cache(again, 0)
-    book.free(again)
-    assert list(book.freeable) == ["b", "c", "a"]
-    book.allocate(encode(8, ("d", 4)), 0)
-    assert list(book.freeable) == ["a"]
-
-
-def test_only_as_much_is_evicted_as_needed() -> None:
-    book = SharedEncoderCacheManager(10)
-    allocate_and_free(book, *(encode(request_id, (mm_hash, 3)) for request_id, mm_hash in enumerate("abc")))
-    book.allocate(encode(7, ("d", 2)), 0)
-    assert book.take_freed() == ["a"]
-    assert book.num_free_slots == 2
-
-
-def test_items_of_a_request_are_released_in_the_order_in_which_they_were_taken_up() -> None:
-    book = SharedEncoderCacheManager(10)
-    request = encode(1, ("a", 1), ("b", 1), ("c", 1))
-    for input_id in (2, 0, 1):
-        book.allocate(request, input_id)
-    book.free(request)
-    assert list(book.freeable) == ["c", "a", "b"]
-
-
 # ---- one encoding for all
 
 
@@ -96,14 +65,6 @@ def test_withdrawing_takes_the_reservation_from_all_who_share_it() -> None:
     assert (book.num_free_slots, book.num_freeable_slots) == (6, 6)
     assert list(book.freeable) == []
     book.check_integrity()
-
-
-@pytest.mark.parametrize("is_same", [True, False])
-def test_hits_are_items_that_are_not_encoded_again(*, is_same: bool) -> None:
-    book = SharedEncoderCacheManager(10)
-    book.allocate(encode(1, ("a", 4)), 0)
-    book.check_and_update_cache(encode(2, ("a" if is_same else "b", 4)), 0)
-    assert (book.stats().queries, book.stats().hits) == ((2, 1) if is_same else (1, 0))
 
 
 # ---- one content, two sizes

@@ -74,7 +74,7 @@ class PublishesBeforeCommit(TensorPrefixIndex):
     ) -> BlockNames:
         names = super().reserve(request, start, num_tokens, written=written, needed=needed)
         for digest in names.digests:
-            self._listed.take({digest: dict.fromkeys(written, self.block_size)})
+            self.listed.take({digest: dict.fromkeys(written, self.block_size)})
         return names
 
 
@@ -108,7 +108,7 @@ class OverlooksGaps(TensorPrefixIndex):
             index, offset = divmod(num_tokens - 1, self.block_size)
             if index < len(request.block_hashes):
                 digest = request.block_hashes[index]
-                if all(self._listed.num_rows(digest, key) > offset for key in keys):
+                if all(self.listed.num_rows(digest, key) > offset for key in keys):
                     return num_tokens
         return 0 if keys else num_kv_hit_tokens
 
@@ -117,7 +117,7 @@ class KeepsPromisesOfTheWithdrawn(TensorPrefixIndex):
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
         reserved = self._reserved
         super().withdraw(step_id, report)
-        self._listed.take(reserved_rows(reserved))
+        self.listed.take(reserved_rows(reserved))
 
 
 class TellsNamesOnce(TensorPrefixIndex):

@@ -137,7 +137,7 @@ def test_newcomers_do_not_pass_a_suspect_that_waits_for_blocks() -> None:
     commit(scheduler, step)
     for number in range(2):  # two faults: each of them was in one
         scheduler.reset()
-        scheduler._suspects.add(large, 200)
+        scheduler.suspects.add(large, 200)
         large.num_faults = 1
         scheduler.add_request(generate(10 + number, 30, max_tokens=4))
     order = run_to_the_end(scheduler, poison()).answered
@@ -202,4 +202,4 @@ def test_a_suspect_that_is_aborted_leaves_nothing() -> None:
         scheduler.abort(request_id)
     scheduler.check_integrity()
     assert not scheduler.has_work()
-    assert len(scheduler._suspects) == 0
+    assert len(scheduler.suspects) == 0

@@ -299,9 +299,9 @@ def test_a_reader_that_has_gone_is_forgotten(context: Context, run_dir: Path) ->
         gone.send_multipart([b"", packed(0)])
         bench.until(bench.publisher.serve_replay)
         bench.until(lambda: not bench.publisher.serve_replay())
-        assert bench.publisher._answers
+        assert bench.publisher.num_answers
         gone.close()
-        bench.until(lambda: bench.publisher.serve_replay() or not bench.publisher._answers)
+        bench.until(lambda: bench.publisher.serve_replay() or not bench.publisher.num_answers)
 
 
 # --- where
@@ -362,7 +362,9 @@ def test_what_is_kept_is_bounded_in_bytes(context: Context, run_dir: Path) -> No
         assert int.from_bytes(batches[-1][-2], "big") == bench.publisher.next_number - 1
 
 
-def test_questions_of_many_readers_are_answered_some_at_a_time(context: Context, run_dir: Path) -> None:
+def test_questions_of_many_readers_are_answered_some_at_a_time(
+    context: Context, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each call sends one part of one answer, so that no number of readers holds up a step."""
     with Bench(context, run_dir) as bench:
         for _ in range(2 * BATCHES_AT_ONCE):
@@ -371,21 +373,21 @@ def test_questions_of_many_readers_are_answered_some_at_a_time(context: Context,
         for asker in askers:
             asker.send_multipart([b"", packed(0)])
         sends = []
-        send = bench.publisher._send
+        send = bench.publisher.replay_socket.send_multipart
 
-        def counted(reader: bytes, *frames: bytes) -> None:
-            sends.append(reader)
-            send(reader, *frames)
+        def counted(parts: list[bytes], *flags: Any) -> None:
+            sends.append(parts[0])
+            send(parts, *flags)
 
-        bench.publisher._send = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(bench.publisher.replay_socket, "send_multipart", counted)
 
         def are_many_waiting() -> bool:
             sends.clear()
             bench.publisher.serve_replay()
             assert len(sends) <= BATCHES_AT_ONCE + 1
             assert len(set(sends)) <= 1
-            assert len(bench.publisher._answers) <= MAX_ANSWERS
-            return not bench.publisher._answers
+            assert bench.publisher.num_answers <= MAX_ANSWERS
+            return not bench.publisher.num_answers
 
         bench.until(lambda: bool(bench.publisher.serve_replay()))
         bench.until(are_many_waiting)
@@ -397,7 +399,7 @@ def test_what_waits_for_a_slow_reader_is_bounded_in_bytes(context: Context, run_
     )
     publisher = kv_event_publisher_from_config(context, config, run_dir, 0)
     assert publisher is not None
-    mark = int(publisher._pub.getsockopt(zmq.SNDHWM))
+    mark = int(publisher.publish_socket.getsockopt(zmq.SNDHWM))
     publisher.close()
     prompt = list(range(100_000, 100_000 + config.max_num_batched_tokens))
     digests: list[BlockHash] = [bytes(32)] * (len(prompt) // config.block_size)

@@ -28,6 +28,7 @@ class ListedRows:
         max_blocks: where the store keeps more, those reported longest ago are dropped: not found, and no harm done.
 
     Attributes:
+        rows: numbers of rows by block hash and key; only changed here.
         num_dropped: blocks, so far.
     """
 
@@ -35,15 +36,15 @@ class ListedRows:
         self.num_dropped = 0
         self._block_size = block_size
         self._max_blocks = max_blocks
-        self._rows: dict[bytes, Mapping[str, int]] = {}
+        self.rows: dict[bytes, Mapping[str, int]] = {}
         self._full: dict[str, set[bytes]] = {}  # by key, the blocks that have all rows
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def num_rows(self, digest: bytes, key: str) -> int:
         """Return how many rows of a key a block has from its beginning on."""
-        return self._rows.get(digest, _NONE).get(key, 0)
+        return self.rows.get(digest, _NONE).get(key, 0)
 
     def num_full(self, digests: Sequence[bytes], key: str, num_blocks: int) -> int:
         """Return how many of the first blocks of a sequence have all rows of a key, before one that has not."""
@@ -74,27 +75,27 @@ class ListedRows:
     def take_losses(self, report: Report) -> None:
         """Believe what a report says is gone, and nothing that would be new."""
         for digest, rows in report.items():
-            if digest in self._rows:
-                self._set(digest, {key: min(num, rows.get(key, 0)) for key, num in self._rows[digest].items()})
+            if digest in self.rows:
+                self._set(digest, {key: min(num, rows.get(key, 0)) for key, num in self.rows[digest].items()})
 
     def cut(self, digest: bytes, key: str, num_rows: int) -> None:
         """List at most so many rows of a key."""
         if self.num_rows(digest, key) > num_rows:
-            self._set(digest, {**self._rows[digest], key: num_rows})
+            self._set(digest, {**self.rows[digest], key: num_rows})
 
     def clear(self) -> None:
-        self._rows.clear()
+        self.rows.clear()
         self._full.clear()
 
     def check_integrity(self) -> None:
-        if len(self._rows) > self._max_blocks:
-            raise InvariantError(f"{len(self._rows)} blocks are listed, {self._max_blocks} may be")
-        for digest, rows in self._rows.items():
+        if len(self.rows) > self._max_blocks:
+            raise InvariantError(f"{len(self.rows)} blocks are listed, {self._max_blocks} may be")
+        for digest, rows in self.rows.items():
             if not rows or not all(0 < num <= self._block_size for num in rows.values()):
                 raise InvariantError(f"block {digest.hex()} is listed with {dict(rows)} rows of {self._block_size}")
 
         for key, full in self._full.items():
-            listed = {digest for digest, rows in self._rows.items() if rows.get(key, 0) == self._block_size}
+            listed = {digest for digest, rows in self.rows.items() if rows.get(key, 0) == self._block_size}
             if full != listed:
                 raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} here and not there")
 
@@ -103,14 +104,14 @@ class ListedRows:
         present = {key: num for key, num in rows.items() if num}
         if not present:
             return
-        self._rows[digest] = present
+        self.rows[digest] = present
         for key, num in present.items():
             if num == self._block_size:
                 self._full.setdefault(key, set()).add(digest)
-        if len(self._rows) > self._max_blocks:
-            self._forget(next(iter(self._rows)))
+        if len(self.rows) > self._max_blocks:
+            self._forget(next(iter(self.rows)))
             self.num_dropped += 1
 
     def _forget(self, digest: bytes) -> None:
-        for key in self._rows.pop(digest, ()):
+        for key in self.rows.pop(digest, ()):
             self._full.get(key, set()).discard(digest)

@@ -98,6 +98,7 @@ class TensorPrefixIndex:
 
     Attributes:
         epoch: number of calls of `new_epoch`.
+        listed: rows that have been reported; only changed here.
 
     Raises:
         ConfigError: a size below 1.
@@ -109,7 +110,7 @@ class TensorPrefixIndex:
                 raise ConfigError(field, value, "at least 1")
         self.block_size = block_size
         self.epoch = 0
-        self._listed = ListedRows(block_size, max_blocks)
+        self.listed = ListedRows(block_size, max_blocks)
         self._no_speculative_hits: set[int] = set()  # requests that count on listed rows only
         self._hit_rows = 0
         self.reset()
@@ -202,7 +203,7 @@ class TensorPrefixIndex:
         """
         index, num_rows = divmod(first, self.block_size)
         if index < len(request.block_hashes):
-            self._listed.cut(request.block_hashes[index], key, num_rows)
+            self.listed.cut(request.block_hashes[index], key, num_rows)
         self._no_speculative_hits.add(request.request_id)
 
     # ---- steps and epochs
@@ -219,10 +220,10 @@ class TensorPrefixIndex:
             RemoteProtocolError: a report that cannot be. Nothing has changed.
         """
         self._step.check_open(step_id)
-        self._listed.check(report)
+        self.listed.check(report)
         self._step.commit(step_id)
         if not self._is_step_old:
-            self._listed.take(report)
+            self.listed.take(report)
         self._forget_step()
 
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
@@ -236,10 +237,10 @@ class TensorPrefixIndex:
             RemoteProtocolError: a report that cannot be. Nothing has changed.
         """
         self._step.check_open(step_id)
-        self._listed.check(report or {})
+        self.listed.check(report or {})
         self._step.withdraw(step_id)
         if not self._is_step_old:
-            self._listed.take_losses(report or {})
+            self.listed.take_losses(report or {})
         for request_id in self._taking_part:
             self._untrack(request_id)
         self._forget_step()
@@ -251,7 +252,7 @@ class TensorPrefixIndex:
         stores before the next step.
         """
         self.epoch += 1
-        self._listed.clear()
+        self.listed.clear()
         self._reserved.clear()
         self._is_step_old = self._step.is_open
         for tracked in self._tracked.values():
@@ -260,7 +261,7 @@ class TensorPrefixIndex:
 
     def reset(self) -> None:
         """Forget everything, requests and the open step too: so have the workers."""
-        self._listed.clear()
+        self.listed.clear()
         self._tracked: dict[int, TrackedRequest] = {}
         self._step: StepLog[int] = StepLog()  # its notices: released requests
         self._forget_step()
@@ -273,16 +274,16 @@ class TensorPrefixIndex:
 
     def stats(self) -> PrefixIndexStats:
         return PrefixIndexStats(
-            blocks=len(self._listed),
+            blocks=len(self.listed),
             reserved=sum(len(rows) for rows in self._reserved.values()),
             requests=len(self._tracked),
             hit_rows=self._hit_rows,
-            dropped=self._listed.num_dropped,
+            dropped=self.listed.num_dropped,
         )
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if the tables contradict each other."""
-        self._listed.check_integrity()
+        self.listed.check_integrity()
         if (self._reserved or self._taking_part) and not self._step.is_open:
             raise InvariantError("rows are reserved without a step")
         if not self._taking_part <= self._tracked.keys():
@@ -292,7 +293,7 @@ class TensorPrefixIndex:
 
     def _num_rows(self, request: Request, num_tokens: int, key: str) -> int:
         """Return how many of a request's first `num_tokens` rows of a key can be had."""
-        block_size, listed, hashes = self.block_size, self._listed, request.block_hashes
+        block_size, listed, hashes = self.block_size, self.listed, request.block_hashes
         num_blocks = -(-num_tokens // block_size)
         for index in range(listed.num_full(hashes, key, num_blocks), num_blocks):
             if index >= len(hashes):

@@ -59,6 +59,7 @@ class Scheduler:
     Attributes:
         caches: what is cached; only the scheduler changes it.
         kv_cache_manager, encoder_cache_manager, tensor_prefix_index: its parts.
+        suspects: requests that are computed alone; only the scheduler changes them.
         num_preemptions: requests that were set back for lack of KV blocks.
 
     Raises:
@@ -73,13 +74,18 @@ class Scheduler:
         self.tensor_prefix_index = self.caches.prefix_index
         self.num_preemptions = 0
         self._failed: list[tuple[Request, MmcachedError]] = []
-        self._suspects = Suspects()
+        self.suspects = Suspects()
         self._requests: dict[int, Request] = {}
         self._waiting = RequestQueue()
         self._running = RequestQueue()
         self._num_arrivals = 0
         self._in_flight: ScheduledStep | None = None
         self._next_step_id = 0
+
+    @property
+    def running(self) -> list[Request]:
+        """Running requests in the order in which they are served."""
+        return list(self._running)
 
     @property
     def num_running(self) -> int:
@@ -140,10 +146,10 @@ class Scheduler:
         for _ in range(len(self._running) + 1):
             if not self._requests:
                 return None
-            for alone in self._suspects.turns():
+            for alone in self.suspects.turns():
                 self._in_flight = self._try_step(alone)
                 if self._in_flight is not None:
-                    self._suspects.took_turn(alone)
+                    self.suspects.took_turn(alone)
                     return self._in_flight
         if not self._requests:
             return None
@@ -193,7 +199,7 @@ class Scheduler:
         ended += {item.request.request_id: item.request for item in step.emit if item.request.is_finished}.values()
         for request in ended:
             self._remove(request)
-        self._suspects.clear_the_innocent()
+        self.suspects.clear_the_innocent()
         return [request for request in ended if request.status is RequestStatus.FINISHED]
 
     def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
@@ -271,7 +277,7 @@ class Scheduler:
             table = self.kv_cache_manager.block_table(request.request_id)
             if len(table) * self._config.block_size < request.num_computed_tokens:
                 raise InvariantError(f"{request} has {len(table)} block(s) only")
-        self._suspects.check_integrity(queued)
+        self.suspects.check_integrity(queued)
         if not self.caches.holders() <= {request.request_id for request in self._running}:
             raise InvariantError("somebody who does not run holds blocks, encoder outputs or rows")
 
@@ -299,7 +305,7 @@ class Scheduler:
         return step
 
     def _serve_running(self, builder: StepBuilder, alone: Request | None) -> None:
-        requests = iter(self._suspects.taking_part(self._running, alone))
+        requests = iter(self.suspects.taking_part(self._running, alone))
         while (request := builder.add_decodes(requests)) is not None:
             try:
                 while request.status is _RUNNING and builder.add_running(request) is ScheduleOutcome.KV_REFUSED:
@@ -309,8 +315,8 @@ class Scheduler:
 
     def _admit_waiting(self, builder: StepBuilder, alone: Request | None) -> None:
         admission = BlockAdmission(self._config, self.kv_cache_manager, self._running)
-        is_stalled = alone is None and len(self._suspects) > 0  # a suspect may wait for the encoder
-        for request in list(self._waiting) if alone is None else self._suspects.taking_part(self._waiting, alone):
+        is_stalled = alone is None and len(self.suspects) > 0  # a suspect may wait for the encoder
+        for request in list(self._waiting) if alone is None else self.suspects.taking_part(self._waiting, alone):
             if len(self._running) >= self._config.max_num_seqs or (alone is None and request.alone_until):
                 return
             if is_stalled and request.features:
@@ -381,7 +387,7 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         """Forget a request that has ended."""
         self.caches.free(request)
-        self._suspects.discard(request)
+        self.suspects.discard(request)
         self.kv_cache_manager.free_block_hashes(request)
         del self._requests[request.request_id]
         (self._running if request in self._running else self._waiting).remove(request)
@@ -398,7 +404,7 @@ class Scheduler:
                 self._fail(request, error)
             else:
                 is_for_ever = request.num_faults > self._config.limits.max_deaths_per_request
-                self._suspects.add(request, MAX_PROGRESS if is_for_ever else goal)
+                self.suspects.add(request, MAX_PROGRESS if is_for_ever else goal)
 
     def _fail(self, request: Request, error: MmcachedError) -> None:
         """End one request that cannot be served; the others never notice."""

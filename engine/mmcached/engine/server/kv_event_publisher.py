@@ -99,7 +99,9 @@ class KVEventPublisher:
         self.next_number = clock()
         high_water_mark = max(1, min(config.hwm, self._most_kept_bytes // most_bytes))
         with ExitStack() as undo:
-            self._pub = _bound(context, undo, zmq.PUB, "endpoint", publish_address, high_water_mark=high_water_mark)
+            self.publish_socket = _bound(
+                context, undo, zmq.PUB, "endpoint", publish_address, high_water_mark=high_water_mark
+            )
             replay_mark = min(high_water_mark, REPLAY_HIGH_WATER_MARK)
             self.replay_socket = _bound(
                 context, undo, zmq.ROUTER, "replay_endpoint", replay_address, high_water_mark=replay_mark
@@ -108,13 +110,18 @@ class KVEventPublisher:
         self.replay_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.publish([AllBlocksCleared()])
 
+    @property
+    def num_answers(self) -> int:
+        """Readers that are being answered."""
+        return len(self._answers)
+
     def publish(self, events: Sequence[KVEvent]) -> None:
         """Send a batch to all readers, without waiting for any, and keep it. Nothing to say is no batch."""
         if not events:
             return
         told = [_with_int_hashes(event) for event in events] if self._has_int_hashes else [*events]
         payload = _encoder.encode(KVEventBatch(self._clock() / 1e9, told, self._rank))
-        self._pub.send_multipart([self._topic, _packed(self.next_number), payload], zmq.NOBLOCK)
+        self.publish_socket.send_multipart([self._topic, _packed(self.next_number), payload], zmq.NOBLOCK)
         self._ring.append(payload)
         self._ring_bytes += len(payload)
         self.next_number += 1
