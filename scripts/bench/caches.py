@@ -1,4 +1,4 @@
-"""What comes before the ring: content keys, the processor caches on both sides, and the decoders.
+"""Measures what comes before the ring: content keys, the processor caches on both sides, and the decoders.
 
 hashing     a key against its digest alone, and against vLLM's for the same parts
 classes     LRU, mirror (sender, receiver) and ring (both in one) against vLLM's classes: one item, one call of the

@@ -1,4 +1,4 @@
-"""Ours alone: what the engine itself takes between two steps of its worker, for 1 to 256 running requests.
+"""Measures the engine's own work between two steps of its worker, for 1 to 256 running requests.
 
 In the figure, with the service's own `StepRunner`, books and encoder, and one worker:
 

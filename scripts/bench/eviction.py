@@ -1,4 +1,4 @@
-"""What the ring keeps, what it refuses, and what a place costs, beside other policies; played on the real allocator.
+"""Measures what the ring keeps, refuses, and spends on a place, beside other policies; on the real allocator.
 
 hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of requests and of bytes; the points in `params`
            are the difference to the peer. The peers hold their capacity exactly, without fragments: `policies`;

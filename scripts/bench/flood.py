@@ -1,4 +1,4 @@
-"""What a client in a loop costs another one: the cheapest call beside a flood of each kind of message.
+"""Measures what a client in a loop costs another one: the cheapest call beside a flood of each kind of message.
 
 One frontend alone, an honest client in this process, and a process that says one thing without end and reads whatever
 is answered. For each flood: median and 99th percentile of the honest call against the quiet median, and how busy the

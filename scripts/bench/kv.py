@@ -1,4 +1,4 @@
-"""The KV cache manager beside vLLM's: lookups, allocation, decoding, hashing, construction, hit rates, and what grows.
+"""Measures the KV cache manager beside vLLM's: lookups, allocation, decoding, hashing, hit rates, growth.
 
 paths      what is compared, each a sampler of CPU time of this process. A path "with commit" runs in steps; vLLM has
            none, so its figure is the same in both rows

@@ -1,4 +1,4 @@
-"""Which share of prompt tokens is found in small pools, where layers with windows have smaller blocks than others.
+"""Measures the share of prompt tokens that small pools find, where layers with windows have smaller blocks.
 
 conversations   some at a time; each turn brings the whole history and a few new tokens, in any order
 agents          a handful of long instructions; each request brings one of them, a task of its own and some turns

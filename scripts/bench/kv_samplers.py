@@ -1,4 +1,4 @@
-"""What the benchmark of the KV cache manager measures, once for both sides.
+"""Samples the paths of a KV cache manager, written once for both sides.
 
 A `Book` is a manager in a state: its pool full of published content, some requests running. Each function makes a
 sampler of CPU time out of a side's calls. The loop of the caller, and the counter that it moves, are part of every

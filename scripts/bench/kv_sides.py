@@ -1,4 +1,4 @@
-"""Where the two managers differ for their caller: how they are made, and where the digests of a request lie.
+"""Bridges where the two KV cache managers differ: how they are made, and where a request's digests lie.
 
 Everything else has the same names and the same first parameters on both sides, and is called directly.
 """

@@ -1,4 +1,4 @@
-"""Caches in plain words, to compare an eviction policy with: of whole objects, and of prefixes of blocks.
+"""Models caches in plain words, to compare an eviction policy with: whole objects, and prefixes of blocks.
 
     LRU        out goes what was not asked for the longest
     Fifo       out goes what came first, asked for or not; so does a ring without leases or hits

@@ -1,4 +1,4 @@
-"""The store of hidden states beside the caches by KV slot: decode steps, prefixes, memory.
+"""Measures the store of hidden states beside the caches by KV slot: decode steps, prefixes, memory.
 
 Times are CPU time of this process, one thread. vllm-omni is measured where it is installed: `make bench-peers`. What
 the sides do: `prefix_sides`.

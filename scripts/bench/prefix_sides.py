@@ -1,4 +1,4 @@
-"""What is measured of the caches of hidden states, and the sides: what each does in a step.
+"""Plays the steps of the caches of hidden states: rows, requests, room, and what each side does in a step.
 
 The store, this repository's `OmniTensorPrefixCache` and vllm-omni's play the same steps with the same rows, as wide as
 a 30B model's hidden states, and as much room. They are in the state of a long-running engine: memory has been touched,

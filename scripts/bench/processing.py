@@ -1,4 +1,4 @@
-"""The decoders: their rate beside threads that do the same, and what their work costs the loop that serves hits.
+"""Measures the decoders beside threads that do the same, and what their work costs the loop that serves hits.
 
 Photographs of many sizes are made from one of the scikit-image wheel's; without it, from noise.
 """

@@ -1,4 +1,4 @@
-"""How much of a recorded service's prompts a KV cache finds, by the size of its pool and by its eviction policy.
+"""Replays a recorded service: the share of its prompts that a KV cache finds, by pool size and eviction policy.
 
 hit rate        share of all prompt blocks that a lookup finds, in percent. A prompt's last block counts as asked for
                 and is never found (the last token is always computed), so even what holds everything stays below the

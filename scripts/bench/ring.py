@@ -1,4 +1,4 @@
-"""The ring against its peers and against memcpy: puts, hits, laps, copies, throughput, hops, and what grows.
+"""Measures the ring against its peers and memcpy: puts, hits, laps, copies, throughput, hops, growth.
 
 put          from the writer's call until all readers, one process and one row each, hold a usable tensor
 hit          the same for an item that is in the ring already

@@ -1,4 +1,4 @@
-"""The figures of the ring's transports: every transport of a comparison in turn, a few puts or hits each.
+"""Drives the ring's transports: every transport of a comparison in turn, a few puts or hits each.
 
 A figure is the median over rounds of the round's median. Every tensor carries a stamp in its first and last element,
 which each reader reads back. `CopyLimit` is the physical limit: the fastest way to copy an item into a populated shared

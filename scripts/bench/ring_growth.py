@@ -1,5 +1,4 @@
-"""# ---- ring_peers/growth.py
-What one operation of the writer costs as rows and slots grow, in one process: nobody waits for anybody here.
+"""Measures the cost of the writer's operations as rows and slots grow, in one process: nobody waits for anybody.
 
 Chunks are so small that slot ids run out first: every claim evicts one. In the rows with pins, every 20th chunk is
 leased for as long as the measurement lasts.

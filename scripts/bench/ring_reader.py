@@ -1,4 +1,4 @@
-"""One reader process: `python -m scripts.bench.ring_reader DIRECTORY INDEX`.
+"""Reads as one process: `python -m scripts.bench.ring_reader DIRECTORY INDEX`.
 
 Blocks for messages, lets the session's transport turn them into tensors, reads their first and last element and tells
 the writer when that was done. It ends with its parent. On demand it says what a tensor takes of the process's own

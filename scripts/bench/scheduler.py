@@ -1,4 +1,4 @@
-"""The scheduler and its books beside vLLM's: whole steps, the encoder cache manager's cycles, their limit, what grows.
+"""Measures the scheduler and its books beside vLLM's: whole steps, encoder cache cycles, their limit, growth.
 
 encoder_miss   an item that must be encoded. The cache is full of entries that nobody refers to, so each new one evicts
                one. Every item belongs to a request of its own, and its content key is a string that nobody has hashed

@@ -1,4 +1,4 @@
-"""Where the two encoder cache managers differ for their caller: how they are made, and what a request looks like.
+"""Bridges where two schedulers and encoder cache managers differ: how they are made, and what a request is.
 
 Everything else has the same names and the same parameters on both sides, and is called directly. The two schedulers
 differ in what a step is and in what comes back from it: see `Steps`.

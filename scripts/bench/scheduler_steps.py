@@ -1,4 +1,4 @@
-"""The paths of a whole step: to decide it, to book what has come back from it, and both, while everybody decodes.
+"""Samples whole steps while everybody decodes: to decide one, to book what has come back from it, and both.
 
 Prompts that nobody has seen, of 256 tokens and up to 15 more, were computed in earlier steps. Each decode step gives
 every request one token, and every sixteenth a new block, which nearly always evicts one; another sixteenth fills its

@@ -1,4 +1,4 @@
-"""The sidecar beside Redis: a record of 4.7 MiB in a client's hands, from 1, 4 and 16 client processes at once.
+"""Measures the sidecar beside Redis: a record of 4.7 MiB in the hands of 1, 4 and 16 client processes.
 
 view       `Client.get(key, view=True)`: the tensor lies in shared memory, and is read in place
 owned      `Client.get(key)`: the client's own, writable copy

@@ -1,4 +1,4 @@
-"""Requests to compare eviction policies with: objects for the ring, and prompts as lists of blocks for the KV cache.
+"""Draws and reads requests to compare eviction policies with: objects for the ring, prompts for the KV cache.
 
 **Objects**: which one is asked for next, and how large each is.
 

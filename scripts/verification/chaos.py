@@ -1,4 +1,4 @@
-"""Chaos: a writer and readers in processes of their own, killed and stopped at random instants, every byte checked.
+"""Runs chaos: a writer and readers in own processes, killed and stopped at random instants, every byte checked.
 
     python -m scripts.verification.chaos [--seconds 60] [--seed N] [--mutant NAME]
 

@@ -1,4 +1,4 @@
-"""What the processes of a chaos run share: who they are, what they say to each other, and what survives them.
+"""Defines what the processes of a chaos run share: who they are, what they say, and what survives them.
 
     reader ── Who ──> writer        reader ── Hello(ring, row, nonce) ──> writer
     reader <── Ring(announcement) ──              <── Lease(handle, lease) ── …

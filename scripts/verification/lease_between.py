@@ -1,4 +1,4 @@
-"""What lies between the processes of the model: messages, their queues, byte locks and the words of a control object.
+"""Models what lies between the processes: messages, their queues, byte locks, the words of a control object.
 
 Messages are values; where the product's own will do, it is used: `WorkerHello`, `WorkerAttached` and `Attach` travel as
 they are. Byte locks have no kernel: who holds which byte of which control object, and what `shm.files.locks` says of

@@ -1,4 +1,4 @@
-"""What a world is made of, and what is explored of the protocol as it is.
+"""Lists what is explored of the protocol as it is, and what a world is made of.
 
 Small scenarios are part of the suite, the large ones of the soak; none is cut off: each is explored to its last state.
 """

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmcached.shm import decode, decode_frames, encode
 from mmcached.shm.store.codec import Library, Record, adopt_frames
 from mmcached.shm.store.record_head import MAX_DEPTH, MAX_ELEMENTS, MAX_HEAD_BYTES, MAX_TENSORS
-from mmcached.shm.store.tensor_bytes import _ITEMSIZES, _NUMPY_ITEMSIZES
+from mmcached.shm.store.tensor_bytes import ITEMSIZES, NUMPY_ITEMSIZES
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from tests.house.drawing import examples
 
@@ -46,10 +46,10 @@ def tensor_of(dtype: str) -> torch.Tensor:
     """`(2, 3)`, with arbitrary bits: NaNs with payloads, negative zeros."""
     if dtype == "bool":
         return (RANDOM[:6] > 127).reshape(2, 3)
-    return RANDOM[: 6 * _ITEMSIZES[dtype]].view(getattr(torch, dtype)).reshape(2, 3)
+    return RANDOM[: 6 * ITEMSIZES[dtype]].view(getattr(torch, dtype)).reshape(2, 3)
 
 
-@pytest.mark.parametrize("dtype", sorted(_ITEMSIZES))
+@pytest.mark.parametrize("dtype", sorted(ITEMSIZES))
 @pytest.mark.parametrize("shape", ["plain", "transposed", "strided", "0-d", "empty", "many"])
 def test_torch_round_trips_bit_for_bit(dtype: str, shape: str) -> None:
     full = tensor_of(dtype)
@@ -67,7 +67,7 @@ def test_torch_round_trips_bit_for_bit(dtype: str, shape: str) -> None:
     assert bits(decode(written({"t": tensor}), tensors="torch", copy=True)["t"]) == bits(tensor)
 
 
-@pytest.mark.parametrize("dtype", sorted(_NUMPY_ITEMSIZES))
+@pytest.mark.parametrize("dtype", sorted(NUMPY_ITEMSIZES))
 def test_numpy_round_trips(dtype: str) -> None:
     for array in (np.arange(6).astype(dtype).reshape(2, 3), np.ones((), dtype), np.empty((0, 4), dtype)):
         for variant in (array, array.T, array[::-1] if array.ndim else array):

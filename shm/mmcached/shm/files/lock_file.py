@@ -1,4 +1,4 @@
-"""A file whose lock says that its holder lives: the supervisor's seat, and each client's proof of life.
+"""Proves that a file's holder lives by the file's lock: the supervisor's seat, and each client's presence.
 
 The kernel drops the lock with the process, however it ends. Time-outs play no part.
 """

@@ -1,4 +1,4 @@
-"""Byte locks that die with their holder: Linux "open file description" (OFD) locks on the control object.
+"""Locks bytes of the control object until their holder dies: Linux "open file description" (OFD) locks.
 
 Which byte means what (bytes are only lock addresses; nothing is stored there, and they need not exist in the file):
 

@@ -1,4 +1,4 @@
-"""Where the next chunk goes: a hand sweeps the ring and, of the next places, takes the one that throws away least.
+"""Places the next chunk: a hand sweeps the ring and, of the next places, takes the one that throws away least.
 
     0                                                          capacity
     ├──A──┤░░├────pinned────┤──C──┤──D──┤░░░├─E─┤─F─┤░░░░░░░░░░┤      ░ free

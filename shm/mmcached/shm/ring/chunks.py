@@ -1,4 +1,4 @@
-"""What lies in each slot of a ring: who may be evicted, who is current, who only waits for its last reader.
+"""Keeps the state of each slot of a ring: claimed, current, or an island that waits for its last reader.
 
     free ──claim──> claimed ──publish──> current ──forget──> island ──> free     an island is leased: nobody finds it,
               └──abort──> free               └──evicted, or forgotten unleased──> free       and its bytes stay

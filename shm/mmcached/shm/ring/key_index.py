@@ -1,4 +1,4 @@
-"""Which keys a writer holds, as a table of words that its readers look into without asking anybody.
+"""Shows the keys that a writer holds, in a table of words that its readers look into without asking anybody.
 
     words   [ fp | 0 | 0 | fp | fp | 0 | … ]     one 64-bit fingerprint for each key, 0 = free; a power of two of words
             home of a key = fingerprint mod size; if that is taken, the next word, and so on (linear probing)

@@ -1,4 +1,4 @@
-"""The writer's books on leases: what it has granted, what came back, and which rows may still be trusted.
+"""Counts what the ring's writer has granted and what came back, and judges which rows may still be trusted.
 
 Sans I/O: the counts that readers return are an array that is passed in (a live view of the cells in shared memory, or
 any array in a test). Knows slots and rows, but no chunks and no locks; that a row's holders are dead is told to it.

@@ -1,4 +1,4 @@
-"""Which of many places to take, when each has a price and to ask whether it can be had costs more than to compare.
+"""Picks the cheapest of many places; checks pins late, because a check costs more than to compare prices.
 
     price   7 5 9 6 8 7 9 4 … 6 5 8 │ 7 …      a place = some neighbours in a row of chunks, which would have to go;
             └──────── many: 64 ─────┘          its price = what they are worth together

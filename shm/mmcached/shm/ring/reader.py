@@ -1,4 +1,4 @@
-"""A read-only mapping of a ring: views of chunks, in place, kept alive by whoever holds them.
+"""Maps a ring read-only and hands out views of chunks, in place, kept alive by whoever holds them.
 
 The kernel enforces "read-only": the object is opened O_RDONLY and mapped PROT_READ. numpy refuses to write into a
 view; torch has no such flag, so an in-place operation on a tensor made of one ends the process that does it with

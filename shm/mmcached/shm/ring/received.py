@@ -1,4 +1,4 @@
-"""What one reader incarnation has received: the other half of `leases`, sans I/O.
+"""Counts the leases that one reader incarnation has received: the other half of `leases`, sans I/O.
 
 Leases of one incarnation are numbered 1, 2, 3 … and come through one queue. A number left out means that a descriptor
 was lost on the way: the reader says so, and the writer asks with a barrier what has arrived (see `leases`).

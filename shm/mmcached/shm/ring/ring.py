@@ -1,4 +1,4 @@
-"""The writer's end of a ring: claim room, fill it in place, commit, grant leases, take the bytes back.
+"""Writes a ring: claims room, fills it in place, commits, grants leases, takes the bytes back.
 
     claim(nbytes) ── fill ──> commit ──> Handle ── grant(row) ──> send the descriptor
           └──> abort                        │

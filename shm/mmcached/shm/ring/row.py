@@ -1,4 +1,4 @@
-"""One reader's row: the incarnation that leases are granted to, and the only hand that writes the row's words.
+"""Takes one reader's row and writes its words: the incarnation that leases are granted to.
 
 In the service the row belongs to an engine; its workers read under its leases and write nothing. Taking a row, in this
 order:

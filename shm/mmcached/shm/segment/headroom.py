@@ -1,4 +1,4 @@
-"""How much memory this process may still take before the kernel kills it, and the error that says what to do about it.
+"""Estimates the memory that this process may still take before the kernel kills it, and words the error.
 
 A shared-memory object that is too large for its memory cgroup is no error that anybody can catch: the process is
 killed while the pages are allocated. So the limits are read first. Only an estimate: others allocate too.

@@ -1,4 +1,4 @@
-"""The layout of a ring: two POSIX shared-memory objects, what each word means, and who writes it.
+"""Defines the layout of a ring: two POSIX shared-memory objects, what each word means, and who writes it.
 
 Pure arithmetic and byte packing; knows nothing of files, locks or processes. Invariant: every word has one writing
 process.

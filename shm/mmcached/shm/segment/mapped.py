@@ -1,4 +1,4 @@
-"""The two objects of a ring, opened and mapped; how they are created: `segment`.
+"""Opens and maps the two objects of a ring; `segment` creates them.
 
 ctl    the writer maps it whole, a reader only the row that it has taken: a stray write of its process goes no further.
        The file description carries this process's byte locks

@@ -1,4 +1,4 @@
-"""Give a mapping its page-table entries before they are needed, by a thread, in steps.
+"""Gives a mapping its page-table entries before they are needed, by a thread, in steps.
 
 The first touch of each page costs a fault; the first lap of writes through a fresh ring is several times slower for it.
 `madvise` can take all the faults of a range at once, and does not change a byte. So one thread walks over the mapping

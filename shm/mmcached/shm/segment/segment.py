@@ -1,4 +1,4 @@
-"""The two shared-memory objects of a ring: how they are created, named and removed. How they are opened: `mapped`.
+"""Creates, names and removes the two shared-memory objects of a ring; `mapped` opens them.
 
 Creation, in this order, because a sweep may run at any instant and takes away what nobody has locked:
 

@@ -1,4 +1,4 @@
-"""Remove the shared-memory objects that killed services have left; never those of a living one.
+"""Removes the shared-memory objects that killed services have left; never those of a living one.
 
 A writer holds byte 0 of its control object for its life, so whoever gets that byte knows that the writer is dead. The
 byte is held while the names go away: two sweeps cannot work on one ring, and one that is killed half-way leaves a

@@ -1,4 +1,4 @@
-"""How a process stores into a control word so that all its earlier reads of the payload come first.
+"""Stores a control word after all of the process's earlier reads of the payload.
 
 A cell goes up only after the reader has read the bytes; the writer sees the cell, then overwrites the bytes. That
 needs a *release* store on the reader's side, and on the writer's side that the overwriting is not moved before the

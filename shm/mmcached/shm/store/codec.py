@@ -1,4 +1,4 @@
-"""A record (nested dicts and lists of tensors and plain values) as bytes, with the tensors ready to be read in place.
+"""Encodes a record (nested dicts and lists of tensors and plain values) as bytes; its tensors can be read in place.
 
     ┌────────────────────┬───┬──────────┬───┬──────────┬ …
     │ head (record_head) │ 0 │ tensor 0 │ 0 │ tensor 1 │        each tensor at a multiple of 64

@@ -1,4 +1,4 @@
-"""Records under string keys in a ring: the writer's index, and the reader's way from a handle to a record.
+"""Keeps records under string keys in a ring: the writer's index, and the reader's way from a handle to a record.
 
 A record's size is known before a byte of it is written, so it is written once, in place. Eviction is the ring's; a key
 goes with its chunk. The reader needs no key and no index: a handle says everything.

@@ -1,4 +1,4 @@
-"""The head of an encoded record: preamble and MessagePack header, read and judged whole, once for equal bytes.
+"""Reads and judges the head of an encoded record, preamble and MessagePack header, once for equal bytes.
 
     ┌────────────────────┬─────────────────────┐
     │ preamble, 16 bytes │ MessagePack header  │      header = [tree, [[dtype, shape], …]]

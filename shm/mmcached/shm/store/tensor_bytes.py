@@ -1,4 +1,4 @@
-"""Dense tensors of numpy and torch as plain bytes, and back; bit for bit.
+"""Turns dense tensors of numpy and torch into plain bytes, and back; bit for bit.
 
 Bytes are C order, little-endian. A dtype travels by the name that both libraries use (`float32`, `bfloat16`, `bool`,
 …), out of a fixed list: no name from outside is ever looked up in a library. Which library made a tensor is not kept:
@@ -19,7 +19,7 @@ from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
 
 Bytes1D = npt.NDArray[np.uint8]
 
-_NUMPY_ITEMSIZES = {
+NUMPY_ITEMSIZES = {
     **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8},
     **{"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16},
 }
@@ -27,8 +27,8 @@ _TORCH_ITEMSIZES = {
     **{"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1},
     **{"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1},
 }
-_ITEMSIZES = _NUMPY_ITEMSIZES | _TORCH_ITEMSIZES
-_NUMPY_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in _NUMPY_ITEMSIZES}
+ITEMSIZES = NUMPY_ITEMSIZES | _TORCH_ITEMSIZES
+_NUMPY_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in NUMPY_ITEMSIZES}
 _BYTE = np.dtype(np.uint8)
 _MAX_DIMS = 64
 _MAX_ELEMENTS = 1 << 48
@@ -43,7 +43,7 @@ class TensorType:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", _ITEMSIZES[self.dtype] * math.prod(self.shape))
+        object.__setattr__(self, "nbytes", ITEMSIZES[self.dtype] * math.prod(self.shape))
 
     @classmethod
     def checked(cls, dtype: object, shape: object, field: str) -> TensorType:
@@ -52,7 +52,7 @@ class TensorType:
         Raises:
             RemoteProtocolError: an unknown dtype, or no possible shape.
         """
-        if not isinstance(dtype, str) or dtype not in _ITEMSIZES:
+        if not isinstance(dtype, str) or dtype not in ITEMSIZES:
             raise RemoteProtocolError("not a dtype that is carried", f"{field}.dtype")
         if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
             raise RemoteProtocolError(f"a shape is a list of at most {_MAX_DIMS} sizes", f"{field}.shape")
@@ -98,8 +98,8 @@ def to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
 
 
 def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[TensorType, Bytes1D]:
-    if array.dtype.name not in _NUMPY_ITEMSIZES:
-        raise NotCarried(array.dtype.name, f"dtypes are {sorted(_NUMPY_ITEMSIZES)}")
+    if array.dtype.name not in NUMPY_ITEMSIZES:
+        raise NotCarried(array.dtype.name, f"dtypes are {sorted(NUMPY_ITEMSIZES)}")
     if isinstance(array, np.ma.MaskedArray):
         raise NotCarried("masked array", "its mask would be lost; fill it first")
     # `order="C"` and not `ascontiguousarray`, which gives a 0-d array one dimension.
@@ -115,10 +115,10 @@ def _torch_to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
     except (TypeError, RuntimeError):  # numpy has no such dtype, or it is on a device, needs a gradient, is lazy …
         pass
     else:
-        if array.flags.c_contiguous and array.nbytes and name in _NUMPY_ITEMSIZES:
+        if array.flags.c_contiguous and array.nbytes and name in NUMPY_ITEMSIZES:
             return TensorType(name, array.shape), np.frombuffer(array, np.uint8)
-    if name not in _ITEMSIZES:
-        raise NotCarried(name, f"dtypes are {sorted(_ITEMSIZES)}")
+    if name not in ITEMSIZES:
+        raise NotCarried(name, f"dtypes are {sorted(ITEMSIZES)}")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise NotCarried(f"{tensor.device}, {tensor.layout}", "only dense CPU tensors are carried; call .cpu()")
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()

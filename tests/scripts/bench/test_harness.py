@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.bench import harness
+from scripts.bench.harness import Bound, Row, Unavailable, against_first, beside_peer, compare, row
+
+FAST = Row("put", "1 KiB", 2.0, "us", "memcpy", 4.0, 0.5)
+
+
+def measure(num_rounds: int) -> Iterator[Row]:
+    yield row("rounds", "", num_rounds, "", peer="one", peer_value=1)
+    raise Unavailable("its peer is not installed")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    bounds = [Bound("reach", "put", "1 KiB", "memcpy", 0.4)]
+    sections = {"first": lambda _: [FAST], "second": measure}
+    harness.main("a title", sections, lambda undo: sections, rounds=(5, 2), bounds=bounds)
+
+
+def test_rows_before_a_missing_peer_stay_and_a_line_says_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.tell_once.cache_clear()
+    run(monkeypatch, "--json", "--quick")
+    output = capsys.readouterr()
+    assert [(each["name"], each["ours"]) for each in json.loads(output.out)] == [("put", 2.0), ("rounds", 2)]
+    assert "second: rows are left out: its peer is not installed" in output.err
+
+
+def test_a_table_is_followed_by_the_bounds_that_it_is_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--only", "first")
+    output = capsys.readouterr().out
+    assert "a title" in output
+    assert "MISSED" in output
+    assert "rounds" not in output
+
+
+def test_an_unknown_section_is_refused_before_anything_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "third"])
+    with pytest.raises(SystemExit):
+        harness.main("a title", ["first"], lambda undo: pytest.fail("opened"), rounds=(1, 1))
+
+
+def test_what_the_sections_have_opened_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--json"])
+    closed: list[str] = []
+
+    def open_sections(undo: contextlib.ExitStack) -> dict[str, harness.Section]:
+        undo.callback(closed.append, "pool")
+        return {"first": lambda _: []}
+
+    harness.main("a title", ["first"], open_sections, rounds=(1, 1))
+    assert closed == ["pool"]
+
+
+@pytest.mark.parametrize(("ratio", "is_floor", "is_met"), [(0.5, False, True), (0.4, False, False), (0.6, True, False)])
+def test_a_bound_is_a_ceiling_or_a_floor(ratio: float, *, is_floor: bool, is_met: bool) -> None:
+    bound = Bound("reach", "put", "1 KiB", "memcpy", ratio, is_floor)
+    assert bound.concerns(FAST)
+    assert bound.is_met(FAST) == is_met
+
+
+def test_a_family_is_held_against_its_first() -> None:
+    (only,) = against_first("cost", "us", {"1 row": 2.0, "2 rows": 3.0})
+    assert (only.params, only.peer, only.ratio) == ("2 rows", "1 row", 1.5)
+
+
+def test_a_peer_without_steps_is_beside_both_of_ours() -> None:
+    figures = {"ours": 1.0, harness.STEPS: 2.0, "vLLM": 4.0}
+    rows = beside_peer("decode", "16", "us", figures, "vLLM")
+    assert [(each.name, each.peer, each.ratio) for each in rows] == [
+        ("decode", "vLLM", 0.25),
+        ("decode, with commit", "vLLM", 0.5),
+        ("decode, with commit", "ours, without steps", 2.0),
+    ]
+    assert len(beside_peer("decode", "16", "us", {"ours": 1.0, harness.STEPS: 2.0}, "vLLM")) == 1
+
+
+def test_rounds_are_interleaved_and_the_unmeasured_do_not_count() -> None:
+    order: list[str] = []
+
+    def sampler(name: str, values: Iterator[float]) -> float:
+        order.append(name)
+        return next(values)
+
+    a, b = iter([100.0, 1, 2, 3]), iter([100.0, 4, 5, 6])
+    figures = compare({"a": lambda: sampler("a", a), "b": lambda: sampler("b", b)}, 3)
+    assert figures == {"a": 2, "b": 5}
+    assert "".join(order) == "abbaabba"
