@@ -3,7 +3,7 @@
     free_order   next to be handed out | … | last       block ids, never the null block
     published    block id -> what it holds              in the order of publication
     tables       request id -> for each group, block ids by position
-    steps        oldest first; each with what it publishes if it is committed, and what goes back when it ends
+    step         the open one, with what it publishes if it is committed, and what goes back when it ends
 
 There are no digests, tiers, counters or horizons here: what a block holds is written out as the whole sequence up to
 its end, a reference is an occurrence in a list, and the two tiers are the two ends of one list. A freed block that is
@@ -55,30 +55,23 @@ class Group:
         return 0 if self.window is None else max(0, position - self.window + 1)
 
 
-@dataclass(frozen=True)
-class Reliance:
-    """A request counts on what another one, or it itself, computes in a step."""
-
-    request_id: int
-    writer_id: int
-    step_id: int
-
-
 @dataclass(eq=False)
 class Step:
-    """One step; nothing of a request that was freed since, except what the workers have already.
+    """The open step; nothing of a request that was freed since, except what the workers have already.
 
     Attributes:
-        took_part: request ids in the order of scheduling.
+        took_part: ids of requests.
         reserved: block id -> who computes it, and what it holds then.
-        fenced: lists of blocks that go back when the step has ended, and others before it that use them too.
+        fenced: lists of blocks that go back when the step has ended.
+        writers: request id -> ids of the requests, itself included, on which it counts to compute something.
     """
 
     step_id: int
     is_launched: bool = False
-    took_part: list[int] = field(default_factory=list)
+    took_part: set[int] = field(default_factory=set)
     reserved: dict[int, tuple[int, Content]] = field(default_factory=dict)
-    fenced: list[tuple[list[Step], list[int]]] = field(default_factory=list)
+    fenced: list[list[int]] = field(default_factory=list)
+    writers: dict[int, set[int]] = field(default_factory=dict)
 
 
 class KVModel:
@@ -109,15 +102,9 @@ class KVModel:
         self.free_order = list(range(1, num_blocks))
         self.published: dict[int, Content] = {}
         self.tables: dict[int, list[list[int]]] = {}
-        self.steps: list[Step] = []
-        self.reliances: list[Reliance] = []  # in the order of scheduling
+        self.step: Step | None = None
         self.out_of_epoch: set[int] = set()  # holders whose blocks stem from before the last `new_epoch`
         self.lost: set[int] = set()  # holders that can only be freed
-
-    @property
-    def building(self) -> Step | None:
-        """The step that is being built."""
-        return self.steps[-1] if self.steps and not self.steps[-1].is_launched else None
 
     # ---- requests
 
@@ -171,8 +158,8 @@ class KVModel:
         hit_tables, num_hit_tokens = hit or ([[] for _ in self.groups], 0)
         if num_new_tokens + num_hit_tokens + num_external_tokens < 1:
             raise ValueError("nothing is asked for")
-        if self.steps and self.building is None:
-            raise LocalProtocolError("the workers have the newest step already")
+        if self.step is not None and self.step.is_launched:
+            raise LocalProtocolError("the workers have the step already")
         if num_hit_tokens and (request_id in self.tables or not self._is_there(request, hit_tables)):
             raise ValueError("a hit for a request that holds blocks, or that is not there any more")
         if request_id in self.lost:
@@ -202,13 +189,16 @@ class KVModel:
         self.free_order = [block_id for block_id in self.free_order if block_id not in revived]
         new = [[self._take() for _ in range(number)] for number in num_missing]
         self.tables[request_id] = [table + fresh for table, fresh in zip(tables, new, strict=True)]
-        if self.building is not None:
-            self._take_part(self.building, request_id, hit_ids)
+        if self.step is not None:
+            self.step.took_part.add(request_id)
+            writers = {self.step.reserved[block_id][0] for block_id in hit_ids if block_id in self.step.reserved}
+            if writers:
+                self.step.writers[request_id] = writers
         if not delay_cache_blocks:
             # Only what is known now: another token may take the place of a guess before the step is committed.
             full = self._full_blocks(request, num_tokens - num_draft_tokens, num_tokens)
-            if self.building is not None:
-                self.building.reserved |= {block_id: (request_id, content) for block_id, content in full.items()}
+            if self.step is not None:
+                self.step.reserved |= {block_id: (request_id, content) for block_id, content in full.items()}
             else:
                 self.published |= full
         return new
@@ -226,19 +216,30 @@ class KVModel:
     def free(self, request: Request) -> None:
         """Finish, abort or preempt: all blocks go back, the last position first, group after group.
 
-        If launched steps use them, when the newest of these has ended. What it reserved there is published all the
-        same; what it reserved in the step that is being built is not.
+        If a launched step uses them, when that has ended. What it reserved there is published all the same; what it
+        reserved in a step that is being built is not.
         """
-        if len(self._withdrawn_with(request.request_id)) > 1:
+        request_id, step = request.request_id, self.step
+        if self.sharers(request_id):
             raise LocalProtocolError("others have found what it is going to compute")
-        self._free(request.request_id)
+        if step is not None:
+            step.writers.pop(request_id, None)
+            if not step.is_launched:
+                step.took_part.discard(request_id)
+                step.reserved = {each: held for each, held in step.reserved.items() if held[0] != request_id}
+        # Group after group, so that of the unpublished the last group's come first.
+        for table in self.tables.pop(request_id, []):
+            self._give_back_of(request_id, table[::-1])
+        if step is not None:
+            step.took_part.discard(request_id)
+        self.out_of_epoch.discard(request_id)
+        self.lost.discard(request_id)
 
-    def withdraw_request(self, request: Request) -> list[int]:
-        """Free a request, and before it all that count on it in the step that is being built; return whom."""
-        withdrawn = self._withdrawn_with(request.request_id)[::-1]
-        for request_id in withdrawn:
-            self._free(request_id)
-        return withdrawn
+    def sharers(self, request_id: int) -> list[int]:
+        """Return who counts on what a request would compute in the step that is being built."""
+        if self.step is None or self.step.is_launched:
+            return []
+        return [who for who, writers in self.step.writers.items() if request_id in writers and who != request_id]
 
     def reset(self) -> bool:
         """Forget everything published, unless a block is held. The free order stays."""
@@ -250,52 +251,46 @@ class KVModel:
     def new_epoch(self) -> None:
         """Forget everything published. Who holds blocks keeps them, and never publishes any of them."""
         self.published.clear()
-        for step in self.steps:
-            step.reserved.clear()
+        if self.step is not None:
+            self.step.reserved.clear()
         self.out_of_epoch = set(self.tables)
 
     # ---- steps
 
     def begin_step(self, step_id: int) -> None:
-        """Build a step; the workers have those before it."""
-        self.launch_step()
-        self.steps.append(Step(step_id))
+        if self.step is not None:
+            raise LocalProtocolError("a step is open")
+        self.step = Step(step_id)
 
-    def launch_step(self) -> None:
-        """The workers have the newest step."""
-        for step in self.steps:
-            step.is_launched = True
+    def launch_step(self, step_id: int) -> None:
+        """The workers have the step."""
+        if self.step is None or self.step.step_id != step_id or self.step.is_launched:
+            raise LocalProtocolError("not this step")
+        self.step.is_launched = True
 
     def commit(self, step_id: int) -> None:
-        """The oldest step was computed."""
-        if not self.steps or self.steps[0].step_id != step_id:
-            raise LocalProtocolError("only the oldest step can be committed")
-        for block_id, (_, content) in self.steps[0].reserved.items():
+        """The step was computed."""
+        step = self._opened(step_id)
+        for block_id, (_, content) in step.reserved.items():
             self.published.setdefault(block_id, content)
-        self._end(self.steps[:1])
+        self._end(step)
 
-    def withdraw(self, step_id: int) -> set[int]:
-        """A step was not computed, and so none that came after it. Return who counted on that and can only be freed.
+    def withdraw(self, step_id: int) -> list[int]:
+        """The step was not computed. Return who counted on that and can only be freed, in the order of scheduling.
 
         The others keep their slots, with nothing in them.
         """
-        ended = [step for step in self.steps if step.step_id >= step_id]
-        lost = {each.request_id for each in self.reliances if each.step_id >= step_id}
-        self.reliances = [each for each in self.reliances if each.step_id < step_id]
-        self.lost |= lost
-        self._end(ended)
-        return lost
+        step = self._opened(step_id)
+        self.lost |= step.writers.keys()
+        self._end(step)
+        return list(step.writers)
 
     # ---- looking in
 
     def ref_cnt(self, block_id: int) -> int:
         lists = [table for tables in self.tables.values() for table in tables]
-        lists += self.fenced()
+        lists += self.step.fenced if self.step is not None else []
         return sum(block_ids.count(block_id) for block_ids in lists)
-
-    def fenced(self) -> list[list[int]]:
-        """Return what was given back and is not free yet."""
-        return [block_ids for step in self.steps for _, block_ids in step.fenced]
 
     def num_common_prefix_blocks(self, request: Request, num_running: int) -> list[int]:
         """Return for each group how many leading blocks all running requests share; with a window none."""
@@ -317,7 +312,7 @@ class KVModel:
         return next(found, None)
 
     def _reserved(self) -> list[tuple[int, Content]]:
-        return [(block_id, held) for step in self.steps for block_id, (_, held) in step.reserved.items()]
+        return [(block_id, held) for block_id, (_, held) in self.step.reserved.items()] if self.step is not None else []
 
     def _is_there(self, request: Request, hit_tables: Sequence[Sequence[int]]) -> bool:
         """Say whether a hit can still be taken: each of its blocks holds what it did, or will."""
@@ -350,62 +345,31 @@ class KVModel:
         self.published.pop(block_id, None)
         return block_id
 
-    def _take_part(self, step: Step, request_id: int, hit_ids: Sequence[int]) -> None:
-        """Note who counts on whom."""
-        if request_id not in step.took_part:
-            step.took_part.append(request_id)
-        for each in self.steps:
-            writers = [each.reserved[block_id][0] for block_id in hit_ids if block_id in each.reserved]
-            self.reliances += [Reliance(request_id, writer_id, each.step_id) for writer_id in writers]
-
-    def _withdrawn_with(self, request_id: int) -> list[int]:
-        """Return it and, in the order of scheduling, who counts on what it, or one of them, is to compute next."""
-        withdrawn = [request_id]
-        for each in self.reliances if self.building is not None else []:
-            is_on_next = each.step_id == self.steps[-1].step_id
-            if is_on_next and each.writer_id in withdrawn and each.request_id not in withdrawn:
-                withdrawn.append(each.request_id)
-        return withdrawn
-
-    def _free(self, request_id: int) -> None:
-        """Give everything back, group after group, so that of the unpublished the last group's come first."""
-        if self.building is not None:
-            reserved = self.building.reserved
-            self.building.reserved = {each: held for each, held in reserved.items() if held[0] != request_id}
-            self.building.took_part = [each for each in self.building.took_part if each != request_id]
-        for table in self.tables.pop(request_id, []):
-            self._give_back_after(self._steps_with(request_id), table[::-1])
-        for step in self.steps:
-            step.took_part = [each for each in step.took_part if each != request_id]
-        self.reliances = [each for each in self.reliances if each.request_id != request_id]
-        self.out_of_epoch.discard(request_id)
-        self.lost.discard(request_id)
-
     def _leave_behind(self, request_id: int, num_computed_tokens: int) -> None:
         """Give back what later tokens do not look at, and let the null block stand in its place."""
         for group, table in zip(self.groups, self.tables.get(request_id, []), strict=False):
             skipped = table[: group.first_needed(num_computed_tokens) // group.block_size]
             table[: len(skipped)] = [NULL] * len(skipped)
             if any(skipped):
-                using = self._steps_with(request_id)
-                self._give_back_after(using, skipped[::-1])
-                self.reliances += [Reliance(request_id, request_id, step.step_id) for step in using]
+                if self.step is not None and request_id in self.step.took_part:
+                    self.step.writers.setdefault(request_id, set()).add(request_id)
+                self._give_back_of(request_id, skipped[::-1])
 
-    def _steps_with(self, request_id: int) -> list[Step]:
-        return [step for step in self.steps if request_id in step.took_part]
+    def _opened(self, step_id: int) -> Step:
+        if self.step is None or self.step.step_id != step_id:
+            raise LocalProtocolError("not this step")
+        return self.step
 
-    def _end(self, ended: Sequence[Step]) -> None:
-        """End steps, the oldest first; what is behind their fences and used by others that go on waits for these."""
-        for step in ended:
-            while step.fenced:
-                others, block_ids = step.fenced.pop(0)
-                self._give_back_after([each for each in others if each in self.steps and each not in ended], block_ids)
-        self.steps = [step for step in self.steps if step not in ended]
+    def _end(self, step: Step) -> None:
+        """Close the step, and give back what is behind its fence."""
+        while step.fenced:
+            self._give_back(step.fenced.pop(0))
+        self.step = None
 
-    def _give_back_after(self, using: Sequence[Step], block_ids: list[int]) -> None:
-        """Give blocks back when the newest of these steps has ended; if there is none, now."""
-        if using:
-            using[-1].fenced.append((list(using[:-1]), block_ids))
+    def _give_back_of(self, request_id: int, block_ids: list[int]) -> None:
+        """Give back blocks of a request, when the step has ended in which it takes part, or now."""
+        if self.step is not None and request_id in self.step.took_part:
+            self.step.fenced.append(block_ids)
         else:
             self._give_back(block_ids)
 

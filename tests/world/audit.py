@@ -89,7 +89,6 @@ class Audit:
         assert not scheduler.has_work()
         assert scheduler.num_running == scheduler.num_waiting == 0
         assert scheduler.kv_cache_manager.usage == 0.0
-        assert scheduler.kv_cache_manager.num_fenced == 0
         assert not scheduler.kv_cache_manager.holders()
         assert book.num_freeable_slots == book.cache_size
         assert not book.holders()

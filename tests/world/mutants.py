@@ -17,7 +17,7 @@ from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
 from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
 from mmcached.engine.kv.hashing import block_hash
-from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.kv.kv_cache import KVCache
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.scheduling.suspects import Suspects
@@ -152,13 +152,13 @@ def rounds_a_hit_up(patch: Patch) -> None:
 
 def rounds_a_hit_down_and_says_nothing(patch: Patch) -> None:
     """The blocks are those of the shorter hit, the number of tokens is not."""
-    real = KVCacheManager.get_computed_blocks
+    real = KVCache.get_computed_blocks
 
-    def get_computed_blocks(kv: KVCacheManager, request: Request, max_num_tokens: int | None = None) -> Any:
+    def get_computed_blocks(kv: KVCache, request: Request, max_num_tokens: int | None = None) -> Any:
         hit, num_tokens = real(kv, request, max_num_tokens)
         return hit, num_tokens if max_num_tokens is None else max_num_tokens
 
-    patch.setattr(KVCacheManager, "get_computed_blocks", get_computed_blocks)
+    patch.setattr(KVCache, "get_computed_blocks", get_computed_blocks)
 
 
 def does_not_clamp_the_hit(patch: Patch) -> None:
@@ -226,16 +226,16 @@ def goes_on_without_the_missing_rows(patch: Patch) -> None:
 
 
 def publishes_blocks_of_a_withdrawn_step(patch: Patch) -> None:
-    real = KVCacheManager.withdraw
+    real = KVCache.withdraw
 
-    def withdraw(kv: KVCacheManager, step_id: int) -> list[int]:
+    def withdraw(kv: KVCache, step_id: int) -> list[int]:
         try:
             kv.commit(step_id)
         except LocalProtocolError:  # it was never launched
             return real(kv, step_id)
         return []
 
-    patch.setattr(KVCacheManager, "withdraw", withdraw)
+    patch.setattr(KVCache, "withdraw", withdraw)
 
 
 def leaves_items_and_tenants_out_of_digests(patch: Patch) -> None:
@@ -243,7 +243,7 @@ def leaves_items_and_tenants_out_of_digests(patch: Patch) -> None:
 
 
 def finds_blocks_of_former_weights(patch: Patch) -> None:
-    patch.setattr(KVCacheManager, "new_epoch", lambda kv: kv.epoch)
+    patch.setattr(KVCache, "new_epoch", lambda kv: kv.epoch)
 
 
 def computes_suspects_with_everybody(patch: Patch) -> None:

@@ -1,8 +1,7 @@
 """A scheduler without a policy and a worker that remembers: which sequence each KV slot holds, up to its position.
 
-    build: admit, run, preempt, abort  ->  send  ->  build the next …  ->  commit the oldest: all its chunks are written
-                                                     preempt, abort        withdraw one: anything may be in the slots of
-                                                                           its chunks, and of all that were sent later
+    build: admit, run, preempt, abort  ->  send: preempt, abort  ->  commit: all its chunks are written
+                                                                     withdraw: anything may be in their slots
 
 Says nothing of which blocks the manager should choose. Whatever is asked for is done, if it can be done now. Held
 against each other are: every hit and what the workers have written, or are going to write before it is read; all that a
@@ -22,7 +21,6 @@ from tests.engine.kv.dice import Dice
 from tests.models.kv_model import NULL, Content, Group, content_of
 
 MAX_ALIVE = 5
-MAX_STEPS = 3
 Tables = Sequence[Sequence[int]]
 
 
@@ -84,7 +82,7 @@ class Chunk:
 
 @dataclass(eq=False)
 class Plan:
-    """A step; nothing is scheduled in it after it was sent."""
+    """The open step; nothing is scheduled in it after it was sent."""
 
     step_id: int
     chunks: list[Chunk]
@@ -96,7 +94,7 @@ class BareEngine:
 
     Attributes:
         requests: those that are neither finished nor aborted.
-        plans: the steps that have not ended, the oldest first.
+        plan: the step that has not ended, if any.
         seen: how often what happened.
     """
 
@@ -105,7 +103,7 @@ class BareEngine:
         self.groups = groups
         self.slots = Slots(groups)
         self.requests: list[Request] = []
-        self.plans: list[Plan] = []
+        self.plan: Plan | None = None
         self.epochs: dict[int, int] = {}  # with whose weights a request is computed
         self.num_steps = self.num_added = self.epoch = 0
         self.seen: Counter[str] = Counter()
@@ -113,7 +111,11 @@ class BareEngine:
 
     @property
     def building(self) -> Plan | None:
-        return self.plans[-1] if self.plans and not self.plans[-1].is_sent else None
+        return self.plan if self.plan is not None and not self.plan.is_sent else None
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return self.plan.chunks if self.plan is not None else []
 
     def do(self, action: str, number: int) -> None:
         """Do it if it can be done now."""
@@ -126,13 +128,13 @@ class BareEngine:
             length, family, max_tokens = 1 + dice.below(40), dice.below(2), 1 + dice.below(8)
             token_ids = [position if position < 25 else family * 100 + position for position in range(length)]
             self.add(token_ids, max_tokens)
-        elif action == "begin" and len(self.plans) < MAX_STEPS:
+        elif action == "begin" and self.plan is None:
             self.begin()
         elif action == "send" and self.building is not None:
             self.send()
-        elif action == "commit" and self.plans and self.plans[0].is_sent:
+        elif action == "commit" and self.plan is not None and self.plan.is_sent:
             self.commit()
-        elif action == "withdraw" and self.plans:
+        elif action == "withdraw" and self.plan is not None:
             self.withdraw(dice)
         elif action == "reset":
             self.reset()
@@ -175,9 +177,8 @@ class BareEngine:
         """Look a request up and schedule it, if what was found is there by then."""
         hit, num_hit_tokens = self.manager.get_computed_blocks(request)
         slots = self.slots.copy()
-        for plan in self.plans:
-            for chunk in plan.chunks:
-                slots.write(chunk.request, chunk.tables, chunk.positions, chunk.epoch)
+        for chunk in self.chunks:
+            slots.write(chunk.request, chunk.tables, chunk.positions, chunk.epoch)
         slots.check(request, hit.get_block_ids(), num_hit_tokens, self.epoch)
         self.epochs[request.request_id] = self.epoch
         self.seen["hits"] += num_hit_tokens > 0
@@ -202,21 +203,18 @@ class BareEngine:
         if new is None:
             self.seen["refused"] += 1
             return
-        chunks = [chunk for plan in self.plans for chunk in plan.chunks]
-        in_use = {block_id for chunk in chunks for table in chunk.tables for block_id in table} - {NULL}
+        in_use = {block_id for chunk in self.chunks for table in chunk.tables for block_id in table} - {NULL}
         handed_out = {block_id for table in new.get_block_ids() for block_id in table}
         assert not in_use & handed_out, f"blocks {in_use & handed_out} are still in use"
-        self.seen["several steps at once"] += any(chunk.request is request for chunk in chunks)
         request.num_computed_tokens = end
         tables = self.manager.get_block_ids(request.request_id)
         self.building.chunks.append(Chunk(request, tables, range(start, end), self.epochs[request.request_id]))
 
     def preempt(self, request: Request) -> None:
-        chunks = [(plan, chunk) for plan in self.plans for chunk in plan.chunks if chunk.request is request]
-        is_own_victim = any(not plan.is_sent for plan, _ in chunks)
-        self.seen["victims of their own step"] += is_own_victim
-        self.seen["freed in flight"] += any(plan.is_sent and not chunk.is_freed for plan, chunk in chunks)
-        self.seen["preempted later"] += not is_own_victim
+        takes_part = any(chunk.request is request and not chunk.is_freed for chunk in self.chunks)
+        self.seen["victims of their own step"] += takes_part and self.building is not None
+        self.seen["freed in flight"] += takes_part and self.building is None
+        self.seen["preempted later"] += not takes_part
         self._take_out(request)
 
     def abort(self, request: Request) -> None:
@@ -225,31 +223,26 @@ class BareEngine:
         self.requests.remove(request)
 
     def _take_out(self, request: Request) -> None:
-        """Free a request, with those that count on what it would have computed in the step that is being built."""
-        freed = [request.request_id]
+        """Free a request; if others count on what it would have computed, all that were scheduled after it first."""
         try:
             self.manager.free(request)
         except LocalProtocolError:
-            freed = self.manager.withdraw_request(request)
-            self.seen["withdrawn with others"] += 1
-            assert len(freed) > 1
-        for plan in self.plans:
-            if not plan.is_sent:
-                plan.chunks = [chunk for chunk in plan.chunks if chunk.request.request_id not in freed]
-            for chunk in plan.chunks:
-                chunk.is_freed |= chunk.request.request_id in freed
-        for each in self.requests:
-            if each.request_id in freed:
-                each.num_computed_tokens = 0
+            self.seen["freed with others"] += 1
+            number = next(index for index, chunk in enumerate(self.chunks) if chunk.request is request)
+            for chunk in self.chunks[:number:-1]:
+                self._take_out(chunk.request)
+            self.manager.free(request)
+        request.num_computed_tokens = 0
+        if self.plan is not None and not self.plan.is_sent:
+            self.plan.chunks = [chunk for chunk in self.plan.chunks if chunk.request is not request]
+        for chunk in self.chunks:
+            chunk.is_freed |= chunk.request is request
 
     # ---- steps
 
     def begin(self) -> None:
-        """Build a step; the one before has been sent by then."""
-        for plan in self.plans:
-            plan.is_sent = True
         self.num_steps += 1
-        self.plans.append(Plan(self.num_steps, []))
+        self.plan = Plan(self.num_steps, [])
         self.manager.begin_step(self.num_steps)
 
     def send(self) -> None:
@@ -258,8 +251,9 @@ class BareEngine:
         self.building.is_sent = True
 
     def commit(self) -> None:
-        """Run the oldest step: write all chunks, each after what it builds on; some requests get a token or end."""
-        plan = self.plans.pop(0)
+        """Run the step: write all chunks, each after what it builds on; some requests get a token or end."""
+        assert self.plan is not None
+        plan, self.plan = self.plan, None
         for chunk in plan.chunks:
             self.slots.check(chunk.request, chunk.tables, chunk.positions.start, chunk.epoch)
             self.slots.write(chunk.request, chunk.tables, chunk.positions, chunk.epoch)
@@ -272,24 +266,21 @@ class BareEngine:
                     self.requests.remove(chunk.request)
 
     def withdraw(self, dice: Dice) -> None:
-        """A step has failed; who took part, now or later, waits again, or keeps its slots and tries again."""
-        first = dice.below(len(self.plans))
-        self.plans, ended = self.plans[:first], self.plans[first:]
-        chunks = [chunk for plan in ended for chunk in plan.chunks]
-        for chunk in chunks:
+        """The step has failed; who took part waits again, or keeps its slots and tries again."""
+        assert self.plan is not None
+        plan, self.plan = self.plan, None
+        for chunk in plan.chunks:
             self.slots.spoil(chunk.tables, chunk.positions)
-        self.seen["withdrawn"] += len(chunks) > 0
-        self.seen["withdrawn, several at once"] += sum(len(plan.chunks) > 0 for plan in ended) > 1
-        lost = self.manager.withdraw(ended[0].step_id)
+        self.seen["withdrawn"] += len(plan.chunks) > 0
+        lost = self.manager.withdraw(plan.step_id)
         self.seen["lost"] += len(lost)
-        for chunk in reversed(chunks):  # the earliest has the last word
+        present = [chunk.request for chunk in plan.chunks if not chunk.is_freed]
+        for chunk in plan.chunks:
             if not chunk.is_freed:
                 chunk.request.num_computed_tokens = chunk.positions.start
-        to_free = set(lost)
-        if dice.is_one_in(2):
-            to_free |= {chunk.request.request_id for chunk in chunks if not chunk.is_freed}
+        is_freed = dice.is_one_in(2)
         for request in self.requests:
-            if request.request_id in to_free:
+            if request.request_id in lost or (is_freed and request in present):
                 self._take_out(request)
 
     def new_epoch(self) -> None:
@@ -299,9 +290,9 @@ class BareEngine:
 
     def reset(self) -> None:
         """Begin anew, as when all workers have lost what they had."""
-        if self.plans:
-            self.manager.withdraw(self.plans[0].step_id)
-            self.plans.clear()
+        if self.plan is not None:
+            self.manager.withdraw(self.plan.step_id)
+            self.plan = None
         for request in self.requests:
             self._take_out(request)
         assert self.manager.reset_prefix_cache()

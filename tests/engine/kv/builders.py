@@ -118,7 +118,6 @@ def books(manager: KVCacheManager) -> dict[str, object]:
         "references": [pool.ref_cnt(block_id) for block_id in all_ids],
         "published": [pool.block_key(block_id) for block_id in all_ids],
         "tables": {request_id: manager.get_block_ids(request_id) for request_id in manager.holders()},
-        "fenced": manager.num_fenced,
         "stats": manager.stats(),
     }
 

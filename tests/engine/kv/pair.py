@@ -5,8 +5,8 @@
 
 Whoever leads it chooses an action and a number; the number chooses the request and all that is open. What cannot be
 done now is passed over, except that every now and then something is asked for that must be refused. Compared are block
-ids handed out, hits and their lengths, refusals and errors, free order, references, tables, what is published, what
-waits behind fences, and what every living request would be told.
+ids handed out, hits and their lengths, refusals and errors, free order, references, tables, what is published, and what
+every living request would be told.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from tests.engine.kv.dice import Dice
 from tests.models.kv_model import NULL, Group, KVModel
 
 MAX_ALIVE = 6
-MAX_STEPS = 3
 MAX_PROMPT = 30
 ACTIONS = [
     *("admit", "run") * 8,
     *("add", "preempt") * 4,
-    *("sample", "begin") * 3,
-    *("commit", "finish") * 2,
+    *("sample",) * 3,
+    *("begin", "commit", "finish") * 2,
     *("withdraw", "launch", "look", "cache", "reset", "epoch"),
 ]
 ITEMS = {0: ("a", 2), 1: ("a", 3), 2: ("b", 2)}  # by variant of a request: content key, offset
@@ -50,15 +49,6 @@ class Setting:
     use_eagle: bool = False
     num_hash_lookahead_tokens: int = 0
     max_model_len: int = 1000
-
-
-@dataclass(frozen=True)
-class Part:
-    """A request's part in a step that has not ended: where it began."""
-
-    request: Request
-    step_id: int
-    start: int
 
 
 def token_at(position: int, family: int) -> int:
@@ -94,6 +84,7 @@ class Pair:
     """Both, and the requests that both are asked about.
 
     Attributes:
+        parts: requests that take part in the open step, each with the number of tokens it had computed before.
         seen: how often what happened.
     """
 
@@ -112,7 +103,7 @@ class Pair:
         self.model = KVModel(setting.num_blocks, setting.groups, **options)
         self.requests: list[Request] = []
         self.hits: dict[int, Hit] = {}  # looked up and not taken yet, by request id
-        self.parts: list[Part] = []
+        self.parts: list[tuple[Request, int]] = []
         self.num_added = self.num_steps = 0
         self.seen: Counter[str] = Counter()
 
@@ -127,7 +118,7 @@ class Pair:
             "sample": [each for each in self._held() if each.num_computed_tokens == each.num_tokens],
             "preempt": [*self._held(), *self._relied_on()],
             "finish": self.requests,
-            "cache": [each for each in self._held() if all(part.request is not each for part in self.parts)],
+            "cache": [each for each in self._held() if not self._takes_part(each)],
         }
         assert on_all is not None
         if action not in candidates:
@@ -148,10 +139,10 @@ class Pair:
 
     def _relied_on(self) -> list[Request]:
         """Return, more than once each, those who would take others with them if they left the step being built."""
-        building = self.model.building
-        step_id = building.step_id if building is not None else None
-        writer_ids = [each.writer_id for each in self.model.reliances if each.step_id == step_id]
-        return [request for request in self.requests for _ in range(3 * writer_ids.count(request.request_id))]
+        return [each for each in self.requests for _ in range(3 * len(self.model.sharers(each.request_id)))]
+
+    def _takes_part(self, request: Request) -> bool:
+        return any(each is request for each, _ in self.parts)
 
     # ---- requests
 
@@ -197,7 +188,6 @@ class Pair:
             "delay_cache_blocks": dice.is_one_in(12),
         }
         before = len(self.model.published), self.model.ref_cnt(NULL)
-        num_reliances = len(self.model.reliances)
         expected = outcome_of(
             lambda: self.model.allocate(
                 request,
@@ -225,9 +215,11 @@ class Pair:
             return
         end = start + num_external + num_new
         self._count(before, num_external, num_drafts, end + options["num_lookahead_tokens"] + num_drafts)
-        self.seen["took over what is only reserved"] += hit is not None and len(self.model.reliances) > num_reliances
-        if self.model.building is not None:
-            self.parts.append(Part(request, self.model.building.step_id, start))
+        if self.model.step is not None:
+            self.seen["took over what is only reserved"] += (
+                hit is not None and request.request_id in self.model.step.writers
+            )
+            self.parts.append((request, start))
         request.num_computed_tokens = end
 
     def _count(self, before: tuple[int, int], num_external: int, num_drafts: int, num_tokens: int) -> None:
@@ -248,26 +240,24 @@ class Pair:
         return num_new > 0
 
     def _preempt(self, request: Request, dice: Dice) -> None:
-        """Free it; if others count on it, take it out of the step with them."""
+        """Free it; if others count on it, free them first."""
         self._count_free(request)
         expected = outcome_of(lambda: self.model.free(request))
         assert outcome_of(lambda: self.manager.free(request)) == expected
-        freed = [request.request_id]
         if expected is not None:
             self._compare()
-            freed = self.model.withdraw_request(request)
-            assert self.manager.withdraw_request(request) == freed
-            self.seen["withdrawn with others"] += 1
-        for each in [each for each in self.requests if each.request_id in freed]:
-            each.num_computed_tokens = 0
-            self.parts = [part for part in self.parts if part.request is not each]
+            self.seen["freed with others"] += 1
+            sharers = self.model.sharers(request.request_id)
+            for sharer in [each for each in self.requests if each.request_id in sharers]:
+                self._preempt(sharer, dice)
+            self._preempt(request, dice)
+            return
+        request.num_computed_tokens = 0
+        self.parts = [part for part in self.parts if part[0] is not request]
 
     def _count_free(self, request: Request) -> None:
-        step_ids = [part.step_id for part in self.parts if part.request is request]
-        building = self.model.building
-        is_in_building = building is not None and building.step_id in step_ids
-        self.seen["preempted within its step"] += is_in_building
-        self.seen["freed in flight"] += len(set(step_ids)) > is_in_building
+        if self.model.step is not None and self._takes_part(request):
+            self.seen["freed in flight" if self.model.step.is_launched else "preempted within its step"] += 1
 
     def _finish(self, request: Request, dice: Dice) -> None:
         self._preempt(request, dice)
@@ -286,47 +276,43 @@ class Pair:
     # ---- steps and the whole
 
     def _begin(self, dice: Dice) -> bool:
-        if len(self.model.steps) == MAX_STEPS:
+        if self._call("begin_step", self.num_steps + 1) is not None:
             return False
         self.num_steps += 1
-        self.manager.begin_step(self.num_steps)
-        self.model.begin_step(self.num_steps)
-        self.seen["several in flight"] += len(self.model.steps) == MAX_STEPS
         return True
 
     def _launch(self, dice: Dice) -> bool:
-        if self.model.building is None:
-            return False
-        self.manager.launch_step(self.model.building.step_id)
-        self.model.launch_step()
-        return True
+        return self._call("launch_step", self._step_id(dice)) is None
 
     def _commit(self, dice: Dice) -> bool:
-        if not self.model.steps:
+        if self._call("commit", self._step_id(dice)) is not None:
             return False
-        step_id = self.model.steps[-1 if dice.is_one_in(8) else 0].step_id
-        expected = outcome_of(lambda: self.model.commit(step_id))
-        assert outcome_of(lambda: self.manager.commit(step_id)) == expected
-        self.seen["not the oldest"] += expected is not None
-        self.parts = [part for part in self.parts if part.step_id != step_id or expected is not None]
+        self.parts = []
         return True
 
+    def _step_id(self, dice: Dice) -> int:
+        """Return the number of the open step, or now and then of none."""
+        return self.num_steps - dice.is_one_in(8)
+
+    def _call(self, method: str, step_id: int) -> Any:
+        """Let both begin, launch or end a step; return what they return or raise."""
+        expected = outcome_of(lambda: getattr(self.model, method)(step_id))
+        given = outcome_of(lambda: getattr(self.manager, method)(step_id))
+        assert given == expected, f"{method}: product: {given}, model: {expected}"
+        self.seen["not its turn"] += expected is LocalProtocolError
+        return expected
+
     def _withdraw(self, dice: Dice) -> bool:
-        """Withdraw some steps; who took part and is not lost waits again, or keeps its slots and tries again."""
-        if not self.model.steps:
+        """Withdraw the step; who took part and is not lost waits again, or keeps its slots and tries again."""
+        if self.model.step is None:
             return False
-        step_id = self.model.steps[dice.below(len(self.model.steps))].step_id
-        relying = [each for each in self.model.reliances if each.step_id >= step_id]
-        self.seen["moved on and lost"] += any(each.request_id == each.writer_id for each in relying)
-        lost = self.model.withdraw(step_id)
-        given = set(self.manager.withdraw(step_id))
-        assert given == lost, f"product: {given}, model: {lost}"
-        self.seen["lost"] += len(lost)
-        ended = [part for part in self.parts if part.step_id >= step_id]
-        self.parts = [part for part in self.parts if part.step_id < step_id]
-        for part in reversed(ended):  # the earliest has the last word
-            part.request.num_computed_tokens = part.start
-        for request in {part.request.request_id: part.request for part in ended}.values():
+        writers = self.model.step.writers
+        self.seen["moved on and lost"] += any(who in counted_on for who, counted_on in writers.items())
+        self.seen["lost"] += len(self._call("withdraw", self.num_steps))
+        parts, self.parts = self.parts, []
+        for request, start in reversed(parts):  # the earliest has the last word
+            request.num_computed_tokens = start
+        for request in {request.request_id: request for request, _ in parts}.values():
             if dice.is_one_in(2):
                 self._preempt(request, dice)
         return True
@@ -352,7 +338,6 @@ class Pair:
         assert {each: list(manager.get_block_ids(each)) for each in manager.holders()} == model.tables
         assert [pool.ref_cnt(block_id) for block_id in block_ids] == [model.ref_cnt(block_id) for block_id in block_ids]
         assert {block_id for block_id in block_ids if pool.block_key(block_id)} == model.published.keys()
-        assert manager.num_fenced == sum(block_id != NULL for block_ids in model.fenced() for block_id in block_ids)
         for request in self.requests:
             blocks, num_tokens = manager.get_computed_blocks(request)
             assert (list(blocks.get_block_ids()), num_tokens) == model.lookup(request), str(request)
@@ -361,4 +346,4 @@ class Pair:
                 expected = model.num_common_prefix_blocks(request, num_running)
                 assert manager.get_num_common_prefix_blocks(request, num_running) == expected
         self.seen["duplicates"] += len(set(model.published.values())) < len(model.published)
-        self.seen["fenced"] += len(model.fenced()) > 0
+        self.seen["fenced"] += model.step is not None and len(model.step.fenced) > 0

@@ -15,6 +15,7 @@ from mmcached.engine import KVCacheManager, Request
 from mmcached.engine.kv.events import PublishedLog
 from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, SHA256
 from mmcached.engine.kv.hashing.block_keys import LoraKey
+from mmcached.engine.kv.hashing.request_hashes import RequestHashes
 from mmcached.wire.messages.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -33,7 +34,8 @@ BLOCK = 4
 
 
 def log_of(*specs: Spec) -> PublishedLog:
-    return PublishedLog(config_of(100, *(specs or (BLOCK,))), SHA256)
+    config = config_of(100, *(specs or (BLOCK,)))
+    return PublishedLog(config, RequestHashes(SHA256, config.hash_block_size))
 
 
 def hashed(request_id: int, num_blocks: int, block_size: int = BLOCK) -> Request:

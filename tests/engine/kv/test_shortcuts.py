@@ -92,7 +92,6 @@ def test_the_null_blocks_of_a_hit_are_not_given_back() -> None:
     hit, num_tokens = manager.get_computed_blocks(request)
     assert hit.get_block_ids() == ([0, 0, 0, 4],)
     manager.allocate_slots(request, 1, num_tokens, hit)
-    manager.begin_step(1)
     request.num_computed_tokens = 17
     manager.allocate_slots(request, 1)
     assert manager.withdraw(0) == []  # it can go on at token 16: all that this one looks at is there

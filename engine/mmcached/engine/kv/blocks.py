@@ -1,6 +1,6 @@
-"""What the KV cache manager hands out: lists of block ids, by group of layers that share a block table.
+"""Holds what the KV cache manager hands out: lists of block ids, by group of layers that share a block table.
 
-The books hold numbers only; a `KVCacheBlock` is a view made when somebody looks.
+The manager keeps numbers only; a `KVCacheBlock` is a view made when somebody looks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from mmcached.engine.kv.groups.group import DIGEST_TAG_BYTES
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.wire.errors import LocalProtocolError
 
-Origin = tuple[int, int, int]
-"""A request's id, and how much had been forgotten, and published, when something was found for it."""
+Version = tuple[int, int]
+"""A request's id, and how much had been forgotten when it was known that a hit of its was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class KVCacheBlock:
     """One block as it is now; reads through to the pool.
 
     Attributes:
-        group_index: of the block table that it stands in.
+        group_index: group of the block table that the block stands in.
     """
 
     pool: BlockPool
@@ -44,19 +44,19 @@ class KVCacheBlock:
 
 
 class KVCacheBlocks:
-    """Blocks by group and position. Owns no reference; nobody changes it.
+    """Blocks by group and position. Owns no reference; nobody changes which blocks they are.
 
     Attributes:
         ids: `ids[group][position]`.
-        origin: for a prefix hit, whose it is and when it was found; None otherwise.
+        version: for a prefix hit, until when it is known to be there; None otherwise.
     """
 
-    __slots__ = ("_pool", "ids", "origin")
+    __slots__ = ("_pool", "ids", "version")
 
-    def __init__(self, pool: BlockPool, ids: tuple[Sequence[int], ...], origin: Origin | None = None) -> None:
+    def __init__(self, pool: BlockPool, ids: tuple[Sequence[int], ...], version: Version | None = None) -> None:
         self._pool = pool
         self.ids = ids
-        self.origin = origin
+        self.version = version
 
     def __repr__(self) -> str:
         return f"KVCacheBlocks({', '.join(str(list(group)) for group in self.ids)})"
@@ -68,11 +68,7 @@ class KVCacheBlocks:
         return hash(tuple(tuple(group) for group in self.ids))
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        """Return the blocks of each group one after the other.
-
-        Raises:
-            LocalProtocolError: not as many groups.
-        """
+        """Return the blocks of each group one after the other. Raises `LocalProtocolError` for unequal groups."""
         if len(self.ids) != len(other.ids):
             raise LocalProtocolError(f"blocks of {len(self.ids)} group(s) and of {len(other.ids)} cannot be joined")
         return KVCacheBlocks(self._pool, tuple([*a, *b] for a, b in zip(self.ids, other.ids, strict=True)))
@@ -85,7 +81,7 @@ class KVCacheBlocks:
         return tuple(list(group) for group in self.ids)
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Return the blocks without published content, in order.
+        """Return the blocks of the only group that have no published content, in order.
 
         Raises:
             LocalProtocolError: there is not exactly one group.

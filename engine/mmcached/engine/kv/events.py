@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
-from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, BlockHasher, extra_keys_by_block
+from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, extra_keys_by_block
 from mmcached.engine.kv.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
+from mmcached.engine.kv.hashing.request_hashes import RequestHashes
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.kv_events import (
@@ -53,15 +54,13 @@ class PublishedLog:
     """The `ChangeLog` of a pool, and what its publications are told to.
 
     Args:
-        hasher: that has made the keys.
-        num_lookahead_tokens: behind a block that its digest covers too.
+        hashes: makes the block hashes in the keys.
     """
 
-    def __init__(self, config: KVCacheConfig, hasher: BlockHasher, num_lookahead_tokens: int = 0) -> None:
+    def __init__(self, config: KVCacheConfig, hashes: RequestHashes) -> None:
         self._specs = [group.kv_cache_spec for group in config.kv_cache_groups]
-        self._hash_block_size = config.hash_block_size
-        self._hasher = hasher
-        self._num_lookahead = num_lookahead_tokens
+        self._hashes = hashes
+        self._num_lookahead = hashes.num_lookahead_tokens
         self._is_cleared = False
         self._removed: list[bytes] = []
         self._runs: list[_Run] = []
@@ -101,9 +100,9 @@ class PublishedLog:
 
     def _digest_before(self, request: Request, group: int, index: int) -> bytes:
         """Return the digest that a block's continues; the block before it need not be published, or be there."""
-        position = index * self._specs[group].block_size // self._hash_block_size - 1
-        if position >= len(request.block_hashes):  # the request has ended, and its digests were forgotten
-            self._hasher.extend_block_hashes(request, self._hash_block_size, self._num_lookahead)
+        position = index * self._specs[group].block_size // self._hashes.block_size - 1
+        if position >= len(request.block_hashes):  # the request has ended, and its hashes were forgotten
+            self._hashes.extend(request)
         return request.block_hashes[position]
 
     def _removals(self, keys: list[bytes]) -> Iterator[BlockRemoved]:
@@ -118,7 +117,7 @@ class PublishedLog:
 
     def _storage(self, run: _Run) -> BlockStored:
         request, spec = run.request, self._specs[run.group]
-        size, hash_size = spec.block_size, self._hash_block_size
+        size, hash_size = spec.block_size, self._hashes.block_size
         blocks = range(run.first_index, run.first_index + len(run.keys))
         start, stop = blocks.start * size, blocks.stop * size
         hashed = range(start // hash_size, stop // hash_size)
@@ -140,7 +139,7 @@ class PublishedLog:
             hash_block_size=hash_size if hash_size != size else None,
             hash_extra_keys=self._extra_keys(request, hash_size, hashed) if extra_keys and hash_size != size else None,
             lora_path=request.lora.path if request.lora else None,
-            hash_algorithm=self._hasher.name,
+            hash_algorithm=self._hashes.hasher.name,
         )
 
     def _extra_keys(self, request: Request, block_size: int, blocks: range) -> list[ExtraKeys] | None:

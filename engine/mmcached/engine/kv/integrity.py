@@ -1,4 +1,4 @@
-"""Whether pool, tables and steps agree on who holds what, and on what is published. For tests, and on demand."""
+"""Checks that pool, tables and steps agree on who holds what, and on what is published. For tests, and on demand."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from mmcached.wire.errors import InvariantError
 def check_integrity(
     pool: BlockPool, steps: Steps, groups: Sequence[Group], requests: Mapping[int, RequestBlocks]
 ) -> None:
-    """Compare the books of a manager.
-
-    Raises:
-        InvariantError: they contradict each other; the text says where.
-    """
-    fenced = [block_ids for step in steps for _, block_ids in step.fenced]
-    pool.check_integrity([*(table for held in requests.values() for table in held.tables), *fenced])
-    reserved = {block_id for step in steps for each in step.reservations for block_id in each.block_ids if each.keys}
+    """Raise `InvariantError` if they contradict each other; the text says where."""
+    pool.check_integrity([*(table for held in requests.values() for table in held.tables), *steps.fenced])
+    reserved = {block_id for each in steps.reservations for block_id in each.block_ids if each.keys}
     for request_id, held in requests.items():
         if held.request_id != request_id:
             raise InvariantError(f"the tables of request {held.request_id} are under {request_id}")
@@ -30,9 +25,6 @@ def check_integrity(
     free = set(pool.free_order())
     if not reserved.isdisjoint(free):
         raise InvariantError(f"blocks {sorted(reserved & free)} are free, though a step is going to fill them")
-    for step in steps:
-        if step is steps.building and any(requests.get(held.request_id) is not held for held in step.takes_part):
-            raise InvariantError(f"step {step.step_id} is being built for a request that holds nothing")
 
 
 def _check_table(pool: BlockPool, reserved: set[int], held: RequestBlocks, group: Group) -> None:

@@ -1,4 +1,4 @@
-"""Making content findable: at once, or when the step that computes it is committed.
+"""Makes content findable: at once, or when the step that computes it is committed.
 
     full blocks of a request ──┬── no step ──────────────────────────────> published
                                └── in a step ──> reserved ──commit──> published
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 
 from mmcached.engine.kv.events import PublishedLog
 from mmcached.engine.kv.groups import Group
-from mmcached.engine.kv.hashing.block_hash import BlockHasher
 from mmcached.engine.kv.pool.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import UNLIMITED, RequestBlocks
 from mmcached.engine.kv.steps import Reservation, Run, Steps
@@ -22,81 +21,46 @@ from mmcached.engine.steps.request import Request
 
 
 class Publisher:
-    """Digests of requests, and the way from full blocks to published ones.
+    """The way from full blocks to published ones.
 
     Args:
-        hash_block_size: tokens under one digest.
-        num_lookahead_tokens: tokens behind a block that its digest covers too.
-        log: is told what is findable now that was not before; None if nobody wants to know.
-
-    Attributes:
-        req_to_block_hashes: digests by request id, until `forget_digests`.
-        num_publications: grows whenever something is published or reserved.
+        hash_block_size: tokens under one block hash.
+        log: notes content that becomes findable; None costs nothing.
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        steps: Steps,
-        groups: Sequence[Group],
-        hasher: BlockHasher,
-        *,
-        hash_block_size: int,
-        num_lookahead_tokens: int,
-        log: PublishedLog | None,
+        self, pool: BlockPool, steps: Steps, groups: Sequence[Group], hash_block_size: int, log: PublishedLog | None
     ) -> None:
-        self.req_to_block_hashes: dict[int, list[bytes]] = {}
-        self.num_publications = 0
         self._pool = pool
         self._steps = steps
         self._groups = groups
-        self._hasher = hasher
         self._hash_block_size = hash_block_size
-        self._num_lookahead = num_lookahead_tokens
         self._log = log
-
-    def digests(self, request: Request) -> list[bytes]:
-        """Return the digests of all blocks of a request that are full, as far as its tokens are known.
-
-        Raises:
-            InvalidRequest: a token id in one of them is a placeholder.
-        """
-        digests = request.block_hashes
-        if (request.num_tokens - self._num_lookahead) // self._hash_block_size > len(digests):
-            self._hasher.extend_block_hashes(request, self._hash_block_size, self._num_lookahead)
-        self.req_to_block_hashes[request.request_id] = digests
-        return digests
-
-    def forget_digests(self, request: Request) -> None:
-        """Forget the digests of a request that has ended; they would be made anew."""
-        self.req_to_block_hashes.pop(request.request_id, None)
-        request.block_hashes = []
 
     def publish(
         self,
         request: Request,
         held: RequestBlocks,
-        digests: list[bytes],
+        block_hashes: list[bytes],
         num_tokens: int,
         *,
         most_tokens: int,
         at_once: bool = False,
     ) -> None:
-        """Publish a request's blocks that are full with so many final tokens, or reserve them in the newest step.
+        """Publish a request's blocks that are full with so many final tokens, or reserve them in the open step.
 
         Left out are blocks that no hit can need, and for the time being those that only longer hits can.
 
         Args:
-            digests: of the request, so far.
-            most_tokens: so many may have been computed when it is asked about again, guesses included. A hit within
+            most_tokens: most tokens that may have been computed at the next call, guesses included. A hit within
                 these finds its blocks now, because a window may have moved on by then.
-            at_once: they have been computed; a step does not matter.
+            at_once: the blocks have been computed, so that an open step does not matter.
         """
         if not held.can_publish:
             held.next_full = UNLIMITED
             return
         hash_block_size = self._hash_block_size
-        num_hashed = min(num_tokens // hash_block_size, len(digests))
+        num_hashed = min(num_tokens // hash_block_size, len(block_hashes))
         held.next_full = (num_hashed + 1) * hash_block_size
         runs: list[Run] = []
         block_ids: list[int] = []
@@ -109,52 +73,49 @@ class Publisher:
                 continue
             held.num_published[index] = stop
             for first, last in group.kind.runs_for_hits(start, stop):
-                found, names = held.tables[index][first:last], group.keys(digests, first, last)
+                found, names = held.tables[index][first:last], group.keys(block_hashes, first, last)
                 block_ids, keys = (block_ids + found, [*keys, *names]) if runs else (found, names)
                 runs.append((index, first, last))
         if not runs:
             return
-        self.num_publications += 1
-        if at_once or self._steps.newest is None:
+        if at_once or not self._steps.is_open:
             self._publish(request, runs, block_ids, keys)
         else:
-            self._steps.reserve(self._steps.newest, Reservation(request, held, runs, block_ids, keys))
+            self._steps.reserve(Reservation(request, held, runs, block_ids, keys))
 
     def commit(self, step_id: int) -> None:
-        """The oldest step was computed: publish what it reserved, free what was given back meanwhile.
+        """Publish what the step reserved, and free what was given back meanwhile.
 
         Raises:
-            LocalProtocolError: it is not the oldest.
+            LocalProtocolError: this step is not open.
         """
-        step = self._steps.end_oldest(step_id)
-        for each in step.reservations:
+        ended = self._steps.end(step_id)
+        for each in ended.reservations:
             if each.keys:
                 self._publish(each.request, each.runs, each.block_ids, each.keys)
-        for _, block_ids in step.fenced:  # older steps have ended, so nobody else can use these
+        for block_ids in ended.fenced:
             self._pool.free_blocks(block_ids)
 
     def withdraw(self, step_id: int) -> list[RequestBlocks]:
-        """This step and all later ones were not computed: publish nothing of them.
+        """Publish nothing of the step, and free what was given back meanwhile.
 
         Returns:
-            Those who took over what is not going to be computed: they are lost.
+            The requests that rely on what is not going to be computed; they are lost.
 
         Raises:
-            LocalProtocolError: it has ended, or was never begun.
+            LocalProtocolError: this step is not open.
         """
-        ended, lost = self._steps.end_from(step_id)
-        for step in ended:
-            for each in step.reservations:
-                for index, start, _ in each.runs:
-                    each.held.num_published[index] = min(each.held.num_published[index], start)
-                each.held.forget_horizon()
-        for borrower in lost:
-            borrower.is_lost = True
-            borrower.forget_horizon()
-        for step in ended:
-            for held, block_ids in step.fenced:
-                self._steps.give_back(self._pool, held, block_ids)
-        return lost
+        ended = self._steps.end(step_id)
+        for each in ended.reservations:
+            for index, start, _ in each.runs:
+                each.held.num_published[index] = min(each.held.num_published[index], start)
+            each.held.forget_horizon()
+        for held in ended.lost:
+            held.is_lost = True
+            held.forget_horizon()
+        for block_ids in ended.fenced:
+            self._pool.free_blocks(block_ids)
+        return ended.lost
 
     def _publish(self, request: Request, runs: list[Run], block_ids: list[int], keys: Sequence[bytes]) -> None:
         copies = self._pool.publish(block_ids, keys)

@@ -1,4 +1,4 @@
-"""What one request holds, per group, and how far it can go before anybody has to look at it again.
+"""Keeps what one request holds, by group, and how far it can go before anybody has to look at it again.
 
     tables          | null | null |  7 |  9 | 12 |  3 |
                       left behind   published  |   |
@@ -7,7 +7,7 @@
 The horizon is the largest number of tokens, those scheduled now included, with which nothing happens: all have slots,
 no block becomes full, no window moves on. Most tokens of a generation lie below it.
 
-Knows nothing of pools or digests. Invariant: tables only grow; what is left behind becomes null where it stands.
+Knows nothing of pools or block hashes. Invariant: tables only grow; what is left behind becomes null where it stands.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ UNLIMITED = NEVER
 
 
 class RequestBlocks:
-    """The books of one request; `KVCacheManager` keeps them.
+    """The block tables of one request.
 
     Attributes:
-        request_id: whose.
         tables: block ids by group and position.
-        num_published: by group: leading blocks whose content is final, published or reserved; null blocks included.
-        num_left_behind: by group: leading null blocks.
-        capacity: so many tokens have slots in every group; `UNLIMITED` if more are never asked for.
-        next_full: with fewer final tokens no further block can be published; `UNLIMITED` if none is.
-        next_release: with fewer computed tokens no window moves on; `UNLIMITED` if there is none.
-        horizon: see above; -1 to have it looked at in any case.
-        can_publish: False if nothing is cached at all, or the prefix cache was reset while it held blocks.
-        is_lost: what it took over was withdrawn before it was computed; it can only be freed.
+        num_published: by group, leading blocks whose content is final, published or reserved; null blocks included.
+        num_left_behind: leading null blocks by group.
+        capacity: tokens that have slots in every group; `UNLIMITED` if more are never asked for.
+        next_full: final tokens at which the next block can be published; `UNLIMITED` if none is.
+        next_release: computed tokens at which the next window moves on; `UNLIMITED` if there is none.
+        horizon: number of tokens, see above; -1 to have the request looked at in any case.
+        in_step: number of the last step in which it was given slots, see `Steps`.
+        can_publish: False if nothing is cached at all, or all was forgotten while it held blocks.
+        is_lost: whether what it took over was withdrawn before it was computed; then it can only be freed.
     """
 
     __slots__ = (
         "can_publish",
         "capacity",
         "horizon",
+        "in_step",
         "is_lost",
         "next_full",
         "next_release",
@@ -53,7 +54,7 @@ class RequestBlocks:
         self.tables = [list(ids) for ids in hit]
         self.num_published = list(map(len, hit))
         self.num_left_behind = [0] * len(hit)
-        self.capacity = self.next_release = 0
+        self.capacity = self.next_release = self.in_step = 0
         self.next_full = next_full
         self.horizon = -1
         self.can_publish = next_full < UNLIMITED
@@ -72,7 +73,7 @@ class RequestBlocks:
         return tuple(parts)
 
     def set_horizon(self) -> None:
-        """Find out anew what happens next, after one of the three limits has moved."""
+        """Compute the horizon anew, after one of its three limits has moved."""
         horizon = self.next_full - 1
         if self.capacity < horizon:  # noqa: PLR1730 (a comparison takes a fifth of the time of `min`)
             horizon = self.capacity
@@ -86,7 +87,7 @@ class RequestBlocks:
         self.horizon = -1
 
     def cut_published(self, block_sizes: Sequence[int], gone: Set[int]) -> list[int]:
-        """Nothing is final any more from the first of these blocks on; return the blocks behind that, in all groups."""
+        """Take the content from the first of these blocks on for not final; return the blocks from there on."""
         starts = (
             position * size
             for table, size in zip(self.tables, block_sizes, strict=True)

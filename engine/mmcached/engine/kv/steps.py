@@ -1,35 +1,37 @@
-"""Steps that have begun and not ended: what they will publish, who counts on that, and which blocks they still use.
+"""Keeps what the step that has begun and not ended will publish, who counts on that, and which blocks it still uses.
 
-A block that a step is going to fill is *reserved*: a request that is scheduled after its writer may take it over, since
-the writer will have written it by then. While the step is being built, a writer can still be taken out of it, so the
-step remembers who has taken over what. Once launched, a step writes and reads what it has been given, whatever becomes
-of the requests: blocks that these give back wait behind a *fence* until the newest such step has ended.
+    begin -> (being built) --launch--> (in flight) --end--> nothing open
 
-Knows nothing of tokens, or of what digests mean. Invariant: reserved content is found in the order of reservation.
+A block that the step is going to fill is *reserved*: a request that is scheduled after its writer may take it over,
+because the writer will have written it by then. Blocks that a request gives back while the step may use them wait
+behind a *fence* until the step has ended.
+
+Knows nothing of tokens, or of what block hashes mean. Invariant: at most one step is open, and reserved content is
+found in the order of reservation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mmcached.engine.kv.pool.block_pool import BlockPool
 from mmcached.engine.kv.request_blocks import RequestBlocks
 from mmcached.engine.steps.request import Request
-from mmcached.engine.steps.step_queue import QueuedStep, StepQueue
 from mmcached.wire.errors import LocalProtocolError
 
 Run = tuple[int, int, int]
-"""Blocks of one group that follow each other: its index, and the positions of the first and behind the last."""
+"""Consecutive blocks of one group: its index, the position of the first, the position behind the last."""
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Blocks of one request that a step fills, and their content keys, group after group.
+    """Blocks of one request that the step fills, and their content keys, group after group.
 
     Attributes:
-        runs: where they stand, one for each group that has any.
-        keys: empty once nothing of it is to be published any more.
+        runs: positions of the blocks, one run or more for each group that has any.
+        keys: content keys; empty once nothing of the reservation is to be published.
     """
 
     request: Request
@@ -39,209 +41,171 @@ class Reservation:
     keys: Sequence[bytes]
 
 
-class Step(QueuedStep):
-    """One step.
+class Ended(NamedTuple):
+    """What an ended step leaves behind.
 
     Attributes:
-        takes_part: who was given slots in it.
-        reservations: in the order of scheduling.
-        fenced: blocks that were given back while the step may use them, and by whom, in the order of giving back.
+        lost: requests that rely on something computed in the step, in the order of scheduling.
+        fenced: lists of blocks to be freed, in the order in which they were given back.
     """
 
-    __slots__ = ("fenced", "reservations", "takes_part")
-
-    def __init__(self, step_id: int) -> None:
-        super().__init__(step_id)
-        self.takes_part: set[RequestBlocks] = set()
-        self.reservations: list[Reservation] = []
-        self.fenced: list[tuple[RequestBlocks, list[int]]] = []
-
-
-class _Nobody:
-    """Who takes part while steps are in flight and none is being built."""
-
-    def add(self, held: RequestBlocks) -> None:
-        raise _between_steps(held.request_id)
+    reservations: list[Reservation]
+    lost: list[RequestBlocks]
+    fenced: list[list[int]]
 
 
 class Steps:
-    """All steps that have not ended, the oldest first.
+    """The open step, if there is one.
 
     Attributes:
-        newest: the last that was begun; None if all have ended.
-        takes_part: `add` says that a request is given slots; None while there are no steps at all.
-        num_forgotten: grows whenever something reserved is taken back.
+        num_begun: number of steps begun so far; a request takes part in the open step if its `in_step` equals it.
+        is_launched: whether the open step has been handed to the workers.
+        num_forgotten: a number that grows whenever something reserved may be found here no longer.
+        reservations: those of the open step, in the order of scheduling; changed here only.
+        fenced: blocks that wait for the open step to end; changed here only.
     """
 
     def __init__(self) -> None:
-        self.newest: Step | None = None
-        self.takes_part: set[RequestBlocks] | _Nobody | None = None
+        self.num_begun = 0
+        self.is_launched = False
         self.num_forgotten = 0
-        self._queue: StepQueue[Step] = StepQueue()
-        self._relied_on: list[tuple[Reservation | Step, RequestBlocks]] = []  # in the order of scheduling
+        self.reservations: list[Reservation] = []
+        self.fenced: list[list[int]] = []
+        self._step_id: int | None = None
+        self._writers: dict[RequestBlocks, list[RequestBlocks]] = {}  # by who relies on what they compute in the step
         self._reserved: dict[bytes, int] = {}
-        self._not_indexed: list[Reservation] = []
-
-    def __iter__(self) -> Iterator[Step]:
-        return iter(self._queue)
+        self._num_indexed = 0
 
     @property
-    def building(self) -> Step | None:
-        """The step that is being built, if any."""
-        return self._queue.building
+    def is_open(self) -> bool:
+        return self._step_id is not None
 
-    # ---- the life of a step, see `StepQueue`
+    # ---- the life of a step
 
     def begin(self, step_id: int) -> None:
-        self._queue.begin(Step(step_id))
-        self._update()
+        """Open a step.
+
+        Raises:
+            LocalProtocolError: another one is open.
+        """
+        if self._step_id is not None:
+            raise LocalProtocolError(f"step {step_id} cannot begin: step {self._step_id} has not ended")
+        self._step_id = step_id
+        self.num_begun += 1
 
     def launch(self, step_id: int) -> None:
-        self._queue.launch(step_id)
-        self._update()
-
-    def end_oldest(self, step_id: int) -> Step:
-        """Take out the oldest step; what it reserved is no longer found here.
+        """Mark the open step as handed to the workers.
 
         Raises:
-            LocalProtocolError: another one is the oldest; nothing has changed.
+            LocalProtocolError: this step is not open, or was launched before.
         """
-        step = self._queue.end_oldest(step_id)
-        if self._relied_on:
-            done = _all_of([step])
-            self._relied_on = [pair for pair in self._relied_on if pair[0] not in done]
-        self._update()
-        self._index_anew()
-        return step
+        if self._step_id != step_id or self.is_launched:
+            state = ", launched" if self.is_launched else ""
+            raise LocalProtocolError(f"step {step_id} cannot be launched: open is {self._step_id}{state}")
+        self.is_launched = True
 
-    def end_from(self, step_id: int) -> tuple[list[Step], list[RequestBlocks]]:
-        """Take out this step and all that were begun later; what they reserved is gone.
-
-        Returns:
-            The steps, and those who rely on what would have been computed in them.
+    def end(self, step_id: int) -> Ended:
+        """Close the step and return what it leaves behind; reserved content is no longer found here.
 
         Raises:
-            LocalProtocolError: it has ended, or was never begun; nothing has changed.
+            LocalProtocolError: this step is not open; nothing has changed.
         """
-        ended = self._queue.end_from(step_id)
-        self._update()
-        self.num_forgotten += 1
-        self._index_anew()
-        gone = _all_of(ended)
-        lost = {who: None for what, who in self._relied_on if what in gone}
-        self._relied_on = [pair for pair in self._relied_on if pair[0] not in gone]
-        return ended, list(lost)
+        if self._step_id != step_id:
+            raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
+        ended = Ended(self.reservations, list(self._writers), self.fenced)
+        self._step_id = None
+        self.is_launched = False
+        self._writers = {}
+        self.fenced = []
+        self._replace_reservations([])
+        return ended
 
-    # ---- what is reserved
+    # ---- taking part
 
-    def reserve(self, step: Step, reservation: Reservation) -> None:
-        step.reservations.append(reservation)
-        self._not_indexed.append(reservation)
+    def join(self, held: RequestBlocks) -> None:
+        """Note that a request is given slots; without an open step this means nothing."""
+        held.in_step = self.num_begun
+
+    def check_can_join(self, request_id: int) -> None:
+        """Raise `LocalProtocolError` if a step is in flight, so that none can take up another request."""
+        if self.is_launched:
+            raise LocalProtocolError(f"request {request_id}: slots asked for while step {self._step_id} is in flight")
+
+    def check_can_leave(self, held: RequestBlocks) -> None:
+        """Raise `LocalProtocolError` if others share what a request would write in the step that is being built."""
+        if self._writers and not self.is_launched:
+            sharers = [who.request_id for who, writers in self._writers.items() if held in writers and who is not held]
+            if sharers:
+                what = f"what request {held.request_id} would write in step {self._step_id}"
+                raise LocalProtocolError(f"requests {sorted(sharers)} share {what}: free them first")
+
+    def leave(self, held: RequestBlocks) -> None:
+        """Take a request that gives up its blocks out of the step, unless that is in flight."""
+        self._writers.pop(held, None)
+        if self._takes_part(held) and not self.is_launched:
+            held.in_step = 0
+            kept = [each for each in self.reservations if each.held is not held]
+            if len(kept) < len(self.reservations):
+                self._replace_reservations(kept)
+
+    def give_back(self, pool: BlockPool, held: RequestBlocks, block_ids: list[int]) -> None:
+        """Free a request's blocks: now, or when the step ends in which it takes part."""
+        if self._takes_part(held):
+            self.fenced.append(block_ids)
+        else:
+            pool.free_blocks(block_ids)
+
+    # ---- reserving, and relying on it
+
+    def reserve(self, reservation: Reservation) -> None:
+        self.reservations.append(reservation)
 
     @property
     def reserved(self) -> dict[bytes, int]:
-        """Block by content key, for all that is reserved. Not to be changed by others."""
-        if self._not_indexed:
-            self._index()
+        """Block by content key, for all that is reserved; not to be changed by callers."""
+        if self._num_indexed < len(self.reservations):
+            for each in self.reservations[self._num_indexed :]:
+                for key, block_id in zip(each.keys, each.block_ids, strict=False):
+                    self._reserved.setdefault(key, block_id)
+            self._num_indexed = len(self.reservations)
         return self._reserved
 
     def is_reserved(self, block_id: int, key: bytes) -> bool:
-        """Return whether a step is going to fill a block with this content."""
-        reservations = [each for step in self._queue for each in step.reservations]
+        """Return whether the step is going to fill a block with this content."""
         return any(
-            pair == (block_id, key) for each in reservations for pair in zip(each.block_ids, each.keys, strict=False)
+            pair == (block_id, key)
+            for each in self.reservations
+            for pair in zip(each.block_ids, each.keys, strict=False)
         )
 
     def reserves_for(self, held: RequestBlocks) -> bool:
-        """Return whether a step is going to fill blocks of this request."""
-        return any(reservation.held is held for step in self._queue for reservation in step.reservations)
+        """Return whether the step is going to fill blocks of this request."""
+        return any(each.held is held for each in self.reservations)
 
-    def note_loans(self, borrower: RequestBlocks) -> None:
-        """A request that is scheduled now has taken over its hit; perhaps some of that is only reserved."""
-        if self.newest is None or not self.reserved:
-            return
-        taken = frozenset(block_id for table in borrower.tables for block_id in table)
-        for step in self._queue:
-            for reservation in step.reservations:
-                if not taken.isdisjoint(reservation.block_ids):
-                    self._relied_on.append((reservation, borrower))
+    def note_hit_taken(self, borrower: RequestBlocks) -> None:
+        """Note which writers a request relies on whose tables begin with its hit."""
+        if self.reservations:
+            taken = {block_id for table in borrower.tables for block_id in table}
+            writers = [each.held for each in self.reservations if not taken.isdisjoint(each.block_ids)]
+            if writers:
+                self._writers[borrower] = writers
 
     def note_window_moved(self, held: RequestBlocks) -> None:
-        """A request has given back what only tokens that are in flight still look at: these must be computed."""
-        self._relied_on += [(step, held) for step in self._queue if held in step.takes_part]
-
-    def check_can_take_part(self, request_id: int) -> None:
-        """Return if slots may be given: a step is being built, or there are no steps at all.
-
-        Raises:
-            LocalProtocolError: steps are in flight, and none is being built.
-        """
-        if self.newest is not None and self.newest.is_launched:
-            raise _between_steps(request_id)
+        """Note that a request has given back blocks which only its tokens in the step, if any, look at."""
+        if self._takes_part(held):
+            self._writers.setdefault(held, []).append(held)
 
     def forget_reservations(self) -> None:
-        """Nothing that is reserved now will be published; the steps go on."""
-        for step in self._queue:
-            for reservation in step.reservations:
-                reservation.keys = []
+        """Publish nothing that is reserved now; the step goes on."""
+        for each in self.reservations:
+            each.keys = []
+        self._replace_reservations(self.reservations)
+
+    def _takes_part(self, held: RequestBlocks) -> bool:
+        return self._step_id is not None and held.in_step == self.num_begun
+
+    def _replace_reservations(self, reservations: list[Reservation]) -> None:
+        self.reservations = reservations
         self.num_forgotten += 1
-        self._index_anew()
-
-    # ---- taking one request out
-
-    def borrowers(self, held: RequestBlocks) -> list[RequestBlocks]:
-        """Return, last first, who counts on what this request would write in the step being built, directly or not."""
-        if self.building is None:
-            return []
-        lost = {held: None}
-        for what, who in self._relied_on:
-            if isinstance(what, Reservation) and what.held in lost and what in self.building.reservations:
-                lost[who] = None
-        return [*lost][:0:-1]
-
-    def leave(self, held: RequestBlocks) -> None:
-        """A request that nobody counts on gives up all it has, and its place in the step being built."""
-        if self.newest is None:
-            return
-        self._relied_on = [pair for pair in self._relied_on if pair[1] is not held]
-        step = self.building
-        if step is not None and held in step.takes_part:
-            step.takes_part.discard(held)
-            if any(reservation.held is held for reservation in step.reservations):
-                step.reservations = [each for each in step.reservations if each.held is not held]
-                self.num_forgotten += 1
-                self._index_anew()
-
-    def give_back(self, pool: BlockPool, held: RequestBlocks, block_ids: list[int]) -> None:
-        """Free a request's blocks; if a step that has not ended may use them, when the newest such has."""
-        for step in reversed(self._queue):
-            if held in step.takes_part:
-                step.fenced.append((held, block_ids))
-                return
-        pool.free_blocks(block_ids)
-
-    def _update(self) -> None:
-        self.newest = self._queue.newest
-        if self.newest is None:
-            self.takes_part = None
-        else:
-            self.takes_part = _Nobody() if self.newest.is_launched else self.newest.takes_part
-
-    def _index_anew(self) -> None:
         self._reserved = {}
-        self._not_indexed = [reservation for step in self._queue for reservation in step.reservations]
-
-    def _index(self) -> None:
-        for reservation in self._not_indexed:
-            for key, block_id in zip(reservation.keys, reservation.block_ids, strict=False):
-                self._reserved.setdefault(key, block_id)
-        self._not_indexed = []
-
-
-def _between_steps(request_id: int) -> LocalProtocolError:
-    return LocalProtocolError(f"request {request_id}: slots asked for between two steps; begin one first")
-
-
-def _all_of(steps: Sequence[Step]) -> set[Reservation | Step]:
-    """Return the steps and what they have reserved."""
-    return {*steps, *(reservation for step in steps for reservation in step.reservations)}
+        self._num_indexed = 0

@@ -1,12 +1,10 @@
-"""Who holds which blocks: the tables of all requests, and the way of blocks from the pool into them and back.
+"""Keeps who holds which blocks: the tables of all requests, and the way of blocks from the pool into them and back.
 
     admit      hit shared, new blocks behind it        go_on    new blocks at the end
     free       all go back                             windows that move on give back the head
 
-What a step in flight may still use waits in that step's fence before it goes back to the pool.
-
-Knows nothing of digests, tokens or what is published. Invariant: a refusal has changed nothing, except that windows
-have moved on to where the request is.
+Knows nothing of block hashes, tokens or what is published. Invariant: a refusal has changed nothing, except that
+windows have moved on to where the request is.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class BlockTables:
         max_model_len: tokens; more slots are never asked for.
 
     Attributes:
-        held: books by request id. Changed here only.
+        held: blocks by request id; changed here only.
         empty: no blocks, of as many groups as there are.
     """
 
@@ -52,7 +50,7 @@ class BlockTables:
         """Return how tables begin with a hit and tokens that are delivered behind it: null where windows have passed.
 
         Args:
-            num_computed_tokens: with those delivered.
+            num_computed_tokens: tokens of the hit and those delivered.
             num_slots: null blocks stand for at most so many.
         """
         tables = list(hit.ids)
@@ -64,10 +62,10 @@ class BlockTables:
     def admit(
         self, request_id: int, hit: KVCacheBlocks, num_slots: int, missing: list[int], next_full: int
     ) -> KVCacheBlocks:
-        """Give a request that holds nothing its first blocks, behind its hit. They are there: the caller has looked.
+        """Give a request that holds nothing its first blocks, behind its hit. The caller has seen that they are free.
 
         Args:
-            missing: as `num_missing` returned it.
+            missing: `num_missing` of the hit.
             next_full: so many final tokens fill the first block behind the hit; `UNLIMITED` if none is published.
         """
         held = RequestBlocks(request_id, hit.ids, next_full=next_full)
@@ -75,7 +73,7 @@ class BlockTables:
             held.num_left_behind[group.index] = hit.ids[group.index].count(NULL_BLOCK_ID)
         self._set_next_release(held)
         if any(hit.ids):
-            self._steps.note_loans(held)
+            self._steps.note_hit_taken(held)
             for ids in hit.ids:  # before new blocks are taken: a hit must not be evicted for its own request
                 self._pool.touch(ids)
         self.held[request_id] = held
@@ -101,7 +99,7 @@ class BlockTables:
 
     def move_windows(self, held: RequestBlocks, num_computed_tokens: int) -> None:
         """Give back what windows have left behind at this many computed tokens."""
-        if num_computed_tokens >= held.next_release:
+        if num_computed_tokens >= held.next_release and not held.is_lost:
             self._leave_behind(held, num_computed_tokens)
             held.set_horizon()
 
@@ -137,7 +135,6 @@ class BlockTables:
 
     def _leave_behind(self, held: RequestBlocks, num_computed_tokens: int) -> None:
         """Give back the heads of tables that windows have left, their ends first; null blocks take their places."""
-        has_moved = False
         for group in self._windows:
             table, start = held.tables[group.index], held.num_left_behind[group.index]
             stop = min(group.kind.num_left_behind(num_computed_tokens), len(table))
@@ -145,10 +142,8 @@ class BlockTables:
                 block_ids = table[start:stop][::-1]
                 table[start:stop] = [NULL_BLOCK_ID] * len(block_ids)
                 held.num_left_behind[group.index] = stop
-                has_moved = True
+                self._steps.note_window_moved(held)
                 self._steps.give_back(self._pool, held, block_ids)
-        if has_moved:
-            self._steps.note_window_moved(held)
         self._set_next_release(held)
 
     def _set_next_release(self, held: RequestBlocks) -> None:

@@ -11,7 +11,7 @@ Knows nothing of encoders or token budgets.
 from __future__ import annotations
 
 from mmcached.engine.kv.blocks import KVCacheBlocks
-from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.kv.kv_cache import KVCache
 from mmcached.engine.scheduling.request_queue import RequestQueue
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
@@ -24,7 +24,7 @@ class BlockAdmission:
         running: those that were admitted before; read again as they change.
     """
 
-    def __init__(self, config: ServiceConfig, kv: KVCacheManager, running: RequestQueue) -> None:
+    def __init__(self, config: ServiceConfig, kv: KVCache, running: RequestQueue) -> None:
         self._kv = kv
         self._running = running
         self._most_new_tokens = config.max_num_batched_tokens

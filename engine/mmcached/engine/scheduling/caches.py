@@ -14,7 +14,7 @@ from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import Report
 from mmcached.engine.hidden_states.tensor_prefix_index import TensorPrefixIndex
 from mmcached.engine.kv.config import KVCacheConfig
-from mmcached.engine.kv.manager import KVCacheManager
+from mmcached.engine.kv.kv_cache import KVCache
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
@@ -33,7 +33,7 @@ class Caches:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.encoder_budget = service_encoder_budget(config)
-        self.kv = KVCacheManager(
+        self.kv = KVCache(
             KVCacheConfig.of_one_group(config.num_kv_blocks, config.block_size),
             config.max_model_len,
             config.enable_prefix_caching,

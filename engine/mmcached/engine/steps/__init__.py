@@ -1,6 +1,5 @@
-"""Requests take part in steps, which begin and end in their order.
+"""Requests take part in steps, one step at a time.
 
-request      one request: tokens, items, how far it is computed
-step_log     one manager's open step, and what is sent to the workers with it
-step_queue   several steps in their order: begun, launched, committed or withdrawn
+request    one request: tokens, items, how far it is computed
+step_log   one manager's open step, and what is sent to the workers with it
 """

@@ -1,4 +1,4 @@
-"""Lookups, copies of the same content, watches, and the checker itself."""
+"""Lookups, copies of the same content, and the checker itself."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ def test_a_prefix_ends_at_the_first_key_that_is_not_there(num_found: int) -> Non
     blocks.add([block_ids[index] for index in there], [keys[index] for index in there])
     assert blocks.find_prefix(keys) == block_ids[:num_found]
     assert blocks.find_prefix(iter(keys[:num_found])) == block_ids[:num_found]
-
-
-def test_holds_compares_place_by_place() -> None:
-    blocks = held_blocks(4)
-    blocks.add([1, 2, 3], [b"one", b"two", b"two"])
-    assert blocks.holds([], [])
-    assert blocks.holds((3, 1), (b"two", b"one"))
-    assert not blocks.holds([1, 3], [b"two", b"one"])
-    assert not blocks.holds([1], [b"one", b"two"])
-    assert not blocks.holds([0], [b"one"])
 
 
 def test_of_several_with_one_content_the_first_is_found_until_it_goes() -> None:
@@ -83,35 +73,6 @@ def test_a_refused_publication_leaves_no_trace() -> None:
         blocks.add([1, 2], [b"a"])
     assert (blocks.find(b"a"), len(blocks)) == (None, 1)
     blocks.check_integrity()
-
-
-def test_a_watch_breaks_with_its_first_block_and_for_ever() -> None:
-    blocks = held_blocks(6)
-    blocks.add([1, 2, 3, 4], [b"one", b"two", b"three", b"two"])
-    both, one, copy, none = (blocks.watch(frozenset(ids)) for ids in ([1, 2], [1], [4], []))
-    blocks.remove([3])
-    assert both.is_intact
-    blocks.remove([2])
-    assert (both.is_intact, one.is_intact, copy.is_intact) == (False, True, True)
-    blocks.add([2], [b"two"])
-    assert not both.is_intact
-    blocks.remove([4])
-    assert not copy.is_intact, "its block has lost its content, though the content is still there"
-    blocks.clear()
-    assert (one.is_intact, none.is_intact) == (False, True)
-
-
-def test_nobody_keeps_a_watch_that_nobody_needs() -> None:
-    blocks = held_blocks(4)
-    blocks.add([1, 2, 3], [b"one", b"two", b"three"])
-    given_up, broken, kept = (blocks.watch(frozenset([block_id])) for block_id in (1, 2, 3))
-    blocks.unwatch(given_up)
-    blocks.unwatch(given_up)
-    blocks.remove([1, 2])
-    assert (given_up.is_intact, broken.is_intact, kept.is_intact) == (True, False, True)
-    assert blocks._watches == [kept]
-    blocks.unwatch(broken)
-    assert blocks._watches == [kept]
 
 
 def test_the_checker_sees_each_map_that_is_wrong() -> None:

@@ -8,7 +8,7 @@ Chunked local attention is a window whose start depends on the position; Mamba k
 has a table of fixed length and is never looked up. Each would be a module here and a spec in `config`.
 """
 
-from mmcached.engine.kv.groups.group import CachedPrefix, Group, GroupKind
+from mmcached.engine.kv.groups.group import CachedPrefix, Group
 from mmcached.engine.kv.groups.make import make_groups
 
-__all__ = ["CachedPrefix", "Group", "GroupKind", "make_groups"]
+__all__ = ["CachedPrefix", "Group", "make_groups"]

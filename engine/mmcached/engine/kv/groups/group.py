@@ -1,37 +1,29 @@
-"""One group of layers among the others: its kind, its place, and how its content is named in the pool.
+"""Describes one group of layers among the others: its kind, its place, and how its content is named in the pool.
 
-The same tokens have other KV in another group, so the groups' content keys differ: the first group's are the digests
-themselves, another's bear its number at the end. A group whose blocks are `ratio` times as long as a digest reaches
-takes the last digest inside each block; the chain makes that one name the whole block.
+The same tokens have other KV in another group, so the groups' content keys differ: the first group's are the block
+hashes themselves, another's bear its number at the end. A group whose blocks are `ratio` times as long as a hash
+reaches takes the last hash inside each block; the chain makes that one name the whole block.
 
-    digests     d0  d1  d2  d3  d4 …          hash_block_size tokens each
-    ratio 2         k0      k1                 k0 = d1, k1 = d3
+    block hashes    h0  h1  h2  h3  h4 …          hash_block_size tokens each
+    ratio 2             k0      k1                 k0 = h1, k1 = h3
 
-Knows nothing of block ids, requests or steps.
+Knows nothing of requests or steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from mmcached.engine.kv.pool.block_pool import BlockPool
 
 Run = tuple[int, int]
 """Positions in a block table: the first, and that behind the last."""
 
 DIGEST_TAG_BYTES = 2
 NEVER = 1 << 62
-
-
-class CachedPrefix(Protocol):
-    """What is cached of one sequence, for one group, by position in the block table."""
-
-    def leading(self, num_blocks: int) -> list[int]:
-        """Return the blocks at positions 0, 1, … up to the first that is not there, at most so many."""
-
-    def at(self, index: int) -> int | None:
-        """Return the block at this position, or None."""
 
 
 class GroupKind(Protocol):
@@ -49,11 +41,11 @@ class GroupKind(Protocol):
         """Return the longest prefix behind which a request can go on, by position; null blocks where none is needed.
 
         Args:
-            max_blocks: what must be cached ends here at the latest; what is recomputed is left out of the hit.
+            max_blocks: blocks that are looked for at most; those to be recomputed are among them, and not in the hit.
         """
 
     def runs_for_hits(self, start: int, stop: int) -> Iterable[Run]:
-        """Return which of the blocks at these positions a hit can need; in no hit at all, the others are looked at."""
+        """Return which of the blocks at these positions a hit can need."""
 
     def num_left_behind(self, num_computed_tokens: int) -> int:
         """Return how many leading blocks no later token looks at."""
@@ -65,7 +57,7 @@ class GroupKind(Protocol):
         """Return how many blocks a sequence of this length holds at most, on the way there and at its end.
 
         Args:
-            most_new_tokens: that are computed at once.
+            most_new_tokens: tokens that are computed at once, at most.
         """
 
     def num_common_prefix_blocks(self, table: Sequence[int], is_shared_by_all: Callable[[int], bool]) -> int:
@@ -77,8 +69,8 @@ class Group:
     """A kind, and its place among the groups.
 
     Attributes:
-        index: in the configuration, and in every tuple that is sorted by group.
-        ratio: digests per block.
+        index: position in the configuration, and in every tuple that is sorted by group.
+        ratio: block hashes per block.
         stride: blocks from one place where a hit of all groups may end to the next.
         num_recomputed: blocks behind that place that must be cached, too.
         tag: end of this group's content keys; empty for the first group.
@@ -97,21 +89,50 @@ class Group:
         num_blocks = num_tokens // (self.stride * self.block_size) * self.stride
         return num_blocks + self.num_recomputed if num_blocks else 0
 
-    def keys(self, digests: Sequence[bytes], start: int, stop: int) -> Sequence[bytes]:
+    def keys(self, block_hashes: Sequence[bytes], start: int, stop: int) -> Sequence[bytes]:
         """Return the content keys of the blocks at these positions."""
         ratio, tag = self.ratio, self.tag
-        part = digests[start:stop] if ratio == 1 else digests[(start + 1) * ratio - 1 : stop * ratio : ratio]
-        return [digest + tag for digest in part] if tag else part
+        part = block_hashes[start:stop] if ratio == 1 else block_hashes[(start + 1) * ratio - 1 : stop * ratio : ratio]
+        return [block_hash + tag for block_hash in part] if tag else part
 
-    def iter_keys(self, digests: Sequence[bytes], start: int, stop: int) -> Iterable[bytes]:
-        """As `keys`, without a copy if that can be."""
-        if self.ratio == 1 and not self.tag:
-            return islice(digests, start, stop)
-        return self.keys(digests, start, stop)
-
-    def key_at(self, digests: Sequence[bytes], index: int) -> bytes:
+    def key_at(self, block_hashes: Sequence[bytes], position: int) -> bytes:
         """Return the content key of the block at one position."""
-        return digests[(index + 1) * self.ratio - 1] + self.tag
+        return block_hashes[(position + 1) * self.ratio - 1] + self.tag
+
+
+class CachedPrefix:
+    """What is cached of one sequence in one group, by position in the block table.
+
+    Args:
+        reserved: block by content key, for what an open step is going to write.
+    """
+
+    __slots__ = ("_block_hashes", "_group", "_pool", "_reserved")
+
+    def __init__(
+        self, pool: BlockPool, reserved: Mapping[bytes, int], group: Group, block_hashes: Sequence[bytes]
+    ) -> None:
+        self._pool = pool
+        self._reserved = reserved
+        self._group = group
+        self._block_hashes = block_hashes
+
+    def leading(self, num_blocks: int) -> list[int]:
+        """Return the blocks at positions 0, 1, … up to the first that is not there, at most so many."""
+        group = self._group
+        is_plain = group.ratio == 1 and not group.tag  # then the hashes are the keys, and need not be copied
+        keys = islice(self._block_hashes, num_blocks) if is_plain else group.keys(self._block_hashes, 0, num_blocks)
+        found = self._pool.find_prefix(keys)
+        if self._reserved:
+            while len(found) < num_blocks and (block_id := self.at(len(found))) is not None:
+                found.append(block_id)
+        return found
+
+    def at(self, position: int) -> int | None:
+        """Return the block at this position, or None."""
+        key = self._group.key_at(self._block_hashes, position)
+        block_id = self._pool.find(key)
+        return self._reserved.get(key) if block_id is None else block_id
 
 
 def tag_of(index: int) -> bytes:

@@ -1,61 +1,85 @@
-"""The longest cached prefix of a request: looked up, remembered while the request is blocked, and checked when taken.
+"""Finds the longest cached prefix of a request, keeps it while the request is blocked, and checks it when it is taken.
 
-Knows nothing of free blocks or tables. Invariant: nothing here changes what a lookup finds.
+A request at the head of the line asks again at every step until blocks are free, so the lookups of those that were
+refused are kept, if there is one group of full attention. Such a hit is still the longest if none of its blocks has
+lost its content, the request has as many tokens, and the first block that was missing is missing still. As long as
+nobody has taken a hit since, at least as many of its blocks are free as at the refusal.
+
+Knows nothing of tables. Invariant: nothing here changes what a lookup finds, and a hit that is kept is what a lookup
+would find now.
 """
 
 from __future__ import annotations
 
-from mmcached.engine.kv.blocks import KVCacheBlocks
-from mmcached.engine.kv.lookup.coordinator import CachedBlocks, Coordinator
-from mmcached.engine.kv.lookup.memo import Memos
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmcached.engine.kv.blocks import KVCacheBlocks, Version
+from mmcached.engine.kv.hashing.request_hashes import RequestHashes
+from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
-from mmcached.engine.kv.publisher import Publisher
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.steps.request import Request
 
+CAPACITY = 8
+"""Lookups kept at once: a scheduler asks for the head of its line, perhaps for some behind it."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The lookup of a request that was refused.
+
+    Attributes:
+        num_tokens: length of the hit.
+        num_request_tokens: length of the request at the lookup.
+        missing_key: content key of the first block that was missing; None if all were there.
+        num_unreferenced: blocks of the hit that were free when `num_taken` hits had been taken.
+        is_intact: whether all blocks of the hit have kept their content.
+    """
+
+    hit: KVCacheBlocks
+    num_tokens: int
+    num_request_tokens: int
+    missing_key: bytes | None
+    num_unreferenced: int
+    num_taken: int
+    block_ids: frozenset[int]
+    is_intact: bool = True
+
 
 class PrefixLookups:
-    """Lookups of one manager.
+    """The lookups of one manager.
 
     Args:
-        nothing: what is returned if nothing is found.
-        num_recomputed: blocks at the end of what is found that are left out of a hit.
+        nothing: blocks returned if nothing is found.
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        steps: Steps,
-        publisher: Publisher,
-        coordinator: Coordinator,
-        *,
-        nothing: KVCacheBlocks,
-        num_recomputed: int,
+        self, pool: BlockPool, steps: Steps, hashes: RequestHashes, coordinator: Coordinator, nothing: KVCacheBlocks
     ) -> None:
         self._pool = pool
         self._steps = steps
-        self._publisher = publisher
+        self._hashes = hashes
         self._coordinator = coordinator
-        self._groups = coordinator.groups
-        self._memos = Memos(pool, steps, publisher, self._groups, num_recomputed=num_recomputed)
         self._nothing = nothing
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._num_taken = 0
+        pool.on_unpublished = self._note_unpublished
 
-    def find(self, request: Request) -> tuple[KVCacheBlocks, int]:
+    def find(self, request: Request, max_num_tokens: int | None = None) -> tuple[KVCacheBlocks, int]:
         """Return the longest hit of a request, and its length in tokens; the last token is never in it."""
-        memo = self._memos.find(request) if self._memos else None
-        if memo is not None:
-            return memo.found, memo.num_tokens
-        digests = self._publisher.digests(request)
-        ids, num_tokens = self._coordinator.find_longest_cache_hit(digests, request.num_tokens - 1)
+        kept = self._kept.get(request.request_id) if self._kept and max_num_tokens is None else None
+        if kept is not None and self._is_current(kept, request):
+            kept.hit.version = self._version(request)
+            return kept.hit, kept.num_tokens
+        most = request.num_tokens - 1
+        if max_num_tokens is not None:
+            most = min(most, max_num_tokens)
+        ids, num_tokens = self._coordinator.find_longest_cache_hit(self._hashes.of(request), most)
         if not num_tokens:
             return self._nothing, 0
-        return KVCacheBlocks(self._pool, ids, self._memos.origin(request)), num_tokens
-
-    def find_up_to(self, request: Request, max_num_tokens: int) -> tuple[KVCacheBlocks, int]:
-        """As `find`, of at most so many tokens; looked up anew each time, and checked where it is taken."""
-        digests = self._publisher.digests(request)
-        ids, num_tokens = self._coordinator.find_longest_cache_hit(digests, min(request.num_tokens - 1, max_num_tokens))
-        return (KVCacheBlocks(self._pool, ids), num_tokens) if num_tokens else (self._nothing, 0)
+        return KVCacheBlocks(self._pool, ids, self._version(request)), num_tokens
 
     def check(self, request: Request, hit: KVCacheBlocks, num_hit_tokens: int) -> None:
         """Return if a hit is what it is said to be, and is there still.
@@ -63,52 +87,83 @@ class PrefixLookups:
         Raises:
             ValueError: its blocks do not hold so many tokens, or were evicted since.
         """
-        lengths = [len(ids) * group.block_size for ids, group in zip(hit.ids, self._groups, strict=True)]
+        groups = self._coordinator.groups
+        lengths = [len(ids) * group.block_size for ids, group in zip(hit.ids, groups, strict=True)]
         if any(length != num_hit_tokens for length in lengths) or (num_hit_tokens and not lengths):
             raise ValueError(f"new_computed_blocks hold {lengths} tokens, num_new_computed_tokens = {num_hit_tokens}")
-        if not num_hit_tokens or (hit.origin is not None and hit.origin[:2] == self._memos.origin(request)[:2]):
-            return  # nothing was forgotten since
-        if not self._memos.vouches_for(request, hit) and not self._is_there(request, hit):
+        if num_hit_tokens and hit.version != self._version(request) and not self._is_there(request, hit.ids):
             raise ValueError(f"request {request.request_id}: blocks of the hit were evicted since; look it up again")
 
     def fits(self, request: Request, hit: KVCacheBlocks, num_more_blocks: int) -> bool:
-        """Whether so many blocks are free beside those of a hit, which leave the free blocks if nobody holds them."""
+        """Return whether so many blocks are free beside those of a hit, some of which may be free themselves."""
         num_free = self._pool.num_free - num_more_blocks
         if hit is self._nothing:
             return num_free >= 0
-        if self._memos and self._memos.num_surely_unreferenced(request, hit) > num_free:
+        kept = self._kept.get(request.request_id) if self._kept else None
+        is_known = kept is not None and kept.hit is hit and kept.num_taken == self._num_taken
+        if kept is not None and is_known and kept.num_unreferenced > num_free:
             return False
         return sum(map(self._pool.num_unreferenced, hit.ids)) <= num_free
 
-    def was_refused(self, request: Request, hit: KVCacheBlocks, num_hit_tokens: int) -> None:
-        """There were too few free blocks behind a hit: it will be asked for again."""
-        self._memos.remember(request, hit, num_hit_tokens)
+    def was_refused(self, request: Request, hit: KVCacheBlocks) -> None:
+        """Keep the hit of a request for which too few blocks are free, because it is going to ask again."""
+        kept = self._kept.get(request.request_id)
+        if kept is not None and kept.hit is hit and kept.num_taken == self._num_taken:
+            return
+        self.forget(request.request_id)
+        groups, ids = self._coordinator.groups, hit.ids[0] if hit.ids else ()
+        if len(groups) > 1 or not ids or not groups[0].kind.is_downward_closed or groups[0].num_recomputed:
+            return
+        if hit.version != self._version(request) or not all(map(self._pool.block_key, ids)):
+            return
+        self._kept[request.request_id] = _Kept(
+            hit,
+            len(ids) * groups[0].block_size,
+            request.num_tokens,
+            self._missing_key(request, len(ids)),
+            self._pool.num_unreferenced(ids),
+            self._num_taken,
+            frozenset(ids),
+        )
+        if len(self._kept) > CAPACITY:
+            self._kept.popitem(last=False)
 
     def was_taken(self, request: Request, num_hit_tokens: int) -> None:
-        """A request was admitted with its hit."""
-        if num_hit_tokens:
-            self._memos.hit_was_taken()
-        if self._memos:
-            self._memos.drop(request.request_id)
+        """Note that a request was admitted with its hit, so that more blocks are referenced."""
+        self._num_taken += num_hit_tokens > 0
+        self.forget(request.request_id)
 
     def forget(self, request_id: int) -> None:
-        """Forget what is remembered of a request, if anything is."""
-        if self._memos:
-            self._memos.drop(request_id)
+        """Forget what is kept of a request, if anything is."""
+        if self._kept:
+            self._kept.pop(request_id, None)
 
-    def clear(self) -> None:
-        """Forget all that is remembered."""
-        self._memos.clear()
+    def _version(self, request: Request) -> Version:
+        return request.request_id, self._pool.num_forgotten + self._steps.num_forgotten
 
-    def _is_there(self, request: Request, hit: KVCacheBlocks) -> bool:
-        digests = self._publisher.digests(request)
-        for group, ids in zip(self._groups, hit.ids, strict=True):
-            keys, num_null = group.keys(digests, 0, len(ids)), ids.count(NULL_BLOCK_ID)
-            if len(keys) < len(ids):
+    def _is_there(self, request: Request, ids: Sequence[Sequence[int]]) -> bool:
+        block_hashes = self._hashes.of(request)
+        for group, block_ids in zip(self._coordinator.groups, ids, strict=True):
+            keys = group.keys(block_hashes, 0, len(block_ids))
+            if len(keys) < len(block_ids):
                 return False  # of a longer request
-            if self._pool.holds(ids[num_null:], keys[num_null:]):
-                continue
-            cached = CachedBlocks(self._pool, self._steps, group, digests)
-            if not all(cached.is_at(ids[index], index) for index in range(num_null, len(ids))):
-                return False
+            for block_id, key in zip(block_ids, keys, strict=True):
+                is_here = self._pool.block_key(block_id) == key or self._steps.is_reserved(block_id, key)
+                if not is_here and block_id != NULL_BLOCK_ID:
+                    return False
         return True
+
+    def _missing_key(self, request: Request, num_found: int) -> bytes | None:
+        group = self._coordinator.groups[0]
+        num_wanted = min((request.num_tokens - 1) // group.block_size, len(request.block_hashes))
+        return group.key_at(request.block_hashes, num_found) if num_found < num_wanted else None
+
+    def _is_current(self, kept: _Kept, request: Request) -> bool:
+        if kept.num_request_tokens != request.num_tokens or not kept.is_intact:
+            return False
+        key = kept.missing_key
+        return key is None or (self._pool.find(key) is None and key not in self._steps.reserved)
+
+    def _note_unpublished(self, block_ids: Sequence[int]) -> None:
+        for kept in self._kept.values():
+            kept.is_intact = kept.is_intact and kept.block_ids.isdisjoint(block_ids)

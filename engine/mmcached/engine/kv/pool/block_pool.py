@@ -26,12 +26,12 @@ Invariant: free + held + null block = all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import length_hint
 from typing import Protocol
 
 from mmcached.engine.kv.pool.eviction import EvictionOrder, LruOrder
-from mmcached.engine.kv.pool.published import PublishedBlocks, Watch
+from mmcached.engine.kv.pool.published import PublishedBlocks
 from mmcached.wire.errors import InvariantError, LocalProtocolError
 
 NULL_BLOCK_ID = 0
@@ -58,8 +58,8 @@ class BlockPool:
         log: is told of contents that are gone; None costs nothing.
 
     Attributes:
-        find: called with a key, returns the block that holds this content, the first published if there are several,
-            or None. Changes nothing.
+        find, find_prefix: `PublishedBlocks.find` and `find_prefix`.
+        on_unpublished: called with blocks that have lost their content; None costs nothing.
     """
 
     def __init__(self, num_blocks: int, policy: EvictionOrder | None = None, *, log: ChangeLog | None = None) -> None:
@@ -72,6 +72,8 @@ class BlockPool:
         self._observer = self._free_published.observer
         self._log = log
         self.find = self._published.find
+        self.find_prefix = self._published.find_prefix
+        self.on_unpublished: Callable[[Sequence[int]], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -98,14 +100,6 @@ class BlockPool:
         """Return the key under which the block is published, or None."""
         return self._published.key_of[block_id]
 
-    def find_prefix(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the blocks that hold these contents, up to the first that is not there. Changes nothing."""
-        return self._published.find_prefix(keys)
-
-    def holds(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> bool:
-        """Return whether each block is published under the key at its place."""
-        return self._published.holds(block_ids, keys)
-
     def num_unreferenced(self, block_ids: Sequence[int]) -> int:
         """Count those that `touch` would take out of the free blocks."""
         num_unreferenced = list(map(self._ref_counts.__getitem__, block_ids)).count(0)
@@ -124,7 +118,9 @@ class BlockPool:
         if block_ids:
             del free[-len(block_ids) :]
         if len(block_ids) < num_blocks:
-            block_ids += self._evict(num_blocks - len(block_ids))
+            evicted = self._free_published.take(num_blocks - len(block_ids))
+            self._forget(evicted)
+            block_ids += evicted
         for block_id in block_ids:
             ref_counts[block_id] = 1
         self._num_free -= num_blocks
@@ -203,16 +199,10 @@ class BlockPool:
         self._free_unpublished = self.free_order()[::-1]
         self._free_published.clear()
         self._published.clear()
+        if self.on_unpublished is not None:
+            self.on_unpublished(range(self.num_blocks))
         if self._log is not None:
             self._log.cleared()
-
-    def watch(self, block_ids: frozenset[int]) -> Watch:
-        """Return what tells whether one of these blocks was unpublished since. It costs a little until `unwatch`."""
-        return self._published.watch(block_ids)
-
-    def unwatch(self, watch: Watch) -> None:
-        """Stop keeping a watch up to date. One that is broken changes nothing."""
-        self._published.unwatch(watch)
 
     def free_order(self) -> list[int]:
         """Return all free blocks in the order in which they would be handed out."""
@@ -246,13 +236,10 @@ class BlockPool:
             raise InvariantError("the null block is published")
         self._published.check_integrity()
 
-    def _evict(self, num_blocks: int) -> list[int]:
-        block_ids = self._free_published.take(num_blocks)
-        self._forget(block_ids)
-        return block_ids
-
     def _forget(self, block_ids: list[int]) -> None:
-        """Unpublish these published blocks, and tell who wants to know."""
+        """Unpublish these published blocks, and notify who listens."""
+        if self.on_unpublished is not None:
+            self.on_unpublished(block_ids)
         if self._log is None and self._observer is None:
             self._published.remove(block_ids)
         elif gone := self._published.remove_and_tell(block_ids):

@@ -19,20 +19,6 @@ from operator import length_hint
 from mmcached.wire.errors import InvariantError
 
 
-class Watch:
-    """Whether some blocks still hold what they held when the watch began.
-
-    Attributes:
-        is_intact: False for ever once one of the blocks was unpublished.
-    """
-
-    __slots__ = ("block_ids", "is_intact")
-
-    def __init__(self, block_ids: frozenset[int]) -> None:
-        self.block_ids = block_ids
-        self.is_intact = True
-
-
 class PublishedBlocks:
     """The two maps between contents and blocks.
 
@@ -53,7 +39,6 @@ class PublishedBlocks:
         self._first: dict[bytes, int] = {}
         self._copies: dict[bytes, dict[int, None]] = {}  # each in the order of its publication
         self._num_copies = 0
-        self._watches: list[Watch] = []  # the intact ones
         self.find = self._first.get
 
     def __len__(self) -> int:
@@ -65,10 +50,6 @@ class PublishedBlocks:
         with suppress(KeyError):  # of the first that is not there; what was found before it is in the list by then
             found.extend(map(self._first.__getitem__, keys))
         return found
-
-    def holds(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> bool:
-        """Return whether each block is published under the key at its place."""
-        return list(map(self.key_of.__getitem__, block_ids)) == list(keys)
 
     def add(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> Sequence[int]:
         """Make the contents of held blocks findable, each under the key at its place.
@@ -118,8 +99,6 @@ class PublishedBlocks:
         except KeyError as error:
             raise InvariantError(f"one of the blocks {block_ids} cannot be found by what it holds") from error
         self.num_forgotten += len(alone)
-        if self._watches:
-            self._break_watches(block_ids)
 
     def remove_and_tell(self, block_ids: Sequence[int]) -> list[bytes]:
         """Unpublish these published blocks, and return the keys that no block has any longer."""
@@ -130,24 +109,11 @@ class PublishedBlocks:
 
     def clear(self) -> None:
         """Unpublish all blocks."""
-        if self._watches:
-            self._break_watches([block_id for block_id, key in enumerate(self.key_of) if key is not None])
         self.num_forgotten += len(self._first)
         self._first.clear()
         self._copies.clear()
         self._num_copies = 0
         self.key_of[:] = [None] * len(self.key_of)
-
-    def watch(self, block_ids: frozenset[int]) -> Watch:
-        """Return what tells whether one of these blocks was unpublished since. It costs a little until `unwatch`."""
-        watch = Watch(block_ids)
-        self._watches.append(watch)
-        return watch
-
-    def unwatch(self, watch: Watch) -> None:
-        """Stop keeping a watch up to date. One that is broken changes nothing."""
-        if watch in self._watches:
-            self._watches.remove(watch)
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if keys and blocks contradict each other."""
@@ -186,8 +152,3 @@ class PublishedBlocks:
             self._num_copies -= 1
             self.key_of[block_id] = None
         return alone
-
-    def _break_watches(self, block_ids: Iterable[int]) -> None:
-        for watch in self._watches:
-            watch.is_intact = watch.block_ids.isdisjoint(block_ids)
-        self._watches = [watch for watch in self._watches if watch.is_intact]

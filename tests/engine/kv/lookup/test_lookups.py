@@ -64,7 +64,7 @@ def withdraw_what_was_shared(manager: KVCacheManager, request: Request) -> None:
     other = reserve(manager, request.token_ids[:20])
     assert manager.get_computed_blocks(request)[1] == 20
     assert not admits(manager, request)
-    manager.withdraw_request(other)
+    manager.free(other)
 
 
 CHANGES: dict[str, tuple[Callable[[KVCacheManager, Request], object], int]] = {

@@ -1,0 +1,385 @@
+"""Gives KV blocks to requests, and finds prefixes that need not be computed again.
+
+A request's block tables, one for each group of layers, only ever grow, and go back whole:
+
+     | computed | prefix hit | external |    new     | lookahead |
+     0          ^            ^          ^            ^           ^
+     held       shared now   delivered  computed in  slots for a drafter,
+     already                 by others  this step    never published
+     what is handed out now: all that lies behind the hit and has no block yet
+
+`reserve -> commit -> publish`: inside a step, a block that becomes full is reserved (`steps`). Requests that are
+scheduled after its writer may share it, the rest find it after `commit`, since until then nobody has written it;
+`withdraw` takes all of it back. Without a step it is published at once: there the caller vouches that it computes
+before anybody reads.
+
+Most calls for a running request change nothing: they end at its horizon (`request_blocks`).
+
+Knows nothing of scheduling order or of the tensors behind the blocks. Invariant: a published block holds exactly the
+KV that its content key names.
+
+Source: vLLM's KVCacheManager, whose method names, block layout, free order, null block and last-token rule these are.
+Publication at commit, fences and epochs are differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.engine.kv.blocks import KVCacheBlocks
+from mmcached.engine.kv.config import KVCacheConfig
+from mmcached.engine.kv.events import PublishedLog
+from mmcached.engine.kv.hashing.block_hash import block_hasher
+from mmcached.engine.kv.hashing.request_hashes import RequestHashes
+from mmcached.engine.kv.integrity import check_integrity
+from mmcached.engine.kv.lookup.coordinator import Coordinator
+from mmcached.engine.kv.lookup.lookups import PrefixLookups
+from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
+from mmcached.engine.kv.pool.eviction_policies import make_eviction_order
+from mmcached.engine.kv.publisher import Publisher
+from mmcached.engine.kv.request_blocks import UNLIMITED
+from mmcached.engine.kv.slot_counts import check_slot_counts
+from mmcached.engine.kv.stats import AdmissionCounts
+from mmcached.engine.kv.steps import Steps
+from mmcached.engine.kv.tables import BlockTables
+from mmcached.engine.steps.request import Request
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.messages.kv_events import KVEvent
+from mmcached.wire.stats import KVCacheStats
+
+
+class KVCache:
+    """The block tables of all running requests and the prefix cache: all that a scheduler asks for.
+
+    It can be pickled, also within a step.
+
+    Args:
+        max_model_len: tokens; no request gets slots beyond it.
+        enable_caching: whether blocks are published and found at all.
+        caching_hash_algo: name of the hash function (`block_hash.block_hasher`).
+        use_eagle: whether a drafter needs the hidden state before the point where a request goes on, so that the last
+            block found is computed again. Not with hash lookahead, which makes that unnecessary.
+        log_stats: whether admissions are counted by interval (`KVCacheManager.make_prefix_cache_stats`).
+        enable_kv_cache_events: whether `take_events` has anything to return.
+        num_hash_lookahead_tokens: tokens behind a block that its hash covers too.
+        eviction_policy: "lru", or "segmented_lru", which spares what was asked for again (`eviction_policies`).
+        hash_seed: seed of the block hashes; equal seeds make equal hashes, whatever the algorithm.
+
+    Attributes:
+        req_to_block_hashes: block hashes by request id, from the first lookup or publication to `free_block_hashes`.
+        caching_hash_fn: makes one block hash: of a parent's hash, token ids and extra keys.
+        epoch: number of calls of `new_epoch`.
+
+    Raises:
+        ConfigError: a size, an algorithm or a policy that cannot be.
+    """
+
+    def __init__(  # noqa: PLR0917 (vLLM's signature)
+        self,
+        kv_cache_config: KVCacheConfig,
+        max_model_len: int,
+        enable_caching: bool = True,
+        caching_hash_algo: str = "sha256",
+        use_eagle: bool = False,
+        log_stats: bool = False,
+        enable_kv_cache_events: bool = False,
+        *,
+        num_hash_lookahead_tokens: int = 0,
+        eviction_policy: str = "lru",
+        hash_seed: str = "",
+    ) -> None:
+        if max_model_len < 1:
+            raise ConfigError("max_model_len", max_model_len, "at least 1 token")
+        if num_hash_lookahead_tokens < 0:
+            raise ConfigError("num_hash_lookahead_tokens", num_hash_lookahead_tokens, "at least 0 tokens")
+        config, pool_size = kv_cache_config, kv_cache_config.num_blocks
+        hasher = block_hasher(caching_hash_algo, hash_seed)
+        self.config = config
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.caching_hash_fn = hasher.hash_block
+        self.epoch = 0
+
+        self._hash_block_size = config.hash_block_size
+        self._hashes = RequestHashes(hasher, config.hash_block_size, num_hash_lookahead_tokens)
+        self.req_to_block_hashes = self._hashes.by_request
+        self._log = PublishedLog(config, self._hashes) if enable_kv_cache_events else None
+        pool = self.block_pool = BlockPool(pool_size, make_eviction_order(eviction_policy, pool_size), log=self._log)
+        steps = self._steps = Steps()
+        self.coordinator = Coordinator(config, pool, steps, int(use_eagle and not num_hash_lookahead_tokens))
+        self._groups = self.coordinator.groups
+        self._tables = BlockTables(config, pool, steps, self._groups, max_model_len)
+        self._held = self._tables.held
+        self._empty = self._tables.empty
+        self._publisher = Publisher(pool, steps, self._groups, config.hash_block_size, self._log)
+        self._lookups = PrefixLookups(pool, steps, self._hashes, self.coordinator, self._empty)
+        self._counts = AdmissionCounts(log_stats=log_stats)
+
+    # ---- lookups and slots
+
+    def get_computed_blocks(self, request: Request, max_num_tokens: int | None = None) -> tuple[KVCacheBlocks, int]:
+        """Return the longest cached prefix of a request and its length in tokens. Changes nothing.
+
+        The last token is never taken from the cache: computing it is what gives the next one. Hits are whole blocks, so
+        a prompt that is cached to the end computes its last block again.
+
+        Args:
+            max_num_tokens: length of the longest hit that the caller can use; None: any.
+        """
+        if not self.enable_caching or request.skip_reading_prefix_cache:
+            return self._empty, 0
+        return self._lookups.find(request, max_num_tokens)
+
+    def allocate_slots(  # noqa: PLR0917 (vLLM's signature)
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_draft_tokens: int = 0,
+        num_lookahead_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        *,
+        num_external_computed_tokens: int = 0,
+        num_in_flight_tokens: int = 0,
+    ) -> KVCacheBlocks | None:
+        """Give a request the slots for its next tokens, after what it has computed and what was just found for it.
+
+        Args:
+            num_new_tokens: tokens to be computed now, guesses of a drafter included.
+            num_new_computed_tokens: length of the prefix hit; only for a request that holds nothing yet.
+            new_computed_blocks: the blocks of that hit, as `get_computed_blocks` returned them.
+            num_draft_tokens: guesses, at the end of the new tokens; they are not published.
+            num_lookahead_tokens: slots behind all these, for a drafter.
+            delay_cache_blocks: whether the content comes later; nothing is published until `cache_blocks`.
+            num_external_computed_tokens: tokens behind the hit, computed elsewhere and delivered into these slots. Null
+                blocks stand for what windows have passed by then, in the hit too.
+            num_in_flight_tokens: computed tokens of the request that workers may still be computing; windows leave
+                behind only what the others do not need.
+
+        Returns:
+            The newly handed-out blocks, without the hit's, perhaps none; None if there are not enough free blocks, and
+            then nothing has changed, except that windows have moved on to where the request is.
+
+        Raises:
+            ValueError: nothing is asked for, a number that cannot be, a prefix hit for a request that holds blocks, or
+                one that was evicted since.
+            LocalProtocolError: a step is in flight, or the request can only be freed, because what it took over was
+                withdrawn.
+        """
+        held, steps = self._held.get(request.request_id), self._steps
+        if (
+            held is not None
+            and 0
+            <= num_draft_tokens
+            <= num_new_tokens
+            <= held.horizon - request.num_computed_tokens - num_lookahead_tokens
+            and num_new_tokens
+            and new_computed_blocks is None
+            and not (num_new_computed_tokens or num_external_computed_tokens or steps.is_launched)
+            and num_lookahead_tokens >= 0 <= num_in_flight_tokens
+        ):
+            held.in_step = steps.num_begun
+            return self._empty
+
+        check_slot_counts(
+            num_new_tokens,
+            num_new_computed_tokens,
+            num_external_computed_tokens,
+            num_draft=num_draft_tokens,
+            num_lookahead=num_lookahead_tokens,
+            num_in_flight=num_in_flight_tokens,
+        )
+        steps.check_can_join(request.request_id)
+        hit = self._empty if new_computed_blocks is None else new_computed_blocks
+        if hit is not self._empty or num_new_computed_tokens:
+            if held is not None and num_new_computed_tokens:
+                raise ValueError(f"request {request.request_id} holds blocks: no prefix hit can be put before them")
+            self._lookups.check(request, hit, num_new_computed_tokens)
+        num_local = request.num_computed_tokens + num_new_computed_tokens
+        num_tokens = num_local + num_external_computed_tokens + num_new_tokens
+        num_slots = num_tokens + num_lookahead_tokens
+        if num_slots > self.max_model_len:  # noqa: PLR1730 (a comparison takes a fifth of the time of `min`)
+            num_slots = self.max_model_len
+        next_full = held.next_full if held is not None else self._first_full(num_new_computed_tokens)
+        num_final, block_hashes = num_tokens - num_draft_tokens, None
+        if num_tokens >= next_full and not delay_cache_blocks:
+            # What is final is decided now: slots beyond the request's tokens are for guesses, and another token may
+            # take a guess's place before the commit.
+            num_final = min(num_final, request.num_tokens, self.max_model_len)
+            block_hashes = self._hashes.of(request)  # a token may be refused, so before all changes
+        if held is None:
+            start = hit
+            if num_external_computed_tokens:
+                start = self._tables.behind_windows(hit, num_local + num_external_computed_tokens, num_slots)
+            new = self._admit(request, hit, start, num_new_computed_tokens, num_slots)
+        else:
+            new = self._tables.go_on(held, num_local - num_in_flight_tokens, num_slots)
+        if new is None:
+            return None
+        held = self._held[request.request_id]
+        steps.join(held)
+        if block_hashes is not None:
+            self._publisher.publish(request, held, block_hashes, num_final, most_tokens=num_tokens)
+        held.set_horizon()
+        return new
+
+    def can_admit(self, request: Request, hit: KVCacheBlocks, *, most_new_tokens: int, num_spare_blocks: int) -> bool:
+        """Return whether all of a request that holds nothing fits behind its hit now, with some blocks to spare.
+
+        A request that is refused is remembered like one that `allocate_slots` refuses, so asking again is cheap.
+        """
+        # Null blocks stand at the beginning, so a table that begins with another block has none.
+        num_null = sum(ids.count(NULL_BLOCK_ID) for ids in hit.ids if ids and ids[0] == NULL_BLOCK_ID)
+        num_hit_blocks = sum(map(len, hit.ids)) - num_null
+        num_lacking = self.num_lacking_blocks(request, request.num_tokens, most_new_tokens) - num_hit_blocks
+        if self._lookups.fits(request, hit, max(0, num_lacking) + num_spare_blocks):
+            return True
+        self._lookups.was_refused(request, hit)
+        return False
+
+    def num_lacking_blocks(self, request: Request, num_tokens: int, most_new_tokens: int) -> int:
+        """Return how many more blocks a request needs until it has computed so many tokens. Changes nothing.
+
+        Args:
+            most_new_tokens: tokens computed at once, at most; with windows, what lies behind goes back in between.
+        """
+        return self._tables.num_lacking(request.request_id, num_tokens, most_new_tokens)
+
+    def free(self, request: Request) -> None:
+        """Take back all blocks of a request; what it published stays findable. Holding nothing changes nothing.
+
+        The tail of a sequence is given up before its head, because a prefix without its head is useless. In the step
+        that is being built nothing of it is published; blocks that a step in flight may use become free when that ends.
+
+        Raises:
+            LocalProtocolError: others share what it would write in the step that is being built; free them first.
+        """
+        self._lookups.forget(request.request_id)
+        held = self._held.get(request.request_id)
+        if held is not None:
+            self._steps.check_can_leave(held)
+            self._tables.free(held)
+
+    def free_block_hashes(self, request: Request) -> None:
+        """Forget the block hashes of a request that has ended; one that was preempted keeps them."""
+        self._lookups.forget(request.request_id)
+        self._hashes.forget(request)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all published content, if no block is held. Returns whether it did; False has changed nothing."""
+        if self.block_pool.num_held:
+            return False
+        self._forget_content()
+        return True
+
+    # ---- steps and epochs
+
+    def begin_step(self, step_id: int) -> None:
+        """Begin a step: from now on, blocks that become full are reserved, not published.
+
+        Raises:
+            LocalProtocolError: another step has not ended.
+        """
+        self._steps.begin(step_id)
+
+    def launch_step(self, step_id: int) -> None:
+        """Note that the step has been handed to the workers: nobody can join or leave it any more.
+
+        Raises:
+            LocalProtocolError: this step is not being built.
+        """
+        self._steps.launch(step_id)
+
+    def commit(self, step_id: int) -> None:
+        """End a step that was computed: publish what was reserved in it, also of requests that were freed meanwhile.
+
+        Raises:
+            LocalProtocolError: this step is not open.
+        """
+        self._publisher.commit(step_id)
+
+    def withdraw(self, step_id: int) -> list[int]:
+        """End a step that was not computed: publish nothing of it.
+
+        Slots stay with their requests, empty; these may compute them in another step.
+
+        Returns:
+            The requests whose prefix hit will not be computed by its writer: they must be freed and start over.
+
+        Raises:
+            LocalProtocolError: this step is not open.
+        """
+        return [held.request_id for held in self._publisher.withdraw(step_id)]
+
+    def new_epoch(self) -> int:
+        """Forget all content at once, while requests go on; return the number of the epoch that begins.
+
+        Who holds blocks keeps them and publishes nothing any more, in no step either.
+        """
+        self.epoch += 1
+        self._forget_content()
+        self._steps.forget_reservations()
+        for held in self._held.values():
+            held.can_publish = False
+            held.forget_horizon()
+        return self.epoch
+
+    # ---- looking in
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are not free, 0 to 1."""
+        usable = self.block_pool.num_blocks - 1
+        return self.block_pool.num_held / usable if usable else 0.0
+
+    def block_table(self, request_id: int, group_index: int = 0) -> Sequence[int]:
+        """Return one block table as it stands, not to be changed; it grows at its end as the request goes on."""
+        held = self._held.get(request_id)
+        return held.tables[group_index] if held is not None else ()
+
+    def holders(self) -> set[int]:
+        """Return the ids of the requests that have block tables."""
+        return set(self._held)
+
+    def take_events(self) -> list[KVEvent]:
+        """Return and clear what has changed in what is published; nothing if events are off."""
+        return self._log.take() if self._log is not None else []
+
+    def stats(self) -> KVCacheStats:
+        pool = self.block_pool
+        return KVCacheStats(
+            queries=self._counts.queries,
+            hits=self._counts.hits,
+            blocks_used=pool.num_held,
+            blocks_cached=pool.num_published,
+            blocks_total=pool.num_blocks - 1,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if tables, steps and pool contradict each other."""
+        check_integrity(self.block_pool, self._steps, self._groups, self._held)
+
+    # ---- inside
+
+    def _first_full(self, num_hit_tokens: int) -> int:
+        """Return with how many final tokens a newcomer has the first full block of its own."""
+        return num_hit_tokens + self._hash_block_size if self.enable_caching else UNLIMITED
+
+    def _admit(
+        self, request: Request, hit: KVCacheBlocks, start: KVCacheBlocks, num_hit_tokens: int, num_slots: int
+    ) -> KVCacheBlocks | None:
+        """Admit a newcomer whose tables begin with `start`, all that it takes of its hit."""
+        missing = self._tables.num_missing(start, num_slots)
+        if not self._lookups.fits(request, start, sum(missing)):
+            self._lookups.was_refused(request, hit)
+            return None
+        new = self._tables.admit(request.request_id, start, num_slots, missing, self._first_full(num_hit_tokens))
+        self._lookups.was_taken(request, num_hit_tokens)
+        if self.enable_caching and not request.skip_reading_prefix_cache:
+            self._counts.record(request, num_hit_tokens)
+        return new
+
+    def _forget_content(self) -> None:
+        self.block_pool.unpublish_all()
+        self._counts.note_reset()
