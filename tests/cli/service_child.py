@@ -20,7 +20,7 @@ from mmcached.wire.messages.frontend import Flush, FromClient, Probe
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats, RoleName
 from tests.cli.fake_view import FRONTEND, FakeView, a_role, page_of
-from tests.client.fake_service import fake_service
+from tests.client.services import fake_service
 
 CONFIG = ServiceConfig(probe_timeout_s=0.2)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mmcached.client import AsyncClient, Client
+from mmcached.client.results import Piece
 
 
 class BlockingAsync:
@@ -20,7 +21,21 @@ class BlockingAsync:
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._client, name)
-        return (lambda *values, **named: self._runner.run(verb(*values, **named))) if _is_verb(verb) else verb
+        is_verb = asyncio.iscoroutinefunction(verb)
+        return (lambda *values, **named: self._runner.run(verb(*values, **named))) if is_verb else verb
+
+    def generate_stream(self, *values: Any, **named: Any) -> Iterator[Piece]:
+        """Iterate over a stream; closing the iterator closes the stream."""
+        return self._pieces(self._client.generate_stream(*values, **named))
+
+    def _pieces(self, stream: AsyncGenerator[Piece]) -> Iterator[Piece]:
+        try:
+            while True:
+                yield self._runner.run(anext(stream))
+        except StopAsyncIteration:
+            return
+        finally:
+            self._runner.run(stream.aclose())
 
     def __enter__(self) -> Self:
         try:
@@ -41,7 +56,3 @@ Make = Callable[..., Any]
 """`(run_dir, **options)`: a client, to be used in `with`."""
 
 CLIENTS: dict[str, Make] = {"Client": Client, "AsyncClient": BlockingAsync}
-
-
-def _is_verb(verb: object) -> bool:
-    return asyncio.iscoroutinefunction(verb)

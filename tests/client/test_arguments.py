@@ -14,8 +14,8 @@ import pytest
 from mmcached.client import AsyncClient, Client, InvalidRequest, RowsWanted, image_files
 from mmcached.wire.messages.client import Encoded, Generated, ToClient
 from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, FromClient, Generate
-from tests.client.blocking import CLIENTS, Make
-from tests.client.fake_service import fake_service
+from tests.client.blocking import Make
+from tests.client.services import fake_service
 
 NAN, HUGE = float("nan"), 10**5000
 
@@ -24,11 +24,6 @@ def answer(message: FromClient) -> list[ToClient]:
     if isinstance(message, Generate):
         return [Generated(message.request_id, [1], "length", 1, 0)]
     return [Encoded(message.request_id, [])] if isinstance(message, Encode) else []
-
-
-@pytest.fixture(params=CLIENTS)
-def make(request: pytest.FixtureRequest) -> Make:
-    return CLIENTS[request.param]
 
 
 class Unprintable:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.wire.process.death import environment_for_children
-from tests.client.fake_service import fake_service
-from tests.client.test_threads import WholeService, silent
+from tests.client.services import StoreService, fake_service, silent
 from tests.integration.processes import DEADLINE_S
 
 SYNC = """
@@ -70,7 +69,7 @@ assert "torch" not in sys.modules, "nobody asked for a tensor of torch"
 
 
 def test_who_handles_no_tensor_of_torch_does_not_import_it(run_dir: Path) -> None:
-    with WholeService(run_dir):
+    with StoreService(run_dir):
         done = subprocess.run(
             [sys.executable, "-c", NUMPY_ONLY, str(run_dir)],
             env=environment_for_children(),

@@ -17,50 +17,17 @@ import pytest
 
 from mmcached.client import Client, Generation
 from mmcached.wire.errors import DeadlineExceeded, LocalProtocolError, MmcachedError, PeerGone, RequestAborted
-from mmcached.wire.messages.client import Encoded, Generated, Probed, StreamedTokens, ToClient, Tokens
-from mmcached.wire.messages.frontend import Cancel, DropClaim, Encode, FromClient, Generate, Probe
-from mmcached.wire.messages.parts import Tensor
-from tests.client.fake_service import fake_service
+from mmcached.wire.messages.client import ToClient
+from mmcached.wire.messages.frontend import Cancel, DropClaim, FromClient, Generate
 from tests.client.records import is_equal, numbers
-from tests.client.store_service import StoreService
+from tests.client.services import StoreService, fake_service, silent
 from tests.integration.processes import eventually
 
 NUM_THREADS = 12
 
 
-class WholeService(StoreService):
-    """A store, and a model that says its prompt."""
-
-    def _serve(self, peer: bytes, message: FromClient, payload: list[Any]) -> None:
-        with contextlib.suppress(PeerGone):  # an interrupted client connects anew
-            self._answer(peer, message, payload)
-
-    def _answer(self, peer: bytes, message: FromClient, payload: list[Any]) -> None:
-        match message:
-            case Generate():
-                assert isinstance(message.prompt, list)
-                if message.stream_window:
-                    for first in range(len(message.prompt) - 1):
-                        piece = StreamedTokens(message.request_id, first, message.prompt[first : first + 1])
-                        self._channel.send(peer, Tokens([piece]))
-                self._channel.send(peer, Generated(message.request_id, message.prompt, "length", 1, 0))
-            case Encode():
-                shape = (len(payload[0]) // 4,)
-                self._channel.send(peer, Encoded(message.request_id, [Tensor(0, "int32", shape)]), payload)
-            case Probe():
-                self._channel.send(peer, Probed(message.request_id, 1, 2))
-            case _:
-                super()._serve(peer, message, payload)
-
-
 @pytest.fixture
-def service(run_dir: Path) -> Iterator[WholeService]:
-    with WholeService(run_dir) as running:
-        yield running
-
-
-@pytest.fixture
-def client(service: WholeService, run_dir: Path) -> Iterator[Client]:
+def client(service: StoreService, run_dir: Path) -> Iterator[Client]:
     with Client(run_dir, fail_open=False) as opened:
         yield opened
 
@@ -78,7 +45,7 @@ def in_threads(what: Callable[[int], object], count: int = NUM_THREADS) -> None:
             future.result(120)
 
 
-def test_every_verb_in_many_threads_gets_its_own_answer(service: WholeService, client: Client) -> None:
+def test_every_verb_in_many_threads_gets_its_own_answer(service: StoreService, client: Client) -> None:
     def hammer(number: int) -> None:
         for turn in range(12):
             seed = 100 * number + turn
@@ -110,13 +77,13 @@ def test_every_verb_in_many_threads_gets_its_own_answer(service: WholeService, c
     service.call(service.desk.check_integrity)
 
 
-def test_first_calls_at_once_take_one_row(service: WholeService, client: Client) -> None:
+def test_first_calls_at_once_take_one_row(service: StoreService, client: Client) -> None:
     in_threads(lambda number: client.put(f"k{number}", numbers(number)))
     assert client.contains_many([f"k{number}" for number in range(NUM_THREADS)]) == [True] * NUM_THREADS
     assert len(service.desk.rows) <= 1
 
 
-def test_equal_keys_are_computed_by_one_thread(service: WholeService, client: Client) -> None:
+def test_equal_keys_are_computed_by_one_thread(service: StoreService, client: Client) -> None:
     calls: list[int] = []
 
     def compute() -> dict[str, Any]:
@@ -128,10 +95,6 @@ def test_equal_keys_are_computed_by_one_thread(service: WholeService, client: Cl
 
     in_threads(ask)
     assert len(calls) == 1
-
-
-def silent(message: FromClient) -> list[ToClient]:
-    return []
 
 
 def test_each_thread_waits_to_its_own_deadline(run_dir: Path) -> None:
@@ -216,7 +179,7 @@ def interrupts() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a finalizer
 @pytest.mark.usefixtures("interrupts")
-def test_interrupted_at_any_moment_the_client_goes_on(service: WholeService, client: Client) -> None:
+def test_interrupted_at_any_moment_the_client_goes_on(service: StoreService, client: Client) -> None:
     """A hundred calls, each interrupted a little later than the one before, while other threads go on asking."""
     stop = threading.Event()
 
@@ -260,7 +223,7 @@ def test_interrupted_while_it_waits_the_request_is_cancelled(run_dir: Path) -> N
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_interrupted_while_it_computes_the_claim_goes_to_the_next(service: WholeService, client: Client) -> None:
+def test_interrupted_while_it_computes_the_claim_goes_to_the_next(service: StoreService, client: Client) -> None:
     def compute() -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         threading.Event().wait(30)
@@ -272,7 +235,7 @@ def test_interrupted_while_it_computes_the_claim_goes_to_the_next(service: Whole
     assert service.count(DropClaim) == 1
 
 
-def test_a_process_that_forks_while_it_computes_keeps_its_claim(service: WholeService, client: Client) -> None:
+def test_a_process_that_forks_while_it_computes_keeps_its_claim(service: StoreService, client: Client) -> None:
     """The child has the result for itself; only the parent's is stored."""
     pids: list[int] = []
 

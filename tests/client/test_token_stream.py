@@ -107,14 +107,6 @@ def test_receipts_are_given_for_half_a_window_and_none_at_the_end() -> None:
     assert stream.take_receipt() is None
 
 
-def test_news_are_told() -> None:
-    news: list[str] = []
-    stream = TokenStream(Generate(CLIENT, 7, "x", 99, None, 5.0), lambda: news.append("news"))
-    put(stream, 0, 1)
-    stream.answer(answer(1), [])
-    assert len(news) == 2
-
-
 # ---- rows
 
 DELTA = RowsWanted(["a", "b"], 3, "delta")

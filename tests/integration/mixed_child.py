@@ -20,9 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmcached.client import AsyncClient, Generation
-from mmcached.client.image_files import read_images
-from mmcached.client.links.conversation import expect
+from mmcached.client import AsyncClient, Generation, calls
 from mmcached.wire.errors import CacheMiss, DeadlineExceeded
 from mmcached.wire.messages.client import Encoded
 from mmcached.wire.process.death import arm_from_environment
@@ -125,10 +123,8 @@ class Traffic:
             if answer.tokens != question.tokens:
                 raise WrongAnswerError(f"{question}: {answer.tokens}")
             return
-        # As `AsyncClient.encode`, whose tensors would need torch.
-        request = client._talk.encode(image_ids=ids, timeout_s=timeout_s)
-        message, payload = await client._call(request, read_images(images, ids), request.timeout_s)
-        digests = [digest_of(payload[tensor.frame]) for tensor in expect(message, Encoded).embeddings]
+        found: Any = await client.encode(images, image_ids=ids, timeout_s=timeout_s)
+        digests = [digest_of(frame) for frame in found]
         if digests != question.digests:
             raise WrongAnswerError(f"{question}: {digests}")
 
@@ -195,6 +191,12 @@ def main(run_dir: str, questions: str, seed: str) -> int:
     return 0
 
 
+def frames_of(message: Encoded, payload: Sequence[Any]) -> list[Any]:
+    """As `embeddings_from`, without torch."""
+    return [payload[tensor.frame] for tensor in message.embeddings]
+
+
 if __name__ == "__main__":
     arm_from_environment()
+    vars(calls)["embeddings_from"] = frames_of
     sys.exit(main(*sys.argv[1:]))

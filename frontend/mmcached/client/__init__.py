@@ -1,8 +1,12 @@
 """What a host program imports to use the service: `Client` for threads, `AsyncClient` for asyncio.
 
-    synchronous, asynchronous   the two clients
+    synchronous, asynchronous   the two clients: thin drivers of the same verbs, over what both have (`base`)
+    calls                       what each call takes, asks and returns: one verb per call
+    verb                        runs a verb in a thread or an event loop
+    contact                     one client id: greets the service, and exchanges requests for answers
+    piece_stream, token_stream  one streamed generation: its verb, and the pieces that have come
     arguments, image_files      checks of what a caller passes
-    results, token_stream       what a caller gets
+    results                     what a caller gets
     store/                      the verbs of the store, without sockets
     links/                      the sockets of both clients, and what a fork lets go of
     kv_events/                  changes of an engine's prefix cache, for routers

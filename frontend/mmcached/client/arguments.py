@@ -10,6 +10,7 @@ import math
 import numbers
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,32 @@ MAX_NAME_CHARACTERS = 256
 MAX_KEYS = 4096
 MAX_IMAGE_ID_BYTES = 256
 MAX_POSITION = 1 << 32
+
+
+@dataclass(slots=True)
+class Options:
+    """Settings of a client.
+
+    Raises:
+        InvalidRequest: one of them can't be.
+    Attributes:
+        timeout_s: deadline of a call that names none.
+        connect_timeout_s: how long the first contact may take.
+        tenant: name under which items are cached; other tenants never hit them.
+        fail_open: a store verb without a service is a miss instead of an error.
+    """
+
+    timeout_s: float
+    connect_timeout_s: float
+    tenant: str
+    fail_open: bool
+
+    def __post_init__(self) -> None:
+        self.timeout_s = checked_timeout("timeout_s", self.timeout_s)
+        self.connect_timeout_s = checked_timeout("connect_timeout_s", self.connect_timeout_s)
+        if not _is_name(self.tenant):
+            raise _invalid("tenant", self.tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+        check_bool("fail_open", self.fail_open)
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:
@@ -61,14 +88,6 @@ def check_bool(field: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise _invalid(field, value, "True or False")
-
-
-def check_tenant(tenant: Any) -> None:
-    """Raises:
-    InvalidRequest: it can be no name.
-    """
-    if not _is_name(tenant):
-        raise _invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
 
 
 def run_dir_of(run_dir: Any) -> RunDir:

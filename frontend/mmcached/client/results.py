@@ -1,18 +1,32 @@
-"""What a client hands out, and how answers are turned into it. No sockets here."""
+"""Holds what a client hands out, and makes it of answers. Knows nothing of sockets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from mmcached.wire.errors import RemoteProtocolError
-from mmcached.wire.messages.client import Encoded, Generated
+from mmcached.wire.errors import RemoteProtocolError, error_from_wire
+from mmcached.wire.messages.client import (
+    Encoded,
+    Failed,
+    Flushed,
+    Generated,
+    Present,
+    Probed,
+    Records,
+    RowTaken,
+    Stats,
+    Stored,
+    ToClient,
+)
 from mmcached.wire.messages.parts import Rows, Tensor
 from mmcached.wire.sockets.channels import Frame
 
 if TYPE_CHECKING:
     import torch
+
+AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,20 @@ class Generation:
 
 Piece = list[int] | RowRange | Generation
 """What a stream yields: tokens, rows of one key, and at last the generation."""
+
+
+def expect(message: ToClient, kind: type[AnswerT]) -> AnswerT:
+    """Return the message if it is of the wanted kind.
+
+    Raises:
+        MmcachedError: what the service reported.
+        RemoteProtocolError: the service answered something else.
+    """
+    if isinstance(message, Failed):
+        raise error_from_wire(message.error)
+    if not isinstance(message, kind):
+        raise RemoteProtocolError(f"expected {kind.__name__}, got {type(message).__name__}")
+    return message
 
 
 def generation_from(message: Generated, payload: Sequence[Frame]) -> Generation:

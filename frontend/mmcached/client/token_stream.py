@@ -1,4 +1,4 @@
-"""One streamed generation as its caller sees it: what has come and was not taken yet. No sockets, threads or loops.
+"""Keeps of one streamed generation what has come and was not taken yet. Knows nothing of sockets, threads or loops.
 
     open --(put: tokens, put_rows: rows)--> open --(answered)--> done: what is left, then the generation
                                              |
@@ -12,12 +12,11 @@ answer that contradicts what was handed out is an error, and so is a gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from mmcached.client.links.conversation import expect
-from mmcached.client.results import Piece, RowRange, generation_from, row_range_from
+from mmcached.client.results import Piece, RowRange, expect, generation_from, row_range_from
 from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Generated, StreamedRows, StreamedTokens, ToClient
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
@@ -26,30 +25,22 @@ from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.channels import Frame
 
 News = tuple[ToClient | StreamedRows | StreamedTokens, Sequence[Frame]]
-"""Something that is for one call or stream, and the frames that came with it."""
+"""A message or piece for one call or stream, and the frames that came with it."""
 
 
 class TokenStream:
-    """What has come of one generation.
+    """The pieces of one generation.
 
     Args:
         request: as it was sent; its window is the service's to keep.
-        on_news: called when there is something to take.
-        row_window_bytes: so many bytes of its rows may be on the way.
+        row_window_bytes: bytes of its rows that may be on the way.
     Attributes:
         is_open: the service may still compute it.
     """
 
-    def __init__(
-        self,
-        request: Generate,
-        on_news: Callable[[], None] = lambda: None,
-        *,
-        row_window_bytes: int = ROW_WINDOW_BYTES,
-    ) -> None:
+    def __init__(self, request: Generate, *, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
         self.is_open = True
         self._request = request
-        self._on_news = on_news
         self._row_window_bytes = row_window_bytes
         self._tokens: list[int] = []
         self._num_taken = 0
@@ -59,10 +50,6 @@ class TokenStream:
         self._num_row_bytes_taken = 0
         self._num_row_bytes_told = 0
         self._end: tuple[Generated, Sequence[Frame]] | MmcachedError | None = None
-
-    @property
-    def request_id(self) -> int:
-        return self._request.request_id
 
     @property
     def has_news(self) -> bool:
@@ -97,7 +84,6 @@ class TokenStream:
             self._end = RemoteProtocolError(f"tokens from {piece.first} on, but only {len(self._tokens)} have come")
         else:
             self._tokens += piece.token_ids[len(self._tokens) - piece.first :]
-        self._on_news()
 
     def put_rows(self, piece: StreamedRows, payload: Sequence[Frame]) -> None:
         """As `put`, for rows; to be called first for what comes in one message."""
@@ -107,7 +93,6 @@ class TokenStream:
             _put(self._rows, piece.rows, payload)
         except RemoteProtocolError as error:
             self._end = error
-        self._on_news()
 
     def answer(self, message: ToClient, payload: Sequence[Frame]) -> None:
         """Take in the answer: the generation with all tokens and the rows that have not come, or why there is none."""
@@ -116,25 +101,17 @@ class TokenStream:
             return
         try:
             generated = expect(message, Generated)
-        except MmcachedError as error:
-            self.fail(error)
-            return
-        if generated.token_ids[: len(self._tokens)] != self._tokens:
-            self.fail(RemoteProtocolError("the answer has other tokens than those that came before it", "token_ids"))
-            return
-        try:
+            if generated.token_ids[: len(self._tokens)] != self._tokens:
+                raise RemoteProtocolError("the answer has other tokens than those that came before it", "token_ids")
             self._end = self._without_what_came(generated, payload)
-        except RemoteProtocolError as error:
-            self.fail(error)
-            return
-        self._tokens = list(generated.token_ids)
-        self._on_news()
+            self._tokens = list(generated.token_ids)
+        except MmcachedError as error:
+            self._end = error
 
     def fail(self, error: MmcachedError) -> None:
         """Nothing more will come, and why: the service knows it no more. The first end counts."""
         self.is_open = False
         self._end = self._end or error
-        self._on_news()
 
     # ---- what is taken
 

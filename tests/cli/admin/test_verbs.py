@@ -29,7 +29,7 @@ from mmcached.wire.messages.client import Flushed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.unix_sockets import NamedListener
-from tests.client.fake_service import fake_service
+from tests.client.services import fake_service
 from tests.house import REPOSITORY
 from tests.shm.processes import DEADLINE_S, Process, wait_until
 from tests.shm.rings import make_ring

@@ -28,7 +28,7 @@ from mmcached.wire.errors import ConfigError, InvariantError
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import FrontendStats
 from tests.cli.fake_view import ENGINE, FRONTEND, HTTP_DEADLINE_S, FakeView, a_role, get, page_of
-from tests.client.fake_service import fake_service
+from tests.client.services import fake_service
 from tests.shm.processes import wait_until
 
 WORKS = Readiness(True, "1 engine(s) and 2 worker(s) answered the probe")

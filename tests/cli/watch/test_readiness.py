@@ -14,7 +14,7 @@ from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable, error_to_
 from mmcached.wire.messages.client import Failed, Flushed, Probed, ToClient
 from mmcached.wire.messages.frontend import Probe
 from tests.cli.fake_view import ENGINE, FakeView, a_role
-from tests.client.fake_service import fake_service
+from tests.client.services import fake_service
 
 ANSWERED = Readiness(True, "1 engine(s) and 2 worker(s) answered the probe")
 

@@ -13,7 +13,7 @@ from mmcached.wire.errors import ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.frontend import FromClient, Probe
 from mmcached.wire.paths import RunDir
-from tests.client.fake_service import fake_service
+from tests.client.services import fake_service
 from tests.shm.processes import wait_until
 
 CONFIG = ServiceConfig(step_timeout_s=7.0)

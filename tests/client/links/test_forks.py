@@ -11,7 +11,7 @@ from mmcached.client import Client
 from mmcached.wire.process.death import environment_for_children
 from tests.client import fork_child
 from tests.client.records import numbers
-from tests.client.store_service import StoreService
+from tests.client.services import StoreService
 from tests.integration.processes import DEADLINE_S, eventually
 
 CHILD = Path(fork_child.__file__)

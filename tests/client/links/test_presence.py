@@ -15,7 +15,7 @@ from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.client import Stats
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import ServiceStats
-from tests.client.fake_service import fake_service
+from tests.client.services import fake_service
 from tests.clock import Clock
 
 

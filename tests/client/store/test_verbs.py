@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmcached.client import Client, Hit
-from mmcached.client.store import verbs as store_verbs
+from mmcached.client import Client, Hit, contact
 from mmcached.shm import ReaderRow
 from mmcached.wire.errors import (
     DeadlineExceeded,
@@ -38,9 +37,9 @@ from mmcached.wire.messages.frontend import (
     TakeRow,
 )
 from mmcached.wire.paths import RunDir
-from tests.client.blocking import CLIENTS, Make
+from tests.client.blocking import Make
 from tests.client.records import every_dtype, is_equal, numbers
-from tests.client.store_service import StoreService
+from tests.client.services import StoreService
 from tests.integration.processes import eventually
 
 Open = Callable[..., Any]
@@ -49,24 +48,7 @@ Open = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for a service that was not there sooner than users do; nothing here depends on when."""
-    monkeypatch.setattr(store_verbs, "RETRY_INTERVAL_S", 0.05)
-
-
-@pytest.fixture
-def service(run_dir: Path) -> Iterator[StoreService]:
-    with StoreService(run_dir) as running:
-        yield running
-
-
-@pytest.fixture(params=CLIENTS)
-def make(request: pytest.FixtureRequest) -> Make:
-    return CLIENTS[request.param]
-
-
-@pytest.fixture
-def client(service: StoreService, make: Make, run_dir: Path) -> Iterator[Any]:
-    with make(run_dir) as opened:
-        yield opened
+    monkeypatch.setattr(contact, "RETRY_INTERVAL_S", 0.05)
 
 
 def no_leases(service: StoreService) -> None:
@@ -379,28 +361,6 @@ def test_a_result_that_could_not_be_put_gives_the_claim_back(service: StoreServi
 # ---- errors
 
 
-@pytest.mark.parametrize("key", ["x" * 257, 5, "\ud800"])
-def test_bad_keys_are_refused_here(client: Any, service: StoreService, key: Any) -> None:
-    before = len(service.received)
-    for verb in (client.get, client.drop, partial(client.put, record={}), partial(client.get_or_compute, fn=dict)):
-        with pytest.raises(InvalidRequest, match="key"):
-            verb(key)
-    with pytest.raises(InvalidRequest):
-        client.contains_many("text")
-    with pytest.raises(InvalidRequest):
-        client.get_many(["k"] * 4097)
-    assert len(service.received) == before
-
-
-def test_other_bad_input_raises_although_the_store_fails_open(client: Any) -> None:
-    with pytest.raises(InvalidRequest, match="timeout_s"):
-        client.get("k", timeout_s=0)
-    with pytest.raises(InvalidRequest, match="tensors"):
-        client.get("k", tensors="jax")
-    with pytest.raises(InvalidRequest, match=r"\$\.x"):
-        client.put("k", {"x": object()})
-
-
 def test_without_a_service_everything_is_a_miss(make: Make, run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     RunDir(run_dir).create()
     with make(run_dir) as client, caplog.at_level(logging.WARNING):
@@ -494,7 +454,7 @@ def test_death_in_the_middle_of_a_call_is_a_miss_or_typed(make: Make, run_dir: P
         threads = [threading.Thread(target=ask, args=call) for call in calls]
         for thread in threads:
             thread.start()
-        eventually(lambda: len(service._held), lambda count: count == 2, "both calls are open")
+        eventually(lambda: service.num_held, lambda count: count == 2, "both calls are open")
         service.__exit__(None, None, None)
         for thread in threads:
             thread.join(30)
@@ -512,21 +472,26 @@ def test_presence_is_renewed_in_a_new_run_directory(make: Make, run_dir: Path) -
             eventually(lambda: list((run_dir / "clients").iterdir()), bool, "a lock file")
 
 
+def lose_a_lease(service: StoreService) -> TakeRow:
+    """Grant a lease of "k" to the client without a word to it; return who it is. In the service's thread."""
+    taken = next(message for message in service.received if isinstance(message, TakeRow))
+    handle = service.desk.tier.find("", "k")
+    assert handle is not None
+    assert service.desk.tier.ring is not None
+    service.desk.tier.ring.grant(taken.row, handle)
+    return taken
+
+
 def test_barrier_is_answered(service: StoreService, client: Any) -> None:
     client.put("k", numbers(1))
     hit = client.get("k", view=True)
-    taken = next(message for message in service.received if isinstance(message, TakeRow))
-    ring = service.desk.tier.ring
-    assert ring is not None
 
     def lose_a_lease_and_ask() -> None:
-        handle = service.desk.tier.find("", "k")
-        assert handle is not None
-        ring.grant(taken.row, handle)
-        link = service.desk.rows._rows[taken.client_id]
-        barrier = ring.open_barrier(taken.row)
+        taken = lose_a_lease(service)
+        assert service.desk.tier.ring is not None
+        barrier = service.desk.tier.ring.open_barrier(taken.row)
         assert barrier is not None
-        service._channel.send(link.peer, barrier)
+        service.listener.send(service.peers[taken.client_id], barrier)
 
     service.call(lose_a_lease_and_ask)
     assert service.leases == 2
@@ -539,28 +504,24 @@ def test_barrier_is_answered(service: StoreService, client: Any) -> None:
     no_leases(service)
 
 
-def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreService, run_dir: Path) -> None:
+def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreService, client: Any) -> None:
     """The frontend lives on, only the connection is new: what it sent over the old one is asked for."""
-    with Client(run_dir) as client:
-        client.put("k", numbers(1))
-        view = client.get("k", view=True)
-        link = client._incarnation._link
-        assert link is not None
-        service.hold = (GetRecords,)
-        assert client.get("k", timeout_s=0.05) is None
-        service.release()  # its lease is under way when the connection goes
-        assert service.leases == 2
-        link._socket._channel.socket.disconnect(service.directory.client_address)
-        link._socket._channel.socket.connect(service.directory.client_address)
-        client._incarnation.verbs.lose_contact()
-        eventually(lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], bool, "the barrier's answer")
-        eventually(lambda: service.leases, lambda count: count == 1, "the view's lease")
-        assert service.count(TakeRow) >= 2
-        assert len({message.nonce for message in service.received if isinstance(message, TakeRow)}) == 1
-        hit = client.get("k", view=True)
-        assert service.leases == 2, "through shared memory again"
-        del hit, view
-        no_leases(service)
+    client.put("k", numbers(1))
+    view = client.get("k", view=True)
+
+    def lose_a_lease_and_the_connection() -> None:
+        service.listener.disconnect(service.peers[lose_a_lease(service).client_id])
+
+    service.call(lose_a_lease_and_the_connection)
+    assert service.leases == 2
+    eventually(lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], bool, "the barrier's answer")
+    eventually(lambda: service.leases, lambda count: count == 1, "the view's lease")
+    assert service.count(TakeRow) >= 2
+    assert len({message.nonce for message in service.received if isinstance(message, TakeRow)}) == 1
+    hit = client.get("k", view=True)
+    assert service.leases == 2, "through shared memory again"
+    del hit, view
+    no_leases(service)
 
 
 def test_the_wrong_directory_is_said_and_counted(run_dir: Path, make: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,9 +1,8 @@
 """The sockets of the clients.
 
-sync_link       the connection of a blocking client           shared_socket: one socket, many threads
-async_link      the connection of an asyncio client
-incarnation     what a client has until it forks or its connection breaks
-conversation    the messages that both say, and checks of answers
+link            one connection: which call a message is for
+thread_link     how threads wait, and which of them reads       loop_link: how an event loop does both
+shared_socket   one socket, for many threads or a loop
 presence        the lock that proves that a client lives
 forks           what a forked child lets go of
 uninterrupted   runs what a signal must not interrupt

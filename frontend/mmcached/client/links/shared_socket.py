@@ -1,7 +1,7 @@
-"""The socket of a client that many threads share: any of them sends, and one at a time receives.
+"""The socket of a client, which many threads share: any of them sends, and one at a time receives.
 
-    sender      turn, send, and if the receiver sleeps although something has come: wake it
-    receiver    turn, receive; nothing there: sleep on the descriptors, without the turn
+    sender      turn, send, and if the receiver sleeps although something has come: ring
+    receiver    turn, receive; nothing there: sleep on the descriptors, without the turn; an event loop watches them
     post        as a sender; in the middle of its own thread's use (a finalizer) it is left to that use's end
 
 ZeroMQ's descriptor tells once that something has come, to whoever touches the socket next. So whoever touches it looks
@@ -13,6 +13,7 @@ be spliced into the next: such a socket is broken, and refuses everything. Knows
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -20,7 +21,7 @@ import select
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -53,11 +54,13 @@ class SharedSocket:
         self._channel: DealerChannel[ToClient] = DealerChannel(self._context, address, ToClient)
         self._channel.socket.setsockopt(zmq.LINGER, 0)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._descriptors = (*self._channel.descriptors(), self._bell)
         self._sleeper = select.poll()
-        for fd in (*self._channel.descriptors(), self._bell):
+        for fd in self._descriptors:
             self._sleeper.register(fd, select.POLLIN)
+        self._watches: list[tuple[asyncio.AbstractEventLoop, int]] = []
         # Not at the interpreter's exit: a daemon thread may still use the socket, and the kernel closes it anyway.
-        self._let_go = weakref.finalize(self, _let_go, self._channel, self._context, self._bell)
+        self._let_go = weakref.finalize(self, _let_go, self._channel, self._context, self._bell, self._watches)
         self._let_go.atexit = False
 
     @property
@@ -139,6 +142,16 @@ class SharedSocket:
             if not self._is_closed:
                 os.eventfd_write(self._bell, 1)
 
+    def watch(self, loop: asyncio.AbstractEventLoop, on_ready: Callable[[], None]) -> None:
+        """Have an event loop call a function, instead of `sleep`; the function shall not keep this socket alive."""
+        for fd in self._descriptors:
+            loop.add_reader(fd, on_ready)
+            self._watches.append((loop, fd))
+
+    def unwatch(self) -> None:
+        """Have no event loop look at this socket any more."""
+        _unwatch(self._watches)
+
     def abandon(self) -> None:
         """In a forked child: let go without a word; the connection stays the parent's."""
         self._turn = threading.RLock()  # the thread that held it may not exist here
@@ -182,7 +195,7 @@ class SharedSocket:
 
     def _send(self, message: object, payload: Sequence[Frame] = ()) -> None:
         self._channel.send(message, payload)
-        if self._is_asleep and self._channel.look()[0]:
+        if self._is_asleep and any(self._channel.look()):
             os.eventfd_write(self._bell, 1)
 
     def _send_posted(self) -> None:
@@ -201,8 +214,21 @@ class SharedSocket:
             self._is_in_use = False
 
 
-def _let_go(channel: DealerChannel[ToClient], context: zmq.Context[zmq.Socket[bytes]], bell: int) -> None:
+def _let_go(
+    channel: DealerChannel[ToClient],
+    context: zmq.Context[zmq.Socket[bytes]],
+    bell: int,
+    watches: list[tuple[asyncio.AbstractEventLoop, int]],
+) -> None:
     """Close everything; the sockets first, or the end of the context would wait for them for ever."""
+    _unwatch(watches)
     channel.close()
     context.term()
     os.close(bell)
+
+
+def _unwatch(watches: list[tuple[asyncio.AbstractEventLoop, int]]) -> None:
+    while watches:
+        loop, fd = watches.pop()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.remove_reader(fd)

@@ -1,43 +1,44 @@
-"""The verbs of the store, without sockets: what each says, in which order, and what becomes of errors.
+"""Says what each verb of the store asks, in which order, and what becomes of errors.
 
-    not greeted ──Greet──> Welcome(ring) ──row taken, TakeRow──> in contact: leases come, or records inline
-         ^                                                            │
-         └────────────── connection lost, or the writer's lock free ──┘
+    in contact ──the ring's session──> row taken, TakeRow ──> leases come, or records inline ──> the verb's own request
 
-Every verb begins with that contact, so it comes back by itself after any restart; a ring other than before means
-another frontend, and a new session. All of it has one deadline. Leases are counted as they arrive (`arrived`), in that
-order; whatever nobody waits for any more goes through `hear`: its leases are given back, its claim is dropped. A claim
-is dropped too when its verb ends in any other way than with a put.
+A service that is gone, full or late is a miss, unless the client is strict. A claim is dropped when its verb ends in
+any other way than with a put. What a session can see for itself is not asked for.
 
 Knows nothing of sockets and event loops. Any number of verbs may run at a time, in any thread.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
-from mmcached.client.links.conversation import Conversation, expect
-from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.client.contact import Contact, Deadline
+from mmcached.client.results import expect
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, Reading
 from mmcached.client.store.session import StoreSession
-from mmcached.client.store.steps import Compute, Exchange, Greet, Verb
-from mmcached.shm import ReaderRow
+from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError, RequestAborted, ServiceUnavailable
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError, RequestAborted
 from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored, ToClient, Welcome
-from mmcached.wire.messages.frontend import MAX_KEYS, Cancel, DropClaim, Reconcile
-from mmcached.wire.messages.parts import Barrier, Inline
+from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored
+from mmcached.wire.messages.frontend import (
+    MAX_KEYS,
+    ClaimRecord,
+    DropClaim,
+    DropRecord,
+    GetRecords,
+    HaveRecords,
+    PutRecord,
+    TakeRow,
+)
+from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 
-RETRY_INTERVAL_S = 1.0
-"""How long a failed contact is taken for an answer before the next is tried."""
 GREET_AGAIN_S = 5.0
 """How long a service that has no store is taken to have none."""
 
@@ -54,208 +55,80 @@ class _Claim:
 
 
 class StoreVerbs:
-    """The store as one client sees it.
+    """The store as one client id sees it.
 
     Args:
         guard: counts errors, and decides which are a miss.
-        tell: sends a message that has no answer, or drops it; never waits.
-        clock: monotonic seconds.
-    Attributes:
-        welcome: of the frontend that this client is in contact with; None when the contact was lost.
     """
 
-    def __init__(
-        self,
-        talk: Conversation,
-        guard: FailOpen,
-        *,
-        tell: Callable[[Cancel | DropClaim], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.welcome: Welcome | None = None
-        self._talk = talk
+    def __init__(self, contact: Contact, sessions: StoreSessions, guard: FailOpen) -> None:
+        self._contact = contact
+        self._sessions = sessions
         self._guard = guard
-        self._tell = tell
-        self._clock = clock
-        self._lock = threading.RLock()
-        self._is_closed = False
-        self._session: StoreSession | None = None
-        self._store_epoch = 0
-        self._retry_at = self._greet_again_at = clock()
+        self._greet_again_at = time.monotonic()
 
-    # ---- the verbs; their keys are checked
+    # ---- the verbs; their arguments are checked
 
     def get_many(self, keys: list[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
-        limit_s = self._talk.timeout(timeout_s)
         misses: list[Hit | None] = [None] * len(keys)
-        hits = yield from self._guarded("get", self._get(keys, reading, limit_s), misses)
+        hits = yield from self._guarded("get", self._get(keys, reading, self._contact.deadline(timeout_s)), misses)
         self._guard.count(queries=len(keys), hits=sum(hit is not None for hit in hits))
         return hits
 
     def contains_many(self, keys: list[str], timeout_s: float | None) -> Verb[list[bool]]:
-        limit_s = self._talk.timeout(timeout_s)
-        return (yield from self._guarded("contains_many", self._contains(keys, limit_s), [False] * len(keys)))
+        verb = self._contains(keys, self._contact.deadline(timeout_s))
+        return (yield from self._guarded("contains_many", verb, [False] * len(keys)))
 
     def put(self, key: str, record: Record, timeout_s: float | None) -> Verb[bool]:
-        limit_s = self._talk.timeout(timeout_s)
-        return (yield from self._guarded("put", self._put(key, encode(record), limit_s), False))
+        verb = self._put(key, encode(record), self._contact.deadline(timeout_s))
+        return (yield from self._guarded("put", verb, False))
 
     def drop(self, key: str, timeout_s: float | None) -> Verb[bool]:
-        limit_s = self._talk.timeout(timeout_s)
-        return (yield from self._guarded("drop", self._drop(key, limit_s), False))
+        return (yield from self._guarded("drop", self._drop(key, self._contact.deadline(timeout_s)), False))
 
     def get_or_compute(
         self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None
     ) -> Verb[Record]:
-        limit_s = self._talk.timeout(timeout_s)
+        deadline = self._contact.deadline(timeout_s)
         self._guard.count(queries=1)
-        found = yield from self._guarded("get_or_compute", self._claim(key, reading, limit_s), None)
+        found = yield from self._guarded("get_or_compute", self._claim(key, reading, deadline), None)
         if isinstance(found, Hit):
             self._guard.count(hits=1)
             return found.record
         is_stored = False
         try:
             self._guard.count(computed=1)
-            record: Record = yield Compute(fn)
+            record: Record = yield fn
             encoded = encode(record)  # judges it, whether it can be stored or not
-            if found is not None and not self._is_closed:  # in a process that `fn` has forked the claim is the parent's
-                is_stored = yield from self._guarded("put", self._put(key, encoded, limit_s, found), False)
+            if found is not None and not self._contact.is_over:  # in a child that `fn` has forked it is the parent's
+                put = self._put(key, encoded, self._contact.deadline(timeout_s), found)
+                is_stored = yield from self._guarded("put", put, False)
             return record
         finally:
             if found is not None and not is_stored:
-                self._tell(self._talk.drop_claim(found.token))  # somebody else may be waiting for the result
-
-    # ---- contact
-
-    def connect(self, deadline: float, *, is_patient: bool) -> Verb[None]:
-        """Greet the service unless in contact.
-
-        Raises:
-            ServiceUnavailable: nobody is there; or nobody was a moment ago, and it is not time to look again.
-        """
-        now = self._clock()
-        if self.welcome is not None:
-            return
-        if now < self._retry_at and not is_patient:
-            raise ServiceUnavailable("the service was not there a moment ago; it is looked for once a second")
-        limit = now + self._talk.options.connect_timeout_s
-        try:
-            yield Greet(min(deadline, limit), is_patient)
-        except MmcachedError:
-            self._retry_at = self._clock() + RETRY_INTERVAL_S
-            raise
-
-    def lose_contact(self) -> None:
-        """The connection was lost; the frontend may be another by now."""
-        self.welcome = None
-        if (session := self._session) is not None:
-            session.lost_contact()
-
-    def expect_new_epoch(self) -> None:
-        """This client has asked for a new epoch: greet again before the next verb, to learn which it is."""
-        self.welcome = None
-
-    def arrived(self, message: ToClient) -> ToClient:
-        """Count the leases that have come with a message; return it without those that are not ours.
-
-        To be called for each message, in the order of arrival, before anything else is done with it.
-        """
-        if isinstance(message, Records) and (session := self._session) is not None:
-            return session.receive(message)
-        return message
-
-    def hear(self, message: ToClient) -> DropClaim | Reconcile | None:
-        """Take note of a message that answers no open call; return what to reply."""
-        match message:
-            case Welcome():
-                self.welcome = message
-                self._store_epoch = message.store_epoch
-            case Barrier():
-                return None if (session := self._session) is None else session.answer(message)
-            case Records():
-                if (session := self._session) is not None:
-                    session.discard(message)
-            case Claimed():
-                return self._talk.drop_claim(message.claim)
-        return None
-
-    def close(self) -> None:
-        """Take no more leases; those of living views stay. A second call changes nothing."""
-        with self._lock:
-            self._is_closed = True
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the parent's session."""
-        self._lock = threading.RLock()  # the thread that held it may not exist here
-        self._is_closed = True
-        session, self._session = self._session, None
-        if session is not None:
-            session.abandon()
-
-    def _in_contact(self, deadline: float, limit_s: float) -> Verb[StoreSession]:
-        """Greet, take a row and announce it, as far as that has not been done. A service without a store is greeted
-        again now and then: it may have found room for one.
-        """
-        if self.welcome is not None and self.welcome.store_ring is None and self._clock() >= self._greet_again_at:
-            self.welcome = None
-        if self.welcome is None:
-            self._greet_again_at = self._clock() + GREET_AGAIN_S
-        yield from self.connect(deadline, is_patient=not self._guard.is_open)
-        welcome = self.welcome
-        if welcome is None:
-            raise ServiceUnavailable("the service has just gone; try again")
-        session = self._session_of(welcome.store_ring)
-        if session.why_inline:
-            warning = f"records come through the socket, which is slower: {session.why_inline}"
-            self._guard.warn_once("no row", warning)
-        if (row := session.take_announcement()) is not None:
-            yield from self._announce(session, row, deadline, limit_s)
-        return session
-
-    def _session_of(self, ring: RingAnnouncement | None) -> StoreSession:
-        with self._lock:
-            if self._is_closed:
-                raise RequestAborted("the client was closed")
-            former = self._session
-            if former is not None and former.ring == ring:
-                return former
-            if former is not None:
-                former.close()
-            self._session = uninterrupted(partial(StoreSession, ring))
-            return self._session
-
-    def _announce(self, session: StoreSession, row: ReaderRow, deadline: float, limit_s: float) -> Verb[None]:
-        try:
-            ask = self._talk.take_row(ring_epoch=row.announcement.epoch, row=row.row, nonce=row.nonce)
-            message, _ = yield Exchange(ask, deadline, limit_s)
-            session.is_attached = expect(message, RowTaken).is_attached
-        except BaseException:
-            session.lost_contact()
-            raise
+                # Somebody else may be waiting for the result.
+                self._contact.tell(DropClaim(self._contact.client_id, found.token))
 
     # ---- each verb as it is while the service is there
 
-    def _get(self, keys: list[str], reading: Reading, limit_s: float) -> Verb[list[Hit | None]]:
-        deadline = self._clock() + limit_s
-        session = yield from self._in_contact(deadline, limit_s)
+    def _get(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
+        session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [None] * len(keys)
         hits: list[Hit | None] = []
         for batch in _batches(keys):
-            message, payload = yield Exchange(self._talk.get_records(batch, nonce=session.nonce), deadline, limit_s)
+            ask = GetRecords(*self._ids(), batch, self._contact.options.tenant, session.nonce)
+            message, payload = yield from self._contact.exchange(ask, deadline)
             hits += self._open(session, expect(message, Records), payload, reading, len(batch))
         return hits
 
-    def _contains(self, keys: list[str], limit_s: float) -> Verb[list[bool]]:
-        deadline = self._clock() + limit_s
-        session = yield from self._in_contact(deadline, limit_s)
+    def _contains(self, keys: list[str], deadline: Deadline) -> Verb[list[bool]]:
+        tenant = self._contact.options.tenant
+        session = yield from self._in_contact(deadline)
         if session.has_row and not session.is_writer_alive:
-            self.lose_contact()
-            session = yield from self._in_contact(deadline, limit_s)
-        seen = session.contains(keys, self._talk.options.tenant)
+            self._contact.lose()
+            session = yield from self._in_contact(deadline)
+        seen = session.contains(keys, tenant)
         if seen is not None:
             # A look after the death of the writer would show what is nobody's any more.
             return seen if session.is_writer_alive else [False] * len(keys)
@@ -263,64 +136,84 @@ class StoreVerbs:
             return [False] * len(keys)
         found: list[bool] = []
         for batch in _batches(keys):
-            message, _ = yield Exchange(self._talk.have_records(batch), deadline, limit_s)
+            ask = HaveRecords(self._contact.next_id(), batch, tenant)
+            message, _ = yield from self._contact.exchange(ask, deadline)
             present = expect(message, Present).are_present
             if len(present) != len(batch):
                 raise RemoteProtocolError(f"{len(present)} answers for {len(batch)} keys", "are_present")
             found += present
         return found
 
-    def _put(self, key: str, encoded: EncodedRecord, limit_s: float, claim: _Claim | None = None) -> Verb[bool]:
-        deadline = self._clock() + limit_s
+    def _put(self, key: str, encoded: EncodedRecord, deadline: Deadline, claim: _Claim | None = None) -> Verb[bool]:
         self._guard.count(puts=1)
-        session = yield from self._in_contact(deadline, limit_s)
-        if claim is None:
-            if session.ring is None:
-                self._guard.note_refusal("the service keeps no records")
-                return False
-            ask = self._talk.put_record(key, store_epoch=self._store_epoch)
-        elif claim.ring != session.ring:
-            return False  # whoever gave the claim is dead, and its epoch with it
-        else:
-            ask = self._talk.put_record(key, store_epoch=claim.store_epoch, claim=claim.token)
-        message, _ = yield Exchange(ask, deadline, limit_s, encoded.frames())
+        session = yield from self._in_contact(deadline)
+        if claim is None and session.ring is None:
+            self._guard.note_refusal("the service keeps no records")
+            return False
+        if claim is not None and claim.ring != session.ring:
+            return False  # the frontend that gave the claim is dead, and its epoch with it
+        store_epoch, token = (self._sessions.store_epoch, 0) if claim is None else (claim.store_epoch, claim.token)
+        ask = PutRecord(*self._ids(), key, store_epoch, self._contact.options.tenant, token)
+        message, _ = yield from self._contact.exchange(ask, deadline, encoded.frames())
         stored = expect(message, Stored)
-        self._learn_epoch(stored.store_epoch)
         self._guard.count(stored=int(stored.is_stored))
         if not stored.is_stored:
             self._guard.note_refusal(stored.reason)
         return stored.is_stored
 
-    def _drop(self, key: str, limit_s: float) -> Verb[bool]:
-        deadline = self._clock() + limit_s
-        session = yield from self._in_contact(deadline, limit_s)
+    def _drop(self, key: str, deadline: Deadline) -> Verb[bool]:
+        session = yield from self._in_contact(deadline)
         if session.ring is None:
             return True
-        message, _ = yield Exchange(self._talk.drop_record(key), deadline, limit_s)
+        ask = DropRecord(self._contact.next_id(), key, self._contact.options.tenant)
+        message, _ = yield from self._contact.exchange(ask, deadline)
         return not expect(message, Stored).is_stored
 
-    def _claim(self, key: str, reading: Reading, limit_s: float) -> Verb[Hit | _Claim | None]:
+    def _claim(self, key: str, reading: Reading, deadline: Deadline) -> Verb[Hit | _Claim | None]:
         """Ask for a record or the right to compute it; None: neither, compute it without storing."""
-        deadline = self._clock() + limit_s
-        session = yield from self._in_contact(deadline, limit_s)
-        ask = self._talk.claim_record(key, timeout_s=limit_s, nonce=session.nonce)
-        try:
-            message, payload = yield Exchange(ask, deadline, limit_s)
-        except BaseException:  # while it waited: the claim must not come to one who has given up
-            self._tell(self._talk.cancel(ask.request_id))
-            raise
+        session = yield from self._in_contact(deadline)
+        tenant = self._contact.options.tenant
+        ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.nonce)
+        message, payload = yield from self._contact.exchange(ask, deadline)
         if isinstance(message, Claimed):
-            self._learn_epoch(message.store_epoch)
             return _Claim(message.claim, message.store_epoch, session.ring)
         (found,) = self._open(session, expect(message, Records), payload, reading, 1)
         return found
 
     # ---- helpers
 
+    def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
+        """Greet, take a row and announce it, as far as that has not been done. A service without a store is greeted
+        again now and then: it may have found room for one.
+        """
+        known, now = self._contact.welcome, time.monotonic()
+        if known is not None and known.store_ring is None and now >= self._greet_again_at:
+            self._contact.greet_again()
+            self._greet_again_at = now + GREET_AGAIN_S
+        welcome = yield from self._contact.connect(deadline, is_patient=not self._guard.is_open)
+        session = self._sessions.of(welcome.store_ring)
+        if session.why_inline:
+            warning = f"records come through the socket, which is slower: {session.why_inline}"
+            self._guard.warn_once("no row", warning)
+        if (row := session.take_announcement()) is not None:
+            try:
+                ask = TakeRow(*self._ids(), row.announcement.epoch, row.row, row.nonce)
+                message, _ = yield from self._contact.exchange(ask, deadline)
+                session.is_attached = expect(message, RowTaken).is_attached
+            except BaseException:
+                session.lost_contact()
+                raise
+        return session
+
+    def _ids(self) -> tuple[str, int]:
+        return self._contact.client_id, self._contact.next_id()
+
     def _guarded(self, operation: str, verb: Verb[T], nothing: T) -> Verb[T]:
         try:
             return (yield from verb)
         except MmcachedError as error:
+            if self._contact.is_closed:
+                raise RequestAborted("the client was closed") from None  # what became of the call is not a miss
             if not self._guard.is_miss(operation, error):
                 raise
         return nothing
@@ -328,15 +221,11 @@ class StoreVerbs:
     def _open(
         self, session: StoreSession, answer: Records, payload: Sequence[Frame], reading: Reading, count: int
     ) -> list[Hit | None]:
-        self._learn_epoch(answer.store_epoch)
         hits = session.open(answer, payload, reading)
         if len(hits) != count:
             raise RemoteProtocolError(f"{len(hits)} records for {count} keys", "records")
         self._guard.count(inline_hits=sum(isinstance(place, Inline) for place in answer.records))
         return hits
-
-    def _learn_epoch(self, store_epoch: int) -> None:
-        self._store_epoch = max(self._store_epoch, store_epoch)
 
 
 def _batches(keys: list[str]) -> Iterator[list[str]]:

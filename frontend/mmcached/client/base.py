@@ -1,0 +1,93 @@
+"""Holds what both clients have: the settings, the counters, and the calls of the present client id.
+
+    client ──> calls of one id ──forked, or a connection in pieces──> calls of the next id …
+
+A call stays with the client id that it began with, so what it has claimed or taken is never said under another's; in a
+forked child, or over a broken connection, the rest of it fails with `RequestAborted`, which may be tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import ClassVar
+
+from mmcached.client.arguments import Options, run_dir_of
+from mmcached.client.calls import Calls
+from mmcached.client.contact import MakeLink
+from mmcached.client.links import forks
+from mmcached.client.store.fail_open import FailOpen, StoreCounters
+from mmcached.client.verb import Verb
+from mmcached.wire.errors import MmcachedError, RequestAborted
+
+
+class BaseClient(ABC):
+    """A client without its calls; see `Client` for the arguments."""
+
+    _make_link: ClassVar[MakeLink]
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        connect_timeout_s: float = 10.0,
+        tenant: str = "",
+        fail_open: bool = True,
+    ) -> None:
+        options = Options(timeout_s, connect_timeout_s, tenant, fail_open)
+        self._guard = FailOpen(is_open=fail_open)
+        self._new_calls = partial(Calls, run_dir_of(run_dir), options, self._guard, type(self)._make_link)
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._calls = self._new_calls()
+        self._begin()
+
+    def store_counters(self) -> StoreCounters:
+        """Return what this client has seen of the store so far."""
+        return self._guard.counters
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
+        self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._guard.abandon()
+        self._calls.contact.abandon()
+        self._calls = self._new_calls()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Do what is to be done when a client is made."""
+
+    @abstractmethod
+    def _let_go(self, calls: Calls) -> None:
+        """Close the connection of a client id."""
+
+    def _enter(self) -> Verb[None]:
+        """Greet the service for the first time; a service that is not there is a miss, unless the client is strict."""
+        forks.abandon_in_children(self)
+        try:
+            yield from self._current().connect(is_patient=not self._guard.is_open)
+        except MmcachedError as error:
+            if not self._guard.is_miss("the first contact", error):
+                raise
+
+    def _current(self) -> Calls:
+        """Return what to call with.
+
+        Raises:
+            RequestAborted: the client is closed.
+        """
+        if self._is_closed:
+            raise RequestAborted("the client is closed")
+        calls = self._calls
+        if not calls.contact.is_broken:
+            return calls
+        with self._lock:
+            if self._calls is calls:
+                self._calls = self._new_calls()
+        self._let_go(calls)
+        if self._is_closed:  # meanwhile
+            self._let_go(self._calls)
+        return self._calls

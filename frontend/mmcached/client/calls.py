@@ -1,0 +1,288 @@
+"""Says what each call of a client takes, asks and returns: one verb per call, for both clients.
+
+The arguments are checked before anything is sent. `Client` runs a verb in the caller's thread, `AsyncClient` awaits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from mmcached.client.arguments import (
+    MAX_TOKENS,
+    Options,
+    check_function,
+    checked_image_ids,
+    checked_int,
+    checked_key,
+    checked_keys,
+    checked_prompt,
+    checked_rows,
+)
+from mmcached.client.contact import Contact, MakeLink, Request
+from mmcached.client.image_files import ImageLike, read_images
+from mmcached.client.links.shared_socket import Received
+from mmcached.client.piece_stream import PieceStream
+from mmcached.client.results import Generation, embeddings_from, expect, generation_from
+from mmcached.client.store.fail_open import FailOpen
+from mmcached.client.store.hits import Hit, Reading
+from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.store.verbs import StoreVerbs
+from mmcached.client.verb import Verb
+from mmcached.shm.store.codec import Library, Record
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
+from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetStats, Probe
+from mmcached.wire.messages.parts import RowsWanted
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.stats import ServiceStats
+
+if TYPE_CHECKING:
+    import torch
+
+STREAM_WINDOW = 32
+"""Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
+MAX_PRIORITY = (1 << 31) - 1
+
+
+class Calls:
+    """The calls of one client id; any thread may make any."""
+
+    def __init__(self, directory: RunDir, options: Options, guard: FailOpen, make_link: MakeLink) -> None:
+        sessions = StoreSessions()
+        self.contact = Contact(directory, options, make_link, sessions)
+        self._store = StoreVerbs(self.contact, sessions, guard)
+
+    # ---- what the model does
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        images: Sequence[ImageLike | None] = (),
+        max_tokens: int = 16,
+        *,
+        image_ids: Sequence[str | None] = (),
+        hidden_states: bool | RowsWanted = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Verb[Generation]:
+        """Continue a prompt greedily.
+
+        Args:
+            prompt: text with one `<image>` per image, or token ids with one image token per image.
+            images: encoded image files, in the order of their markers; None for one that is named by its id only.
+            image_ids: what to call each image, or None; 1 to 256 bytes. A named image is cached under its name, and
+                found there without its file. A name stands for one content: a file that comes with a name which is
+                cached is not looked at. For other content take another name, or `flush` before.
+            max_tokens: how many tokens to generate at most.
+            hidden_states: also return hidden states, one row per computed token: True for all of the last layer, or say
+                which ones, and from which position on.
+            priority: the lower, the earlier it is served, in a service with `--scheduling-policy priority`.
+            timeout_s: deadline of this call.
+        Raises:
+            InvalidRequest: (and subclasses) the input is not acceptable; names field, value and limit.
+            CacheMiss: an image came without its file and is not cached; `mm_hashes` has the ids. Send the files.
+            DeadlineExceeded, ServiceUnavailable, RequestAborted, PeerGone: retryable.
+        """
+        ids = checked_image_ids(image_ids, images)
+        request = self._generate(
+            prompt, ids, max_tokens=max_tokens, hidden_states=hidden_states, priority=priority, timeout_s=timeout_s
+        )
+        message, payload = yield from self._ask(request, timeout_s, read_images(images, ids))
+        return generation_from(expect(message, Generated), payload)
+
+    def generate_stream(
+        self,
+        prompt: str | Sequence[int],
+        images: Sequence[ImageLike | None] = (),
+        max_tokens: int = 16,
+        *,
+        image_ids: Sequence[str | None] = (),
+        hidden_states: bool | RowsWanted = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> PieceStream:
+        """As `generate`, and yield tokens as they are computed, in lists; at last the `Generation`.
+
+        The first step asks the service. Each token comes once, in order; those that come while the caller is busy come
+        in one list. Other calls may be made in between. Leaving the loop early, closing the iterator or cancelling its
+        task ends the request in the service; `timeout_s` is the deadline of the whole generation.
+
+        With `hidden_states=RowsWanted(delivery="delta")` rows too are yielded as they are computed, those of the prompt
+        from its first chunk on: a `RowRange` of each key, then the tokens. Each row comes once, in order, and never
+        after the token that it gave. `Generation.rows` has the rest, from where the last range ends: what came with the
+        answer. With delivery "full" it has all rows, and none come before. Rows of which the service has lost track on
+        the way end the stream with an error that may be tried again.
+
+        >>> for piece in client.generate_stream("Tell me", max_tokens=64):       # doctest: +SKIP
+        ...     if isinstance(piece, list):
+        ...         print(piece)
+        """
+        ids = checked_image_ids(image_ids, images)
+        request = self._generate(
+            prompt,
+            ids,
+            max_tokens=max_tokens,
+            hidden_states=hidden_states,
+            priority=priority,
+            timeout_s=timeout_s,
+            stream_window=STREAM_WINDOW,
+        )
+        return PieceStream(self.contact, request, read_images(images, ids))
+
+    def encode(
+        self,
+        images: Sequence[ImageLike | None],
+        *,
+        image_ids: Sequence[str | None] = (),
+        timeout_s: float | None = None,
+    ) -> Verb[list[torch.Tensor]]:
+        """Return the embeddings of each image: int32 `(num_embeds, hidden_size)`, cpu, owned. Errors as `generate`."""
+        ids, contact = checked_image_ids(image_ids, images), self.contact
+        limit_s = contact.limit_s(timeout_s)
+        request = Encode(contact.client_id, contact.next_id(), limit_s, contact.options.tenant, ids)
+        message, payload = yield from self._ask(request, timeout_s, read_images(images, ids))
+        return embeddings_from(expect(message, Encoded), payload)
+
+    # ---- the store
+
+    def get(
+        self, key: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> Verb[Hit | None]:
+        """Return the record of a key, or None.
+
+        Args:
+            view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
+                operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
+                last of them has died, so do not keep many.
+            tensors: of which library; numpy has no bfloat16 and no float8.
+            timeout_s: deadline of this call.
+        Raises:
+            InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
+            MmcachedError: with `fail_open=False`: why the service did not answer.
+        """
+        (hit,) = yield from self._store.get_many([checked_key(key)], Reading(tensors, view), timeout_s)
+        return hit
+
+    def get_many(
+        self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> Verb[list[Hit | None]]:
+        """As `get` for up to 4096 keys in one round trip; in their order."""
+        return self._store.get_many(checked_keys(keys), Reading(tensors, view), timeout_s)
+
+    def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> Verb[list[bool]]:
+        """Return which keys have a record, without a round trip if the store's memory can be seen from here.
+
+        A hint: a record may come or go before it is asked for.
+        """
+        return self._store.contains_many(checked_keys(keys), timeout_s)
+
+    def put(self, key: str, record: Record, *, timeout_s: float | None = None) -> Verb[bool]:
+        """Offer a record; return whether the key has one now. The first writer wins: a key that has one keeps it.
+
+        A record that was computed before `invalidate` is not kept, as far as this client could know of it.
+
+        Args:
+            record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None.
+        Raises:
+            InvalidRequest: something else is in it; names the path.
+            MmcachedError: with `fail_open=False`: why the service did not answer.
+        """
+        return self._store.put(checked_key(key), record, timeout_s)
+
+    def get_or_compute(
+        self,
+        key: str,
+        fn: Callable[[], Record | Awaitable[Record]],
+        *,
+        view: bool = False,
+        tensors: Library = "torch",
+        timeout_s: float | None = None,
+    ) -> Verb[Record]:
+        """Return the record of a key; if it has none, one caller on this host computes it while the others wait.
+
+        A caller that dies is replaced by one that waits. Who has waited for `timeout_s`, or finds no service, calls
+        `fn` itself and stores nothing.
+
+        Args:
+            fn: returns the record. What it raises is raised here, and the next who waits computes. `AsyncClient` also
+                takes a coroutine function; a plain one keeps its event loop waiting.
+            view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
+        """
+        check_function(fn)
+        return self._store.get_or_compute(checked_key(key), fn, Reading(tensors, view), timeout_s)
+
+    def drop(self, key: str, *, timeout_s: float | None = None) -> Verb[bool]:
+        """Forget the record of a key; return whether that is certain. Who reads it goes on."""
+        return self._store.drop(checked_key(key), timeout_s)
+
+    # ---- the service
+
+    def invalidate(self, *, timeout_s: float = 30.0) -> Verb[None]:
+        """Begin a new epoch, because weights or a processor have changed: nothing that was computed before is found.
+
+        As `flush`, but what is being computed now is not kept either, and generations that run go on. Never fails open.
+        """
+        message, _ = yield from self._ask(Flush(self.contact.next_id(), True), timeout_s)
+        expect(message, Flushed)
+        self.contact.greet_again()  # which epoch it is
+
+    def flush(self, *, timeout_s: float = 30.0) -> Verb[None]:
+        """Make the whole service forget what it has cached; requests that run start over, and end as they would
+        have.
+        """
+        message, _ = yield from self._ask(Flush(self.contact.next_id()), timeout_s)
+        expect(message, Flushed)
+
+    def stats(self, *, timeout_s: float = 10.0) -> Verb[ServiceStats]:
+        """Return what all roles have counted since they started."""
+        message, _ = yield from self._ask(GetStats(self.contact.next_id()), timeout_s)
+        return expect(message, Stats).stats
+
+    def probe(self, *, timeout_s: float = 1.0) -> Verb[Probed]:
+        """Return how many engines and workers the data path reaches: a small item goes through all of them.
+
+        Raises:
+            DeadlineExceeded, ServiceUnavailable: it does not work; the text says where.
+        """
+        # The service gets nine tenths of the time, so that it can still say where the probe is stuck.
+        request = Probe(self.contact.next_id(), 0.9 * self.contact.limit_s(timeout_s))
+        message, _ = yield from self._ask(request, timeout_s)
+        return expect(message, Probed)
+
+    def connect(self, *, is_patient: bool = True) -> Verb[Welcome]:
+        """Greet the service unless in contact; return what it has said of itself."""
+        deadline = self.contact.deadline(self.contact.options.connect_timeout_s)
+        return self.contact.connect(deadline, is_patient=is_patient)
+
+    # ---- how
+
+    def _generate(
+        self,
+        prompt: str | Sequence[int],
+        image_ids: list[str | None],
+        *,
+        max_tokens: int,
+        hidden_states: bool | RowsWanted,
+        priority: int,
+        timeout_s: float | None,
+        stream_window: int = 0,
+    ) -> Generate:
+        return Generate(
+            client_id=self.contact.client_id,
+            request_id=self.contact.next_id(),
+            prompt=checked_prompt(prompt),
+            max_tokens=checked_int("max_tokens", max_tokens, 1, MAX_TOKENS),
+            timeout_s=self.contact.limit_s(timeout_s),
+            rows=checked_rows(hidden_states),
+            tenant=self.contact.options.tenant,
+            image_ids=image_ids,
+            stream_window=stream_window,
+            priority=checked_int("priority", priority, -MAX_PRIORITY - 1, MAX_PRIORITY),
+        )
+
+    def _ask(self, request: Request, timeout_s: float | None, payload: Sequence[Frame] = ()) -> Verb[Received]:
+        """Exchange a request that does not fail open."""
+        deadline = self.contact.deadline(timeout_s)
+        yield from self.contact.connect(deadline)
+        return (yield from self.contact.exchange(request, deadline, payload))

@@ -1,0 +1,232 @@
+"""Keeps one client id in contact with the service: greets, numbers requests, and exchanges them for answers.
+
+    not greeted ──ClientHello──> Welcome: in contact ──connection lost, or a new epoch asked for──> not greeted
+                      └── failed: not tried again for a second, but by those who are patient
+
+Every call begins with `connect`, so it comes back by itself after any restart. A request whose answer nobody waits for
+any more is cancelled in the service too, for whatever reason the wait has ended.
+
+    Contact ──makes when first needed──> Link      closed, or in a forked child: refuses with `RequestAborted`
+
+Any thread may call anything. Invariant: what a call says, it says under the client id that it began with.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+from mmcached.client.arguments import Options, checked_timeout
+from mmcached.client.links.link import Link
+from mmcached.client.links.shared_socket import Received
+from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.verb import Verb
+from mmcached.wire.errors import DeadlineExceeded, MmcachedError, RequestAborted, ServiceUnavailable
+from mmcached.wire.messages.client import ToClient, Welcome
+from mmcached.wire.messages.frontend import (
+    Cancel,
+    ClaimRecord,
+    DropRecord,
+    Encode,
+    Flush,
+    Generate,
+    GetRecords,
+    GetStats,
+    HaveRecords,
+    Probe,
+    PutRecord,
+    TakeRow,
+)
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import Frame
+
+RETRY_INTERVAL_S = 1.0
+"""How long a failed contact is taken for an answer before the next is tried."""
+
+Request = (
+    Generate
+    | Encode
+    | GetStats
+    | Probe
+    | Flush
+    | TakeRow
+    | GetRecords
+    | HaveRecords
+    | PutRecord
+    | ClaimRecord
+    | DropRecord
+)
+MakeLink = Callable[..., Link[Any]]
+"""`ThreadLink` or `LoopLink`, or what makes one; has their arguments."""
+
+
+class Deadline(NamedTuple):
+    """The end of a call.
+
+    Attributes:
+        at: in seconds of the monotonic clock.
+        timeout_s: seconds before that the call began.
+    """
+
+    at: float
+    timeout_s: float
+
+
+class Contact:
+    """One client id.
+
+    Args:
+        sessions: the store's half of what arrives without being an answer.
+    Attributes:
+        welcome: of the frontend that this client is in contact with; None when there is no contact.
+    """
+
+    def __init__(self, directory: RunDir, options: Options, make_link: MakeLink, sessions: StoreSessions) -> None:
+        self.client_id = secrets.token_hex(16)
+        self.options = options
+        self.welcome: Welcome | None = None
+        self._sessions = sessions
+        self._make_link = partial(make_link, directory, self.client_id)
+        self._ids = count(1)
+        self._lock = threading.RLock()
+        self._link: Link[Any] | None = None
+        self._is_closed = self._is_abandoned = False
+        self._retry_at = time.monotonic()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can be said any more, though nobody has closed it."""
+        link = self._link
+        return link is not None and link.is_broken
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may be said any more: it was closed, or is a parent's."""
+        return self._is_closed or self._is_abandoned
+
+    def next_id(self) -> int:
+        """Return the number of the next request."""
+        return next(self._ids)
+
+    def limit_s(self, timeout_s: float | None) -> float:
+        """Return how long a call may take that names this limit, or none.
+
+        Raises:
+            InvalidRequest: it is outside what is possible.
+        """
+        return self.options.timeout_s if timeout_s is None else checked_timeout("timeout_s", timeout_s)
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """As `limit_s`, for a call that begins now."""
+        limit_s = self.limit_s(timeout_s)
+        return Deadline(time.monotonic() + limit_s, limit_s)
+
+    # ---- verbs
+
+    def connect(self, deadline: Deadline, *, is_patient: bool = True) -> Verb[Welcome]:
+        """Greet the service unless in contact; return what it has said of itself.
+
+        Raises:
+            ServiceUnavailable: nobody is there; or nobody was a moment ago, and it is not time to look again.
+        """
+        if (link := self._link) is not None:
+            link.catch_up()
+        if self.welcome is None:
+            now = time.monotonic()
+            if now < self._retry_at and not is_patient:
+                raise ServiceUnavailable("the service was not there a moment ago; it is looked for once a second")
+            until = min(deadline.at, now + self.options.connect_timeout_s)
+            try:
+                yield from self.link().greet(until, is_patient=is_patient)
+            except MmcachedError:
+                self._retry_at = time.monotonic() + RETRY_INTERVAL_S
+                raise
+        welcome = self.welcome
+        if welcome is None:
+            raise ServiceUnavailable("the service has just gone; try again")
+        return welcome
+
+    def exchange(self, request: Request, deadline: Deadline, payload: Sequence[Frame] = ()) -> Verb[Received]:
+        """Send a request and return its answer; the caller is in contact.
+
+        Raises:
+            DeadlineExceeded, PeerGone, ChannelFull, RequestAborted: retryable.
+            RemoteProtocolError: what came cannot be read.
+        """
+        link = self.link()
+        try:
+            found = yield from link.ask(request.request_id, link.new_waiter(), request, payload, deadline.at)
+            if found is None:
+                raise DeadlineExceeded(type(request).__name__.lower(), deadline.timeout_s)
+        except BaseException:
+            link.tell(Cancel(self.client_id, request.request_id))
+            raise
+        return found
+
+    # ---- without waiting
+
+    def tell(self, message: object) -> None:
+        """Send what has no answer, or drop it."""
+        if (link := self._link) is not None:
+            link.tell(message)
+
+    def greet_again(self) -> None:
+        """Have the next call greet: the service has something new to say of itself."""
+        self.welcome = None
+
+    def lose(self) -> None:
+        """Take note that the connection was lost; the frontend may be another by now."""
+        self.welcome = None
+        self._sessions.lose_contact()
+
+    def link(self) -> Link[Any]:
+        """Return the connection; make it if there is none.
+
+        Raises:
+            RequestAborted: the client was closed, or this is a parent's in a forked child.
+            ServiceUnavailable, ConfigError: see `Link`.
+        """
+        link = self._link
+        if link is not None:
+            return link
+        with self._lock:
+            if self.is_over:
+                raise RequestAborted("the client was closed, or is the parent's")
+            if self._link is None:
+                self._link = self._make_link(
+                    on_arrival=self._sessions.arrived, on_unsolicited=self._unsolicited, on_loss=self.lose
+                )
+            return self._link
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's; what goes on here ends with `RequestAborted`."""
+        self._is_abandoned = True
+        self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._sessions.abandon()
+        if self._link is not None:
+            self._link.abandon()
+
+    def close(self) -> None:
+        """Let go of everything but views; open calls end with `RequestAborted`. A second call does nothing."""
+        with self._lock:
+            self._is_closed = True
+            link, self._link = self._link, None
+        self._sessions.close()
+        if link is not None:
+            link.close()
+
+    def _unsolicited(self, message: ToClient) -> object | None:
+        if isinstance(message, Welcome):
+            self.welcome = message
+            return None
+        return self._sessions.unsolicited(message, self.client_id)

@@ -1,0 +1,286 @@
+"""The connection of one client id: hands every message to the call that waits for it, whatever waiting is.
+
+    call      registered by its number ──send──> waits ──news──> answer
+    stream    as a call; tokens and rows of a generation are news too
+
+What answers no open call (late answers, barriers, a `Welcome`) goes to `on_unsolicited`, whose reply is sent. A lost
+connection is reported to `on_loss` and ends the calls that are open, for the frontend that knew of them has died.
+ZeroMQ connects again by itself. `ThreadLink` and `LoopLink` say how a call waits, and who reads the socket meanwhile.
+
+Knows nothing of what else the messages mean. Invariants: one reads at a time, so `on_arrival` and `on_loss` are called
+one after the other, in the order of arrival. What comes for a call that has ended goes to `on_unsolicited`, also if it
+came at the same moment. A link that an exception in the middle of a message has broken ends all calls, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from mmcached.client.links.presence import Presence
+from mmcached.client.links.shared_socket import Received, SharedSocket
+from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.client.token_stream import News
+from mmcached.client.verb import Verb
+from mmcached.wire.errors import (
+    LocalProtocolError,
+    MmcachedError,
+    PeerGone,
+    RemoteProtocolError,
+    RequestAborted,
+    ServiceUnavailable,
+    error_from_wire,
+    error_to_wire,
+)
+from mmcached.wire.messages.client import Failed, ToClient, Tokens, Welcome
+from mmcached.wire.messages.frontend import ClientBye, ClientHello
+from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import Frame
+
+
+class Waiter(ABC):
+    """One call that waits, and the news that have come for it.
+
+    Attributes:
+        is_greeting: any `Welcome` is for it.
+    """
+
+    __slots__ = ("is_greeting", "news")
+
+    def __init__(self, *, is_greeting: bool = False) -> None:
+        self.news: deque[News | MmcachedError] = deque()
+        self.is_greeting = is_greeting
+
+    @abstractmethod
+    def ring(self) -> None:
+        """End its wait, or the next one."""
+
+
+WaiterT = TypeVar("WaiterT", bound=Waiter)
+
+
+class Link(ABC, Generic[WaiterT]):
+    """One connection, and the client's presence. Dropped without `close` it waits for nobody.
+
+    Args:
+        on_arrival: takes note of each message before it is handed on, and returns what to hand on.
+        on_unsolicited: takes what answers no open call; returns what to reply, or None.
+        on_loss: called when the connection was lost.
+    Raises:
+        ServiceUnavailable: no service has ever run in that directory.
+        ConfigError: it is not this user's alone.
+    """
+
+    def __init__(
+        self,
+        directory: RunDir,
+        client_id: str,
+        *,
+        on_arrival: Callable[[ToClient], ToClient],
+        on_unsolicited: Callable[[ToClient], object | None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._client_id = client_id
+        self._on_arrival = on_arrival
+        self._on_unsolicited = on_unsolicited
+        self._on_loss = on_loss
+        self._open: dict[object, WaiterT] = {}
+        self._mutex = threading.RLock()
+        self._is_broken = False
+        self._presence = Presence(directory, client_id)
+        self._end_presence = weakref.finalize(self, self._presence.close)
+        self._end_presence.atexit = False  # the kernel frees the lock
+        self._socket = SharedSocket(directory.client_address)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an interrupted call has left it in pieces: close it, and make another under another client id."""
+        return self._is_broken or self._socket.is_broken
+
+    # ---- waiting
+
+    @abstractmethod
+    def new_waiter(self, *, is_greeting: bool = False) -> WaiterT:
+        """Return what a call waits with."""
+
+    @abstractmethod
+    def wait(self, waiter: WaiterT, deadline: float) -> Awaitable[None] | None:
+        """Return when there are news for a waiter, or at the deadline."""
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Take in what has come since the last call, and notice a lost connection; keep the client's presence."""
+
+    # ---- calls
+
+    def greet(self, deadline: float, *, is_patient: bool) -> Verb[None]:
+        """Say hello and wait for a `Welcome`, which `on_unsolicited` has got then.
+
+        Args:
+            is_patient: also wait for a service that is not there yet.
+        Raises:
+            ServiceUnavailable: there is none, or it does not answer in time.
+            ConfigError: the run directory is not this user's alone.
+        """
+        if not uninterrupted(self._directory.is_served) and not is_patient:
+            raise ServiceUnavailable("the service is not there; it is looked for again by itself")
+        while True:
+            waiter = self.new_waiter(is_greeting=True)
+            try:
+                found = yield from self.ask(waiter, waiter, ClientHello(self._client_id), (), deadline)
+            except PeerGone:
+                if not is_patient:
+                    raise ServiceUnavailable("the service went away while it was greeted") from None
+            else:
+                if found is None:
+                    raise ServiceUnavailable("the service does not answer the greeting in time")
+                return
+
+    def ask(
+        self, key: object, waiter: WaiterT, message: object, payload: Sequence[Frame], deadline: float
+    ) -> Verb[Received | None]:
+        """Send a message and return what comes for it; None: nothing has come before the deadline.
+
+        Args:
+            key: number of the request, or the waiter itself.
+        Raises:
+            PeerGone, ChannelFull, RequestAborted: retryable.
+            RemoteProtocolError: what came cannot be read.
+        """
+        self._open[key] = waiter
+        try:
+            self._socket.send(message, payload)
+            yield partial(self.wait, waiter, deadline)
+            with self._mutex:  # after this nothing more comes
+                self._open.pop(key)
+            found = waiter.news[0] if waiter.news else None
+        except BaseException:
+            with self._mutex:
+                self._open.pop(key, None)
+            for news in waiter.news:  # nobody else will see it
+                if not isinstance(news, MmcachedError):
+                    self._reply(news[0])  # type: ignore[arg-type]  # no pieces come for a call
+            raise
+        if isinstance(found, MmcachedError):
+            raise found
+        return found  # type: ignore[return-value]
+
+    def open(self, request_id: int) -> WaiterT:
+        """Register a call that waits more than once; `leave` must follow."""
+        waiter = self._open[request_id] = self.new_waiter()
+        return waiter
+
+    def leave(self, request_id: int) -> None:
+        """Take in no more for a call. A finalizer may call it."""
+        self._open.pop(request_id, None)
+
+    def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Queue one message; see `SharedSocket.send`."""
+        self._socket.send(message, payload)
+
+    def tell(self, message: object) -> None:
+        """Send what has no answer; see `SharedSocket.post`."""
+        self._socket.post(message)
+
+    # ---- the end
+
+    def abandon(self) -> None:
+        """In a forked child: let go without a word; the connection stays the parent's."""
+        self._mutex = threading.RLock()  # the thread that held it may not exist here
+        self._presence.abandon()
+        self._end_presence.detach()
+        self._socket.abandon()
+        self._end_all(RequestAborted("the stream is the parent's"))
+
+    def close(self) -> None:
+        """Say goodbye, if somebody hears it, and let go; open calls and streams end with `RequestAborted`."""
+        self._end_all(RequestAborted("the client was closed"))
+        self._socket.close(ClientBye(self._client_id))
+        self._end_presence()
+
+    # ---- how
+
+    def _keep_presence(self) -> None:
+        with self._mutex:
+            self._presence.keep()
+
+    def _take_next(self) -> bool:
+        """Take in one message, or notice that the connection was lost; return whether there was either."""
+        try:
+            try:
+                received = self._socket.receive()
+            except RemoteProtocolError as error:
+                self._end_all(error)
+                return True
+            if received is not None:
+                self._take_in(*received)
+                return True
+            if self._socket.take_losses():
+                self._lose()
+                return True
+            return False
+        except LocalProtocolError:
+            raise
+        except BaseException:  # a message may be lost, and with it the answer to another call
+            self._is_broken = True
+            self._end_all(RequestAborted("an interrupted call has broken the connection; try again"))
+            raise
+
+    def _take_in(self, message: ToClient, payload: list[Frame]) -> None:
+        """Hand a message to the call that it is for."""
+        message = self._on_arrival(message)
+        match message:
+            case Tokens():
+                for rows in message.rows:
+                    self._hand_over(rows.request_id, (rows, payload))
+                for piece in message.streams:
+                    self._hand_over(piece.request_id, (piece, ()))
+            case Welcome():
+                self._reply(message)
+                for waiter in list(self._open.values()):
+                    if waiter.is_greeting:
+                        self._hand_over(waiter, (message, payload))
+            case Failed(request_id=None):
+                self._end_all(error_from_wire(message.error))
+            case Barrier():
+                self._reply(message)
+            case _:
+                if not self._hand_over(message.request_id, (message, payload)):
+                    self._reply(message)
+
+    def _hand_over(self, key: object, news: News) -> bool:
+        """Return whether a call waits for it, which has got it then."""
+        with self._mutex:
+            waiter = self._open.get(key)
+            if waiter is None:
+                return False
+            waiter.news.append(news)
+        waiter.ring()
+        return True
+
+    def _reply(self, message: ToClient) -> None:
+        reply = self._on_unsolicited(message)
+        if reply is not None:
+            self.tell(reply)
+
+    def _lose(self) -> None:
+        self._on_loss()
+        self._end_all(PeerGone("the frontend died while the call was open; try again"))
+        # The run directory may be another by now, and a client without a lock in it is dead to the next frontend.
+        with self._mutex, contextlib.suppress(MmcachedError, OSError):
+            self._presence.renew()
+
+    def _end_all(self, error: MmcachedError) -> None:
+        """End all calls and streams; each with an error of its own, since raising one changes it."""
+        for waiter in list(self._open.values()):
+            waiter.news.append(error_from_wire(error_to_wire(error)))
+            waiter.ring()
+        self._socket.ring()

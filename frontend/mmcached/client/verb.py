@@ -1,0 +1,62 @@
+"""Drives verbs: generators that say what a call does, and leave all waiting to the client that runs them.
+
+A verb yields steps, functions without arguments; it is sent what each has returned, and gets what each has raised, so
+an error may become a miss. A blocking client calls each step. An asyncio client also awaits what a step returns, if
+that can be awaited.
+
+>>> def verb() -> Verb[str]:
+...     answer = yield lambda: "computed"
+...     return f"{answer} here"
+>>> drive(verb())
+'computed here'
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+Step = Callable[[], Any]
+ResultT = TypeVar("ResultT")
+Verb = Generator[Step, Any, ResultT]
+
+
+def drive(verb: Verb[ResultT]) -> ResultT:
+    """Run a verb to its end in this thread."""
+    try:
+        step = next(verb)
+        while True:
+            try:
+                outcome = step()
+            except BaseException as error:
+                step = verb.throw(error)
+            else:
+                step = verb.send(outcome)
+                del outcome  # may hold what a lease depends on
+    except StopIteration as stop:
+        result: ResultT = stop.value
+        return result
+    finally:
+        verb.close()  # an interrupt between two steps: what the verb has claimed is dropped now, not at some collection
+
+
+async def drive_async(verb: Verb[ResultT]) -> ResultT:
+    """Run a verb to its end in this event loop; a cancelled step is raised inside the verb like any error."""
+    try:
+        step = next(verb)
+        while True:
+            try:
+                outcome = step()
+                if inspect.isawaitable(outcome):
+                    outcome = await outcome
+            except BaseException as error:
+                step = verb.throw(error)
+            else:
+                step = verb.send(outcome)
+                del outcome
+    except StopIteration as stop:
+        result: ResultT = stop.value
+        return result
+    finally:
+        verb.close()
