@@ -1,4 +1,4 @@
-"""How a command looks at a running service from outside: through its HTTP socket, else through what it leaves behind.
+"""Looks at a running service from outside: through its HTTP socket, else through what it leaves behind.
 
     seat taken?           no ──► nobody runs here: None
           │ yes

@@ -1,4 +1,4 @@
-"""Which shared-memory segments of this user exist, what for, and whether their writers live."""
+"""Lists the shared-memory segments of this user: what each is for, and whether its writer lives."""
 
 from __future__ import annotations
 

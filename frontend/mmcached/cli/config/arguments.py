@@ -1,4 +1,4 @@
-"""The settings on a command line: every field is a flag, in the style of vLLM.
+"""Reads the settings on a command line: every field is a flag, in the style of vLLM.
 
     --world-size 2    --world-size=2    --model.hidden-size 32
     --enable-prefix-caching    --no-enable-prefix-caching    --enable-prefix-caching false
@@ -21,7 +21,7 @@ LAYER = "command line"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What one flag sets.
+    """The meaning of one flag.
 
     Attributes:
         implied: the value when none follows; None: one must follow.

@@ -1,4 +1,4 @@
-"""Sizes and durations with a unit: `2GiB`, `500ms`. A field's name says the unit that it counts in.
+"""Reads sizes and durations with a unit: `2GiB`, `500ms`. A field's name says the unit that it counts in.
 
     ..._gb       GiB        ..._bytes    bytes
     ..._mb       MiB        ..._s        seconds
@@ -35,7 +35,7 @@ _QUANTITY = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]+)")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a field counts in.
+    """The unit of a field.
 
     Attributes:
         name: of one unit, for people.

@@ -36,7 +36,7 @@ REPLY_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one user says at one time; `photos` are new in this turn."""
+    """One user's words at one time; `photos` are new in this turn."""
 
     text: str
     photos: Sequence[Photo]

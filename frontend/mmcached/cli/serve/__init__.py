@@ -1,6 +1,7 @@
 """`mmcached serve`: one supervisor starts the roles, restarts what dies, and ends them in order.
 
 supervisor      the parent of all roles
+role_group      all roles of a service: starting, restarting, ending
 roles           one role: its command, its process, its deaths
 restarts        when a dead role is started again
 watchdog        finds roles that live and do nothing

@@ -1,4 +1,4 @@
-"""When a role that died is started again, and when that is given up. Sans I/O: time is an argument.
+"""Decides when a role that died is started again, and when it is given up. Sans I/O: time is an argument.
 
     died ... backoff ... started        each death within the window doubles the wait, up to a maximum
     died more than `max_restarts` times within the window: given up

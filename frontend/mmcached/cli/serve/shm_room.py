@@ -1,4 +1,4 @@
-"""Whether the rings of a service fit into /dev/shm, found out before any of its processes is started.
+"""Checks that the rings of a service fit into /dev/shm, before any of its processes is started.
 
 Sizes that somebody has set are taken at their word, and refused if there is no room. The defaults are proposals: where
 there is less, as in a container with 64 MiB, ring and store share what there is.

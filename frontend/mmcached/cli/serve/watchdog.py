@@ -17,7 +17,7 @@ LOOK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """How long each process has been silent."""
+    """The silence of each process so far."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config

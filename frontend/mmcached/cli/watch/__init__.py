@@ -1,4 +1,4 @@
-"""What a service looks like from outside.
+"""The outside of a service: status, readiness, metrics, and the pages that show them.
 
 service_status    the one record of it             status_table: the same for people
 readiness         asks whether an item goes through the data path       readiness_watch: the same without waiting

@@ -60,7 +60,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What `http.json` in the run directory says: the TCP address, and which process answers there."""
+    """The content of `http.json` in the run directory: the TCP address, and the process that answers there."""
 
     url: str
     pid: int

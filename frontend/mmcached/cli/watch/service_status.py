@@ -54,7 +54,7 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complaint(self) -> str:
-        """What is wrong with it, in words; empty if nothing is known to be."""
+        """The fault of this process in words; empty if none is known."""
         who = self.name if self.pid is None else f"{self.name} (pid {self.pid})"
         match self.state:
             case "stopped":
@@ -78,7 +78,7 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ServiceView:
-    """What a supervisor knows of its service at one moment.
+    """A supervisor's knowledge of its service at one moment.
 
     Attributes:
         roles: all that shall run, in the order in which they were started; without heartbeats, and with states that the
@@ -92,7 +92,7 @@ class ServiceView:
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Whether the service works, the reason if not, and how long ago that was found out."""
+    """The answer to the question whether the service works: the reason if not, and how old the answer is."""
 
     ready: bool
     reason: str

@@ -34,7 +34,7 @@ FIELD = "probe"
 
 @dataclass(slots=True)
 class _Item:
-    """What a round has sent, and what of it was read."""
+    """One round's item, and what was read of it."""
 
     checksum: str
     key: str | None

@@ -1,6 +1,6 @@
-"""One file in the run directory in which every role writes what it counts, and which anybody of us can read.
+"""Keeps the figures of every role in one file of the run directory: each role writes its slot, all read all.
 
-Knows nothing of caches or of who asks; `stats_layout` draws the file. Nobody waits for anybody: a role that hangs, or
+Knows nothing of caches or of who asks; `layout` draws the file. Nobody waits for anybody: a role that hangs, or
 was killed, leaves its last figures here.
 
 **Whole or not there.** A page is made at each start of a service, under another name, and renamed.
@@ -55,7 +55,7 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class RoleSnapshot:
-    """What one slot says.
+    """One role as its slot tells it.
 
     Attributes:
         is_attached: the kernel says that its writer lives; False also after an orderly `close`.

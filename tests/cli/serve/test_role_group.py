@@ -1,0 +1,165 @@
+"""The roles of a service as processes: who is started again, when, and who is not. Sleeping processes stand in."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmcached.cli.serve.restarts import RestartPolicy
+from mmcached.cli.serve.role_group import RoleGroup
+from mmcached.cli.serve.roles import ENGINE_GONE, Role
+from mmcached.cli.watch.readiness_watch import ReadinessWatch
+from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ServiceUnavailable
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import EngineStats, RoleName
+
+CONFIG = ServiceConfig(
+    world_size=1, max_restarts=2, restart_backoff_s=0.5, limits=LimitsConfig(not_ready_timeout_s=10.0)
+)
+SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def directory(run_dir: Path) -> RunDir:
+    found = RunDir(run_dir / "s")
+    found.create()
+    return found
+
+
+@pytest.fixture
+def readiness(directory: RunDir) -> Iterator[ReadinessWatch]:
+    with ReadinessWatch(directory, CONFIG) as watch:
+        yield watch
+
+
+@pytest.fixture
+def group(directory: RunDir, readiness: ReadinessWatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[RoleGroup]:
+    popen = subprocess.Popen
+
+    def sleeping(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        return popen(SLEEP, process_group=0)
+
+    monkeypatch.setattr(subprocess, "Popen", sleeping)
+    with (
+        StatsPage.create(directory.stats_page) as page,
+        StatsPageReader(page.path) as reader,
+        RoleGroup(CONFIG, directory.path, directory, reader, readiness) as group,
+    ):
+        group.start()
+        yield group
+        group.stop(0.0, is_hurried=lambda: True)
+
+
+def die(role: Role) -> None:
+    assert role.process is not None
+    role.kill()
+    role.process.wait(DEADLINE_S)
+
+
+def test_a_group_through_which_nothing_goes_is_restarted_then_the_frontend_too(
+    group: RoleGroup, readiness: ReadinessWatch
+) -> None:
+    frontend, engine, worker = group.roles
+    now = time.monotonic()
+    readiness.not_ready_since = now - 9.0
+    group.restart_if_stuck(now)
+    assert all(role.is_alive for role in group.roles)
+    readiness.not_ready_since = now - 11.0
+    group.restart_if_stuck(now)
+    assert engine.process is not None
+    assert engine.process.wait(DEADLINE_S) == -signal.SIGKILL
+    assert frontend.is_alive
+    assert readiness.not_ready_since is None
+    group.keep_alive(now)
+    assert worker.kill_at is not None, "its workers go with it"
+    group.keep_alive(now + 1.0)
+    assert engine.is_alive
+    readiness.not_ready_since = now - 11.0
+    group.restart_if_stuck(now)
+    assert frontend.process is not None
+    assert frontend.process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_who_cannot_be_started_is_tried_again_for_ever(group: RoleGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = group.roles[2]
+    die(worker)
+    now = time.monotonic()
+    group.keep_alive(now)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        for _ in range(10):
+            assert worker.due is not None
+            group.keep_alive(worker.due)
+        assert worker.due is not None
+        assert worker.due - time.monotonic() > 4.0, "ever less often"
+        assert not worker.is_given_up
+    group.keep_alive(worker.due)
+    assert worker.is_alive
+    assert worker.num_restarts == 1
+
+
+def test_a_worker_is_excused_once_for_each_death_of_its_engine() -> None:
+    policy = RestartPolicy(max_restarts=2, window_s=60.0, backoff_s=0.5, backoff_max_s=5.0)
+    role = Role(RoleName("worker", 0, 0), [], policy, num_threads=1)
+
+    def end(*, is_excused: bool) -> float | None:
+        role.process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({ENGINE_GONE})"])
+        role.process.wait(DEADLINE_S)
+        return role.reap(100.0, is_excused=is_excused)
+
+    assert [end(is_excused=True) for _ in range(3)] == [0.0] * 3
+    assert [end(is_excused=False) for _ in range(3)] == [0.5, 1.0, None], "the byte of its rank is held by a ghost"
+
+
+def test_deaths_for_which_the_engine_has_found_the_request_do_not_count(group: RoleGroup, directory: RunDir) -> None:
+    worker = group.roles[2]
+    now = time.monotonic()
+
+    def die_and_start() -> None:
+        die(worker)
+        group.keep_alive(now)
+        assert worker.due is not None
+        group.keep_alive(worker.due)
+
+    with StatsPageWriter(directory.stats_page, RoleName("engine")) as page:
+        for number in range(1, 4):
+            for _ in range(CONFIG.max_restarts):
+                die_and_start()
+            page.publish(EngineStats(poisonous_requests=number))
+        for _ in range(CONFIG.max_restarts):
+            die_and_start()
+    with pytest.raises(ServiceUnavailable, match="died too often"):
+        die_and_start()
+
+
+@pytest.mark.parametrize("wanted", ["7", None])
+def test_a_user_s_word_on_threads_counts(wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+
+    def look(command: list[str], *, env: dict[str, str], **options: object) -> None:
+        environments.append(env)
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if wanted is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    monkeypatch.setattr(subprocess, "Popen", look)
+    role = Role(RoleName("worker", 0, 0), [], RestartPolicy.from_config(CONFIG), num_threads=3)
+    with pytest.raises(OSError, match="unavailable"):
+        role.spawn()
+    assert environments[0]["OMP_NUM_THREADS"] == (wanted or "3")
