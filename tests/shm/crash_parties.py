@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -19,17 +11,11 @@ from mmcached.shm.crash_points import VARIABLE
 from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from tests.shm.crash_child import is_record_of
-from tests.shm.processes import DEADLINE_S
-
-_ROOT = Path(__file__).parents[2]
+from tests.shm.processes import Child
 
 
-class Died(Exception):
-    """The child has ended instead of answering."""
-
-
-class Party:
-    """A `crash_child`. Leaving the block kills it.
+class Party(Child):
+    """A `crash_child`.
 
     Args:
         crash_at: where it dies by itself; nowhere if empty.
@@ -37,51 +23,7 @@ class Party:
     """
 
     def __init__(self, role: str, crash_at: str = "", *, process_group: int | None = None) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.shm.crash_child", role],
-            cwd=_ROOT,
-            env=os.environ | {VARIABLE: crash_at},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=process_group,
-        )
-        self.pid = self._popen.pid
-
-    def ask(self, command: str, *arguments: Any) -> Any:
-        """Send one command and return its answer.
-
-        Raises:
-            Died: there is none.
-        """
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        try:
-            self._popen.stdin.write(msgspec.json.encode([command, *arguments]) + b"\n")
-            self._popen.stdin.flush()
-        except BrokenPipeError:
-            raise Died(command) from None
-        ready, _, _ = select.select([self._popen.stdout], [], [], DEADLINE_S)
-        assert ready, f"no answer to {command} within {DEADLINE_S} s"
-        line = self._popen.stdout.readline()
-        if not line:
-            raise Died(command)
-        return json.loads(line)
-
-    def exit_code(self) -> int:
-        return self._popen.wait(DEADLINE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._popen.kill()
-        self._popen.wait(DEADLINE_S)
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        super().__init__("tests.shm.crash_child", role, environment={VARIABLE: crash_at}, process_group=process_group)
 
 
 class Survivor:

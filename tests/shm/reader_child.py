@@ -1,6 +1,6 @@
 """A reader or writer process for tests: reads one JSON command per line, answers each with one JSON line.
 
-Run by path; it ends at the end of its input. Real death is the parent's `kill -9`.
+It ends at the end of its input. Real death is the parent's `kill -9`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.errors import ConfigError, LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 from tests.shm.crash_child import EPOCH, LAYOUT, record_of
-from tests.shm.crash_parties import Died, Party, Survivor
-from tests.shm.processes import DEADLINE_S
+from tests.shm.crash_parties import Party, Survivor
+from tests.shm.processes import DEADLINE_S, Died
 
 
 def names_left(ring_id: str) -> list[str]:

@@ -32,8 +32,8 @@ from mmcached.shm.store.codec import EncodedRecord
 from mmcached.wire.errors import InvalidRequest, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.crash_child import record_of
-from tests.shm.crash_parties import Died, Party, Survivor
-from tests.shm.processes import Process
+from tests.shm.crash_parties import Party, Survivor
+from tests.shm.processes import Died, Process
 from tests.shm.rings import attached, make_ring, put, reading
 
 KB = 1000

@@ -177,12 +177,10 @@ class ObjectStoreReader(Closeable):
 
         Args:
             copy: return owned tensors. Otherwise views: never write into them (see `reader`), and give the lease back
-            only after
-                `on_release`.
+                only after `on_release`.
             on_release: called once, when nothing of the record reads the ring any more: with `copy` before `get`
-            returns,
-                else when the last view has died, *in any thread*: append to a deque and nothing more. Not called if
-                `get` fails.
+                returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
+                called if `get` fails.
         Raises:
             StaleHandle: as `RingReader.view`.
             RemoteProtocolError: the bytes are not a record.
