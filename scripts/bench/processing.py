@@ -26,7 +26,7 @@ from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import IsWanted
 from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.requests.open_requests import OpenRequest
-from mmcached.frontend.requests.preparing import Preparing
+from mmcached.frontend.requests.preprocess_queue import PreprocessQueue
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import decode_image
 from mmcached.pictures.settings import PictureSettings
@@ -70,13 +70,13 @@ class Threads:
 
 
 class Loop:
-    """What the frontend's loop does with `Preparing`, and nothing else."""
+    """What the frontend's loop does with a `PreprocessQueue`, and nothing else."""
 
     def __init__(self, config: ServiceConfig, *, has_threads: bool = False) -> None:
         self.processing = Processing(config)
         self.kept = Kept()
         decoders = Threads if has_threads else DecoderPool
-        self.preparing = Preparing(config, self.processing, self.kept, decoders=decoders)
+        self.preparing = PreprocessQueue(config, self.processing, self.kept, decoders=decoders)
         self.waiting: set[int] = set()
         self._numbers = count(1)
 

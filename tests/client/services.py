@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mmcached.frontend.connections.listening import listen_for_clients
-from mmcached.frontend.store.store_desk import StoreDesk
+from mmcached.frontend.store.store_service import StoreService as Store
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.client import (
     Encoded,
@@ -91,12 +91,16 @@ class ServiceThread:
         """Answer a message."""
         raise NotImplementedError
 
+    def open(self) -> None:
+        """Make what serves; the listener is there."""
+
     def check(self) -> None:
         """Do what is due at every turn."""
 
     def __enter__(self) -> Self:
         self.directory.create()
         self.listener = listen_for_clients(self.directory, self.config, time.monotonic)
+        self.open()
         self._thread.start()
         return self
 
@@ -180,9 +184,8 @@ class StoreService(ServiceThread):
         self.call(lambda: found.append(self.desk.stats().ring.leases))
         return found[0]
 
-    def __enter__(self) -> Self:
-        self.desk = StoreDesk.from_config(self.config, send=self._send, clock=time.monotonic)
-        return super().__enter__()
+    def open(self) -> None:
+        self.desk = Store(self.config, channel=self.listener, clock=time.monotonic)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -213,7 +216,7 @@ class StoreService(ServiceThread):
         match message:
             case ClientHello():
                 self.desk.greet(peer, message.client_id)
-                self._send(peer, Welcome("store", 258, 257, 64, 8192, self.desk.announcement, self.desk.tier.epoch))
+                self._send(peer, Welcome("store", 258, 257, 64, 8192, self.desk.announcement, self.desk.records.epoch))
             case ClientBye():
                 self.desk.end_client(message.client_id)
             case Flush():

@@ -1,8 +1,7 @@
-"""An engine and clients that a test plays by hand, around one real Frontend with its real ring."""
+"""Engines and clients that a test plays by hand, around one real Frontend with its real rings."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import secrets
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-import zmq
 from PIL import Image
 
 from mmcached.frontend.server import Frontend
@@ -20,14 +18,16 @@ from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader, decode_frames
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.shm.store.codec import Record
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Barrier, Feature, Inline
+from mmcached.wire.messages.parts import Inline
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel, Frame
+from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import ServiceStats
+from tests.doubles.dealer import Dealer
+from tests.doubles.engine import WireEngine
 
 DEADLINE_S = 30.0
 MessageT = TypeVar("MessageT")
@@ -37,72 +37,6 @@ def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", size, (shade, 0, 0)).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def leases_in(message: to_engine.FromFrontend) -> list[tuple[Handle, LeaseId]]:
-    parts: list[Feature | to_engine.ProbeEngine] = []
-    if isinstance(message, to_engine.AddRequest):
-        parts += message.features
-    if isinstance(message, to_engine.ProbeEngine):
-        parts.append(message)
-    return [(part.payload, part.lease) for part in parts if isinstance(part.payload, Handle) and part.lease is not None]
-
-
-class FakeEngine:
-    """One engine incarnation with a real row of the ring.
-
-    Attributes:
-        answers_barriers: count leases as they come and answer barriers, as an engine does; else the test does.
-    """
-
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], directory: RunDir, hello: to_frontend.EngineHello
-    ) -> None:
-        self._context = context
-        self._address = directory.engine_address
-        self._hello = hello
-        self.channel = self._connect()
-        self.row: ReaderRow | None = None
-        self.answers_barriers = True
-        self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
-
-    def _connect(self) -> DealerChannel[to_engine.FromFrontend]:
-        channel: DealerChannel[to_engine.FromFrontend] = DealerChannel(
-            self._context, self._address, to_engine.FromFrontend
-        )
-        channel.send(self._hello)
-        return channel
-
-    def receive(self) -> None:
-        """Put what has come into the backlog, except barriers that are answered here."""
-        while self.channel.wait(0):
-            message, payload = self.channel.receive(0)
-            if self.answers_barriers and self.row is not None:
-                if isinstance(message, Barrier):
-                    counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
-                    self.channel.send(to_frontend.Reconcile(message.nonce, message.barrier_id, counts or {}))
-                    continue
-                for handle, lease in leases_in(message):
-                    self.row.receive(handle, lease)
-            self.backlog.append((message, payload))
-
-    def connect_anew(self) -> None:
-        """Lose the connection and say hello over another; the same process."""
-        self.channel.close()
-        self.channel = self._connect()
-
-    def checksum(self, handle: Handle) -> str:
-        """Return what a worker answers that reads a probe's item."""
-        reader = RingReader.open(self.row.announcement) if self.row is not None else None
-        assert reader is not None
-        record = ObjectStoreReader(reader).get(handle, tensors="numpy", copy=True)
-        reader.close()
-        return hashlib.blake2b(record["probe"].tobytes(), digest_size=16).hexdigest()
-
-    def close(self) -> None:
-        self.channel.close()
-        if self.row is not None:
-            self.row.close()
 
 
 class FakeClient:
@@ -117,8 +51,8 @@ class FakeClient:
         self.payload: list[Frame] = []
         self._request_ids = count(1)
 
-    def _connect(self) -> DealerChannel[to_client.ToClient]:
-        return DealerChannel(self._bench.context, self._bench.directory.client_address, to_client.ToClient)
+    def _connect(self) -> Dealer[to_client.ToClient]:
+        return Dealer(self._bench.directory.client_address, to_client.ToClient)
 
     @property
     def nonce(self) -> int:
@@ -140,9 +74,7 @@ class FakeClient:
 
     def connect_anew(self) -> None:
         """Lose the connection and say hello over another; the same process."""
-        num_connections = len(self._bench.frontend._clients)
-        self.channel.close()  # some time later, by a thread of libzmq
-        self._bench.pump(lambda: len(self._bench.frontend._clients) < num_connections)
+        self.channel.close()
         self.channel = self._connect()
         self.hello()
 
@@ -215,31 +147,26 @@ class Bench:
         self.directory.create()
         self.config = config
         self.frontend = Frontend(self.directory, config, clock=clock)
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.client: DealerChannel[to_client.ToClient] = DealerChannel(
-            self.context, self.directory.client_address, to_client.ToClient
-        )
-        self.client_id = secrets.token_hex(16)
-        self.presence = LockFile(self.directory.client_lock(self.client_id))
-        self.engines: list[FakeEngine] = []
+        self._new_client()
+        self.engines: list[WireEngine] = []
         self.clients: list[FakeClient] = []
         self.first_epoch = 0
         self.payload: list[Frame] = []
+
+    def _new_client(self) -> None:
+        self.client: Dealer[to_client.ToClient] = Dealer(self.directory.client_address, to_client.ToClient)
+        self.client_id = secrets.token_hex(16)
+        self.presence = LockFile(self.directory.client_lock(self.client_id))
 
     def client_dies(self) -> None:
         """Let the client end without a word, and another take its place."""
         self.client.close()
         self.presence.close()
-        self.client = DealerChannel(self.context, self.directory.client_address, to_client.ToClient)
-        self.client_id = secrets.token_hex(16)
-        self.presence = LockFile(self.directory.client_lock(self.client_id))
+        self._new_client()
 
-    def engine_dies(self, engine: FakeEngine) -> None:
-        """Let an engine end; at once for the kernel, some time later in a test, where a thread of libzmq closes."""
-        num_connections = len(self.frontend._engines)
+    def engine_dies(self, engine: WireEngine) -> None:
         self.engines.remove(engine)
         engine.close()
-        self.pump(lambda: len(self.frontend._engines) < num_connections)
 
     def pump(self, wanted: Callable[[], bool]) -> None:
         """Let the frontend poll until something is so; fail if it never is."""
@@ -248,7 +175,7 @@ class Bench:
             self.frontend.poll(0.001)  # what is waited for may be at a socket of the test
             assert time.monotonic() < give_up, "never so"
 
-    def from_frontend(self, engine: FakeEngine, kind: type[MessageT]) -> MessageT:
+    def from_frontend(self, engine: WireEngine, kind: type[MessageT]) -> MessageT:
         """Return the next message to an engine, which must be of this kind."""
 
         def has_come() -> bool:
@@ -270,20 +197,18 @@ class Bench:
             assert after is not None, message
             assert isinstance(message, after), message
 
-    def add_engine(self, *, digest: str, index: int = 0) -> FakeEngine:
+    def add_engine(self, *, digest: str, index: int = 0) -> WireEngine:
         """Connect an engine that has said hello, and no more."""
-        hello = to_frontend.EngineHello(index, secrets.randbits(62), digest)
-        engine = FakeEngine(self.context, self.directory, hello)
+        engine = WireEngine(self.directory, digest=digest, index=index)
         self.engines.append(engine)
         return engine
 
-    def connect_engine(self, *, index: int = 0) -> FakeEngine:
+    def connect_engine(self, *, index: int = 0) -> WireEngine:
         """Connect an engine that has gone through the whole handshake."""
         engine = self.add_engine(digest=self.config.digest(), index=index)
         ring = self.from_frontend(engine, to_engine.Ring)
         if ring.announcement is not None:
-            engine.row = ReaderRow.attach(ring.announcement)
-            engine.channel.send(to_frontend.RowHello(ring.announcement.epoch, engine.row.row, engine.row.nonce))
+            engine.attach(ring.announcement)
             self.from_frontend(engine, to_engine.RowAttached)
         engine.channel.send(to_frontend.EngineReady(1))
         while not self.stats().engines:
@@ -324,4 +249,3 @@ class Bench:
             client.close()
         self.client.close()
         self.presence.close()
-        self.context.term()

@@ -30,12 +30,14 @@ class HeldWork:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[bytes] = []
         self.ended: list[bytes] = []
+        self._running: set[int] = set()
         self._gates: dict[bytes, threading.Event] = {}
         # Whether the test or a clock is faster must not decide.
         monkeypatch.setattr(pool, "GRACE_S", DEADLINE_S)
         monkeypatch.setattr(DecoderPool, "decode", lambda _, data, is_wanted: self._decode(data, is_wanted))
 
     def _decode(self, data: bytes, is_wanted: IsWanted) -> Pixels:
+        self._running.add(threading.get_ident())
         self.begun.append(data)
         give_up = time.monotonic() + DEADLINE_S
         gate = self._gates.get(data)
@@ -47,6 +49,11 @@ class HeldWork:
             return pixels_of(data, SETTINGS)
         finally:
             self.ended.append(data)
+            self._running.remove(threading.get_ident())
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running
 
     def hold(self, *files: bytes) -> None:
         for data in files:

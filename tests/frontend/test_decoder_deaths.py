@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from mmcached.frontend.requests import preparing
+from mmcached.frontend.requests import preprocess_queue
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from tests.clock import Clock
+from tests.doubles.engine import WireEngine
 from tests.frontend.decoders import HELD, HELD_PIXELS, HeldRoom, pids
-from tests.frontend.fake_peers import Bench, FakeEngine, png
+from tests.frontend.fake_peers import Bench, png
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def bench(run_dir: Path, clock: Clock, room: HeldRoom, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(preparing, "PixelBudget", lambda max_pixels: room)
+    monkeypatch.setattr(preprocess_queue, "PixelBudget", lambda max_pixels: room)
     config: dict[str, Any] = {"mm_processor_cache_gb": 1 / 1024, "mm_shm_cache_max_object_size_mb": 1}
     with Bench(run_dir, ServiceConfig(mm_processor_workers=2, store_gb=0, **config), clock) as bench:
         yield bench
@@ -48,7 +49,7 @@ def the_decoder(bench: Bench, room: HeldRoom) -> int:
     return pid
 
 
-def added(bench: Bench, engine: FakeEngine) -> int:
+def added(bench: Bench, engine: WireEngine) -> int:
     return len(bench.from_frontend(engine, to_engine.AddRequest).features)
 
 
@@ -65,7 +66,7 @@ def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(be
         assert added(bench, engine) == 1
     room.release()
     assert {added(bench, engine) for _ in range(2)} == {1, 3}, "the batch is whole: another one has decoded its picture"
-    bench.frontend._preparing.check_integrity()
+    bench.frontend.check_integrity()
 
 
 def test_a_stopped_decoder_is_killed_at_its_request_s_deadline(bench: Bench, room: HeldRoom, clock: Clock) -> None:

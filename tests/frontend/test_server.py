@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
-from mmcached.frontend.requests.request_desk import MAX_RESENDS
-from mmcached.frontend.server import warn_of_small_shm
+from mmcached.frontend.requests.request_service import MAX_RESENDS
 from mmcached.shm import ReaderRow
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
@@ -115,7 +115,7 @@ def test_what_an_engine_says_of_a_former_frontends_request_is_not_taken_for_one_
     assert bench.stats().requests_open == 1
     engine = bench.add_engine(digest=CONFIG.digest())
     bench.from_frontend(engine, to_engine.Ring)
-    (number,) = (request.number for request in bench.frontend._requests._requests)
+    number = 1
     engine.channel.send(to_frontend.TokensCommitted([to_frontend.CommittedTokens(number, 0, [9])]))
     engine.channel.send(to_frontend.RequestGenerated(number, [9], "length", 0))
     engine.channel.send(to_frontend.LeaseGap(1))
@@ -267,23 +267,11 @@ def test_engine_whose_connection_is_gone_gets_no_lease(bench: Bench) -> None:
     engine = bench.connect_engine()
     engine.channel.close()
     bench.engines.remove(engine)
-    bench.pump(lambda: _waits(bench))
-    assert engine.row is not None
-    # Tries before the socket knew were accepted, and keep their leases; the last one was granted and undone.
-    ring = bench.stats().ring
-    assert ring.leases == ring.grants - 1
-    engine.row.close()
-    bench.pump(lambda: bench.frontend.stats().ring.leases == 0)
-
-
-def _waits(bench: Bench) -> bool:
-    """Whether a request finds the connection gone; the frontend's socket learns of it some time after the close."""
     bench.generate(1, [png(1)])
-    bench.frontend.poll(0.05)
-    if bench.frontend._requests._waiting:
-        return True
-    bench.client.send(to_frontend.Cancel(bench.client_id, 1))
-    return False
+    bench.pump(lambda: bench.frontend.stats().ring.grants == 1)
+    stats = bench.stats()
+    assert (stats.requests_open, stats.ring.leases, stats.engines) == (1, 0, [])
+    engine.close()
 
 
 def test_admission_is_bounded_and_numbers_are_used_once(bench: Bench) -> None:
@@ -319,7 +307,7 @@ def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Ben
     assert len(bench.stats().engines) == 1
 
 
-def test_a_living_engine_that_is_dropped_is_told_and_may_come_again(bench: Bench) -> None:
+def test_a_living_engine_that_is_dropped_is_told_and_may_come_again(bench: Bench, clock: Clock) -> None:
     """Its row says that more leases came back than were granted: none of it can be believed."""
     engine = bench.connect_engine()
     bench.generate(1, [])
@@ -327,7 +315,7 @@ def test_a_living_engine_that_is_dropped_is_told_and_may_come_again(bench: Bench
     assert engine.row is not None
     names = engine.row.announcement
     engine.row.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
-    bench.frontend._gate.check()
+    clock.now += 1
     assert "as given back" in bench.from_frontend(engine, to_engine.Detached).reason
     assert bench.answer(to_client.Failed).error.code == "request_aborted"
     bench.engine_dies(engine)

@@ -1,18 +1,17 @@
-"""P0: the one process per host that clients talk to. Owns the sender cache and the ring; books no blocks, runs no
-model.
+"""Runs P0: the one process per host that clients talk to. It owns the processed items and the rings; it books no
+blocks and runs no model.
 
     clients ==> client.sock (wire.listener) ==> Frontend <== engine.sock (engine_gate) <== engines
                                        |
-                                       +-- (request_desk) generate, encode: processed items into the ring, with leases
-                                       +-- (store_desk)   what clients put, in a ring of their own
+                                       +-- (request_service) generate, encode: items into the ring, with leases
+                                       +-- (store_service)   what clients put, in a ring of their own
 
-One loop; only hashing large files and processing images has threads (see `preparing`). A turn of it takes a bounded
-share from the engines, then from the clients, one message of each in a round; deaths and deadlines are looked at when
-they are due, whatever else there is to do. An event never ends the loop: what a client or an engine sent wrong is
-answered or logged, and what we did wrong ends the one request or message. A request is answered exactly once; a miss is
-sent again and never reaches the client, unless it concerns an image of which the client sent no more than its id;
-nothing here waits for an engine, a client or an image. Requests may overtake each other, those of one client too: one
-whose items are all cached is sent at once.
+One loop; only hashing large files and processing images has threads (see `preprocess_queue`). A turn of it takes a
+bounded share from the engines, then from the clients, one message of each in a round, then goes on with what is ready;
+deaths and deadlines are looked at when they are due, whatever else there is to do. An event never ends the loop: what a
+client or an engine sent wrong is answered or logged, and what we did wrong ends the one request or message. A request
+is answered exactly once; a miss is sent again and never reaches the client, unless it concerns an image of which the
+client sent no more than its id; nothing here waits for an engine, a client or an image.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -30,18 +28,15 @@ import structlog
 
 from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines
-from mmcached.frontend.connections.seats import Seats
+from mmcached.frontend.connections.presence import ClientPresence
+from mmcached.frontend.connections.rings import NoRing, late_item_ring, warn_of_small_shm
 from mmcached.frontend.engines.engine_gate import EngineGate
 from mmcached.frontend.engines.engine_links import EngineLink
 from mmcached.frontend.engines.flushes import Flushes
 from mmcached.frontend.engines.probes import Probes
-from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.requests.preparing import Preparing
-from mmcached.frontend.requests.request_desk import RequestDesk
-from mmcached.frontend.store.retried_ring import RetriedRing
-from mmcached.frontend.store.store_desk import StoreDesk
+from mmcached.frontend.requests.request_service import RequestService
+from mmcached.frontend.store.store_service import StoreService
 from mmcached.shm import ObjectStoreWriter, RingWriter, sweep
-from mmcached.shm.files.lock_file import is_held, remove_if_free
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
@@ -49,7 +44,6 @@ from mmcached.shm.stats.service import service_stats
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
-    InvariantError,
     MmcachedError,
     RemoteProtocolError,
     RequestAborted,
@@ -62,14 +56,14 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.channels import Frame
-from mmcached.wire.stats import FrontendStats, RingStats, RoleName
+from mmcached.wire.stats import FrontendStats, RoleName
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 
 log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
 """How often deaths and deadlines are looked at."""
-_NOBODYS = (
+_UNBOUND = (
     received.GetStats
     | received.Probe
     | received.Flush
@@ -77,67 +71,60 @@ _NOBODYS = (
     | received.DropRecord
     | received.Reconcile
 )
-"""What is said in no client's name."""
+"""Messages that are in no client's name."""
+_OF_CONNECTION = (
+    received.EngineHello | received.RowHello | received.EngineReady | received.LeaseGap | received.Reconcile
+)
 _UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.Reconcile | received.ClientBye
 
 
 class Frontend(Closeable):
-    """The frontend's sockets, caches and loop. Call `poll` until `is_drained`, then `close`.
+    """The frontend's sockets, services and loop. Call `poll` until `is_drained`, then `close`.
 
     Args:
         clock: monotonic seconds.
+    Attributes:
+        requests, store: serve what clients ask.
     Raises:
         OSError: a socket could not be bound.
     """
 
     def __init__(self, run_dir: RunDir, config: ServiceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run_dir = run_dir
         self._config = config
         self._clock = clock
         self._share = TurnShare.of(config.limits)
         self._guard = Guard()
-        self._num_clients = 0
         self._num_protocol_errors = 0
         self._is_draining = False
         self._next_check = clock()
+        self._late_ring = late_item_ring(config)
+        self._ring: RingWriter | NoRing = NoRing()
         self._asked_for_stats: list[tuple[bytes, int]] = []
         with ExitStack() as stack:
             page = run_dir.stats_page  # there is none where a frontend was started alone
             self._page = stack.enter_context(StatsPageReader(page)) if page.exists() else None
-            self._retried_ring = _retried_ring(config)
-            self._ring = self._try_ring(stack)
-            store = None if self._ring is None else ObjectStoreWriter(self._ring)
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
-            self._desk = stack.enter_context(StoreDesk.from_config(config, send=self._clients.try_send, clock=clock))
+            self.store = stack.enter_context(StoreService(config, channel=self._clients, clock=clock))
+            self._gate = EngineGate(
+                self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
+            )
             self._closing = stack.pop_all()
-        self._seats = Seats(self._clients.is_connected)
-        self._item_cache = item_cache_from_config(config, store)
-        processing = Processing(config)
-        self._preparing = Preparing(config, processing, self._item_cache)
-        self._closing.callback(self._preparing.close)
-        self._gate = EngineGate(
-            self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
+        self.requests = RequestService(
+            config, self._gate, item_cache_from_config(config, None), send=self._clients.try_send, clock=clock
         )
+        self._presence = ClientPresence(run_dir, self._clients)
         max_askers = config.limits.max_requests_per_client
-        self._requests = RequestDesk(
-            config,
-            self._gate,
-            self._item_cache,
-            processing=processing,
-            preparing=self._preparing,
-            answer=self._clients.try_send,
-            clock=clock,
-        )
-        self._probes = Probes(self._gate, store, max_askers)
+        self._probes = Probes(self._gate, None, max_askers)
         self._flushes = Flushes(
             self._gate,
             forget=self._forget,
             min_interval_s=config.limits.flush_interval_s,
             max_per_peer=max_askers,
         )
+        self._look_for_room()
         self._poller = select.poll()
-        for source in (self._clients, self._engines, self._preparing):
+        for source in (self._clients, self._engines, self.requests):
             self._poller.register(source.fileno(), select.POLLIN)
 
     # ---- the loop
@@ -151,11 +138,7 @@ class Frontend(Closeable):
         self._poller.poll(0 if has_more else max(0, round(timeout_s * 1000)))
         self._serve_engines()
         self._serve_clients()
-        for request in self._preparing.collect():
-            error = self._guard.call("a request that goes on", self._requests.advance, request)
-            if error is not None:
-                self._guard.call("a request that fails", self._requests.fail, request.number, error)
-        self._guard.call("tokens for clients", self._requests.flush)
+        self.requests.go_on(self._guard)
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
@@ -163,44 +146,40 @@ class Frontend(Closeable):
             self._guard.call("look at the connections", self._clients.check, now)
             self._guard.call("look at the connections", self._engines.check, now)
             self._guard.call("look at the clients", self._check_clients)
-            self._guard.call("look at deadlines", self._requests.check, now)
-            self._guard.call("look at the store", self._desk.check, now)
+            self._guard.call("look at deadlines", self.requests.check, now)
+            self._guard.call("look at the store", self.store.check, now)
             self._guard.call("look for room for the ring", self._look_for_room)
         self._guard.call("answers that all wait for", self._answer_finished, now)
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
         self._is_draining = True
-        self._requests.drain()
+        self.requests.drain()
 
     @property
     def is_drained(self) -> bool:
-        return self._is_draining and not len(self._requests)
+        return self._is_draining and not len(self.requests)
 
     def close(self) -> None:
-        """Fail what is still open, remove the ring, close the sockets."""
-        self._requests.fail_all(RequestAborted("the service stops; try again"))
+        """Fail what is still open, remove the rings, close the sockets."""
+        self.requests.close()
         self._closing.close()
 
-    # ---- the ring
-
-    def _try_ring(self, closing: ExitStack) -> RingWriter | None:
-        """Make the ring if it is wanted, missing and has room; `closing` closes it."""
-        if self._retried_ring is None or (ring := self._retried_ring.try_now(self._clock())) is None:
-            return None
-        self._retried_ring = None
-        return closing.enter_context(ring)
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: a part contradicts itself.
+        """
+        for part in (self.requests, self.store, self._presence):
+            part.check_integrity()
 
     def _look_for_room(self) -> None:
-        """Bring the ring into use that had no room at the start."""
-        ring = self._try_ring(self._closing)
+        """Bring the ring into use, if it is wanted, missing and has room."""
+        ring = self._late_ring.take(self._clock())
         if ring is None:
             return
-        self._ring = ring
+        self._ring = self._closing.enter_context(ring)
         store = ObjectStoreWriter(ring)
-        self._item_cache = item_cache_from_config(self._config, store)
-        self._requests.use(self._item_cache)
-        self._preparing.use(self._item_cache)
+        self.requests.use(item_cache_from_config(self._config, store))
         self._probes.use(store)
         self._gate.use(ring)
 
@@ -216,23 +195,23 @@ class Frontend(Closeable):
                 self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _handle_client(self, peer: bytes, message: received.FromClient, payload: list[Frame]) -> None:
-        if not isinstance(message, _NOBODYS):
+        if not isinstance(message, _UNBOUND):
             try:
-                self._seats.take(peer, message.client_id)
+                self._presence.bind(peer, message.client_id)
             except RemoteProtocolError as error:
                 self._refuse(peer, message, error)
                 return
         match message:
             case received.ClientHello():
-                self._desk.greet(peer, message.client_id)
+                self.store.greet(peer, message.client_id)
                 self._clients.try_send(peer, self._welcome())
             case received.Generate() | received.Encode():
-                self._requests.accept(peer, message, [bytes(frame) for frame in payload])
+                self.requests.accept(peer, message, [bytes(frame) for frame in payload])
             case received.TokensTaken():
-                self._requests.taken(message)
+                self.requests.taken(message)
             case received.Cancel():
-                self._requests.cancel(message.client_id, message.request_id)
-                self._desk.cancel(message.client_id, message.request_id)
+                self.requests.cancel(message.client_id, message.request_id)
+                self.store.cancel(message.client_id, message.request_id)
             case received.ClientBye():
                 self._end_client(message.client_id)
             case received.GetStats():
@@ -249,7 +228,7 @@ class Frontend(Closeable):
                 | received.DropRecord()
                 | received.Reconcile()
             ):
-                self._desk.handle(peer, message, payload)
+                self.store.handle(peer, message, payload)
             case _:
                 assert_never(message)
 
@@ -278,9 +257,8 @@ class Frontend(Closeable):
 
     def _forget(self, is_new_epoch: bool) -> None:
         """Empty the frontend's own caches."""
-        self._item_cache.clear()
-        self._preparing.flush()
-        self._desk.flush(is_new_epoch=is_new_epoch)
+        self.requests.forget_items()
+        self.store.flush(is_new_epoch=is_new_epoch)
 
     def _welcome(self) -> to_client.Welcome:
         return to_client.Welcome(
@@ -289,107 +267,107 @@ class Frontend(Closeable):
             eos_token_id=END_TOKEN_ID,
             hidden_size=self._config.model.hidden_size,
             max_model_len=self._config.max_model_len,
-            store_ring=self._desk.announcement,
-            store_epoch=self._desk.tier.epoch,
+            store_ring=self.store.announcement,
+            store_epoch=self.store.records.epoch,
         )
 
     def _check_clients(self) -> None:
-        """End what clients have asked for whose lock is free or gone, and look who is there."""
-        self._num_clients = 0
-        for path in self._run_dir.clients.glob("*.lock"):
-            try:
-                if is_held(path):
-                    self._num_clients += 1
-                elif remove_if_free(path):
-                    log.info("client dead", client_id=path.stem)
-            except OSError as error:  # what somebody else has put there is no lock of a client
-                log.warning("not a lock", path=path.name, reason=str(error))
-        self._seats.drop_closed(self._clients.__contains__)
-        for client_id in self._requests.clients() | self._desk.clients() | set(self._seats):
-            if not self._run_dir.client_lock(client_id).exists():
-                self._lock_is_gone(client_id)
-
-    def _lock_is_gone(self, client_id: str) -> None:
-        """End a client that is dead. One whose connection is alive has lost its lock to somebody who tidies up: it is
-        told, and has to connect anew, and then it locks again.
+        """End what clients have asked for whose lock is gone. One that is connected has lost it to somebody who tidies
+        up: it is told, and has to connect anew, and then it locks again.
         """
-        peer = self._seats.peer_of(client_id)
-        if peer is not None and self._clients.is_connected(peer):
-            log.warning("a client's lock was removed: it has to connect anew", client_id=client_id)
-            reason = "the lock file of this client was removed, without which it counts as dead; try again"
-            self._requests.fail_client(client_id, RequestAborted(reason))
+        for client_id, peer in self._presence.look(self.requests.clients() | self.store.clients()):
+            if peer is not None:
+                log.warning("a client's lock was removed: it has to connect anew", client_id=client_id)
+                reason = "the lock file of this client was removed, without which it counts as dead; try again"
+                self.requests.fail_client(client_id, RequestAborted(reason))
             self._end_client(client_id)
-            self._clients.disconnect(peer)
-        else:
-            self._end_client(client_id)
+            if peer is not None:
+                self._clients.disconnect(peer)
 
     def _end_client(self, client_id: str) -> None:
-        self._seats.leave(client_id)
-        self._desk.end_client(client_id)
-        self._requests.end_client(client_id)
+        self._presence.leave(client_id)
+        self.store.end_client(client_id)
+        self.requests.end_client(client_id)
 
     # ---- engines
 
     def _serve_engines(self) -> None:
-        for link, message, payload in self._gate.serve(self._share, self._guard):
-            error = self._guard.call("message of an engine", self._handle_engine, link, message, payload)
-            # What it says of a request may be half taken in: that request ends, and no other.
-            if error is not None and (number := getattr(message, "request_id", None)) is not None:
-                self._guard.call("a request that fails", self._requests.fail, number, error)
-        self._requests.send_waiting()
+        for peer, message, payload in self._engines.serve(self._share):
+            if isinstance(message, RemoteProtocolError):
+                self._gate.bad_message(peer, message)
+                continue
+            link = self._gate.links.by_peer(peer)
+            error = self._guard.call("message of an engine", self._handle_engine, peer, link, message, payload)
+            if error is None:
+                continue
+            if isinstance(message, _OF_CONNECTION):
+                if link is not None:  # what it holds may be half booked
+                    self._gate.lose(link, str(error))
+            elif (number := getattr(message, "request_id", None)) is not None:
+                # What it says of a request may be half taken in: that request ends, and no other.
+                self._guard.call("a request that fails", self.requests.fail, number, error)
 
-    def _handle_engine(self, link: EngineLink, message: received.FromEngine, payload: list[Frame]) -> None:
+    def _handle_engine(
+        self, peer: bytes, link: EngineLink | None, message: received.FromEngine, payload: list[Frame]
+    ) -> None:
+        if isinstance(message, received.EngineHello):
+            self._gate.greet(peer, message)
+            return
+        if link is None:
+            return  # it has been dropped, and told so
         match message:
+            case received.RowHello():
+                self._gate.attach_row(link, message)
+            case received.EngineReady():
+                self._gate.make_ready(link, message)
+            case received.LeaseGap():
+                self._gate.ask_after_gap(link, message)
+            case received.Reconcile():
+                self._gate.reconcile(link, message)
             case received.EngineProbed():
                 self._probes.answered(link, message)
             case received.EngineFlushed():
                 self._flushes.answered(link, message)
-            case (
-                received.TokensCommitted()
-                | received.RequestGenerated()
-                | received.RequestEncoded()
-                | received.RequestFailed()
-                | received.RequestMissed()
-            ):
-                self._requests.handle_engine(link.incarnation, message, payload)
-            case (
-                received.EngineHello()
-                | received.RowHello()
-                | received.EngineReady()
-                | received.LeaseGap()
-                | received.Reconcile()
-            ):
-                raise InvariantError(f"the gate deals with {type(message).__name__}")
+            case received.TokensCommitted():
+                self.requests.tokens_committed(link.incarnation, message, payload)
+            case received.RequestGenerated():
+                self.requests.generated(link.incarnation, message, payload)
+            case received.RequestEncoded():
+                self.requests.encoded(link.incarnation, message, payload)
+            case received.RequestFailed():
+                self.requests.failed(link.incarnation, message)
+            case received.RequestMissed():
+                self.requests.missed(link.incarnation, message)
             case _:
                 assert_never(message)
 
     def _on_new_engine(self, link: EngineLink) -> None:
         log.info("engine connected", engine=link.index)
-        self._item_cache.engine_changed()
+        self.requests.items.engine_changed()
 
     def _on_engine_lost(self, link: EngineLink, reason: str) -> None:
-        self._requests.engine_lost(link, reason)
+        self.requests.engine_lost(link, reason)
 
     # ---- looking in
 
     def stats(self) -> FrontendStats:
         """Return the frontend's own figures."""
         return FrontendStats(
-            requests_open=len(self._requests),
-            requests_done=self._requests.num_done,
-            requests_failed=self._requests.num_failed,
-            protocol_errors=self._num_protocol_errors + self._gate.num_protocol_errors + self._desk.num_protocol_errors,
-            resends=self._requests.num_resends,
+            requests_open=len(self.requests),
+            requests_done=self.requests.num_done,
+            requests_failed=self.requests.num_failed,
+            protocol_errors=self._num_protocol_errors + self._gate.num_protocol_errors + self.store.num_protocol_errors,
+            resends=self.requests.num_resends,
             lease_refusals=self._gate.num_lease_refusals,
-            clients=self._num_clients,
+            clients=self._presence.num_alive,
             connections=len(self._clients),
             clients_refused=self._clients.num_refused,
             clients_disconnected=self._clients.num_disconnected,
             faults=self._guard.num_faults,
-            processor=self._preparing.stats(self._item_cache.stats()),
-            ring=RingStats() if self._ring is None else self._ring.stats(),
-            desyncs=self._item_cache.num_desyncs,
-            store=self._desk.stats(),
+            processor=self.requests.processor_stats(),
+            ring=self._ring.stats(),
+            desyncs=self.requests.items.num_desyncs,
+            store=self.store.stats(),
         )
 
     def _answer_finished(self, now: float) -> None:
@@ -403,35 +381,6 @@ class Frontend(Closeable):
                 self._clients.try_send(peer, to_client.Stats(request_id, stats))
         for peer, answer in (*self._probes.take_finished(now), *self._flushes.take_finished(now)):
             self._clients.try_send(peer, answer)
-
-
-def _retried_ring(config: ServiceConfig) -> RetriedRing | None:
-    """Return what makes the ring; None if the configuration has none."""
-    if not config.ring_data_bytes or not config.is_multimodal_model:
-        return None
-    make = partial(
-        RingWriter.create,
-        data_bytes=config.ring_data_bytes,
-        num_slots=config.ring_num_slots,
-        max_rows=config.ring_max_rows,
-        max_object_bytes=config.max_object_bytes,
-        reader_quota_bytes=config.ring_reader_quota_bytes,
-        has_checksums=config.ring_has_checksums,
-    )
-    return RetriedRing("ring", make)
-
-
-def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:
-    """Say so if /dev/shm has no room for both rings beside those of a dead frontend; return whether it has not."""
-    needed = 2 * (config.ring_data_bytes + config.store_data_bytes)
-    if shm_bytes >= needed:
-        return False
-    log.warning(
-        "/dev/shm is too small for a restart: a next frontend would begin without ring or store, inline",
-        shm_mib=shm_bytes >> 20,
-        wanted_mib=needed >> 20,
-    )
-    return True
 
 
 def main(run_dir: Path) -> int:

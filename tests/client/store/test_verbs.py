@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mmcached.client import Client, Hit, contact
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderRow, RingWriter
 from mmcached.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -475,10 +475,10 @@ def test_presence_is_renewed_in_a_new_run_directory(make: Make, run_dir: Path) -
 def lose_a_lease(service: StoreService) -> TakeRow:
     """Grant a lease of "k" to the client without a word to it; return who it is. In the service's thread."""
     taken = next(message for message in service.received if isinstance(message, TakeRow))
-    handle = service.desk.tier.find("", "k")
+    handle = service.desk.records.find("", "k")
     assert handle is not None
-    assert service.desk.tier.ring is not None
-    service.desk.tier.ring.grant(taken.row, handle)
+    assert isinstance(service.desk.records.ring, RingWriter)
+    service.desk.records.ring.grant(taken.row, handle)
     return taken
 
 
@@ -488,8 +488,8 @@ def test_barrier_is_answered(service: StoreService, client: Any) -> None:
 
     def lose_a_lease_and_ask() -> None:
         taken = lose_a_lease(service)
-        assert service.desk.tier.ring is not None
-        barrier = service.desk.tier.ring.open_barrier(taken.row)
+        assert isinstance(service.desk.records.ring, RingWriter)
+        barrier = service.desk.records.ring.open_barrier(taken.row)
         assert barrier is not None
         service.listener.send(service.peers[taken.client_id], barrier)
 

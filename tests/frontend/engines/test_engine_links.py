@@ -29,10 +29,9 @@ def test_least_loaded_ready_engine_is_chosen() -> None:
 
 def test_links_are_found_by_all_that_names_them() -> None:
     links = EngineLinks()
-    link = EngineLink(b"a", 0, 17, row=3, nonce=99)
+    link = EngineLink(b"a", 0, 17)
     links.add(link)
-    assert links.get(17) is links.by_peer(b"a") is links.by_index(0) is links.by_row(3, 99) is link
-    assert links.by_row(3, 98) is None, "another incarnation of the row"
+    assert links.get(17) is links.by_peer(b"a") is links.by_index(0) is link
     links.remove(link)
     links.remove(link)
     assert len(links) == 0

@@ -22,7 +22,8 @@ from mmcached.wire.messages.frontend import CommittedRows, CommittedTokens, Gene
 from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
 from mmcached.wire.sockets.channels import Frame
 from tests.clock import Clock
-from tests.frontend.fake_peers import Bench, FakeEngine
+from tests.doubles.engine import WireEngine
+from tests.frontend.fake_peers import DEADLINE_S, Bench
 
 CLIENT = "c" * 32
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=0, max_num_requests=3)
@@ -297,12 +298,17 @@ def test_no_rows_are_kept_of_what_is_over_or_not_asked_for(desk: Desk) -> None:
 
 
 @pytest.fixture
-def bench(run_dir: Path) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, Clock(tick_s=0.01)) as bench:
+def clock() -> Clock:
+    return Clock(tick_s=0.01)
+
+
+@pytest.fixture
+def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
+    with Bench(run_dir, CONFIG, clock) as bench:
         yield bench
 
 
-def ask(bench: Bench, engine: FakeEngine, request_id: int, *, window: int = 8) -> int:
+def ask(bench: Bench, engine: WireEngine, request_id: int, *, window: int = 8) -> int:
     """Ask for a streamed generation; return its number in the engine."""
     message = Generate(bench.client_id, request_id, "look", 40, None, 60.0, stream_window=window, priority=-3)
     bench.client.send(message)
@@ -311,7 +317,7 @@ def ask(bench: Bench, engine: FakeEngine, request_id: int, *, window: int = 8) -
     return add.request_id
 
 
-def commit(engine: FakeEngine, *parts: tuple[int, int, list[int]]) -> None:
+def commit(engine: WireEngine, *parts: tuple[int, int, list[int]]) -> None:
     engine.channel.send(to_frontend.TokensCommitted([CommittedTokens(*part) for part in parts]))
 
 
@@ -329,7 +335,7 @@ def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None
         engine.channel.send(to_frontend.RequestGenerated(number, [number], "length", 0))
     assert other.answer(to_client.Generated).token_ids == [second]
     assert [bench.answer(to_client.Generated).request_id for _ in range(2)] == [1, 2]
-    assert len(bench.frontend._requests._streams) == 0
+    bench.frontend.check_integrity()
 
 
 def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(bench: Bench) -> None:
@@ -342,12 +348,12 @@ def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(be
     assert bench.answer(to_client.Generated).token_ids == [5, 6, 7]
 
 
-def commit_rows(engine: FakeEngine, number: int, first: int, *values: int) -> None:
+def commit_rows(engine: WireEngine, number: int, first: int, *values: int) -> None:
     rows, data = packed(first, values, "hidden_states")
     engine.channel.send(to_frontend.TokensCommitted([], [CommittedRows(number, rows)]), [data])
 
 
-def ask_for_rows(bench: Bench, engine: FakeEngine, request_id: int) -> int:
+def ask_for_rows(bench: Bench, engine: WireEngine, request_id: int) -> int:
     """Ask for a generation whose rows are streamed; return its number in the engine."""
     wanted = RowsWanted(first=2, delivery="delta")
     bench.client.send(Generate(bench.client_id, request_id, "look", 40, wanted, 60.0, stream_window=8))
@@ -387,11 +393,11 @@ def test_rows_that_were_lost_end_the_request_retryably_and_only_it(bench: Bench,
         assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == number
     commit_rows(engine, other, 2, 7)
     assert [part.request_id for part in bench.answer(Tokens).rows] == [2]
-    assert len(bench.frontend._requests._streams) == 1
+    assert len(bench.frontend.requests.streams) == 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline", "engine"])
-def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, how: str) -> None:
+def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, clock: Clock, how: str) -> None:
     engine = bench.connect_engine()
     number = ask(bench, engine, 1, window=1)
     commit(engine, (number, 0, [5, 6]))
@@ -405,16 +411,16 @@ def test_nothing_is_left_of_a_stream_that_ends_early(bench: Bench, how: str) -> 
         case "death":
             bench.client_dies()
         case "deadline":
-            bench.frontend._clock.now += 61  # type: ignore[attr-defined]
+            clock.now += 61
         case "engine":
             bench.engine_dies(engine)
             engine = bench.add_engine(digest=CONFIG.digest())  # another process takes its place
-    bench.pump(lambda: not len(bench.frontend._requests))
+    bench.pump(lambda: not len(bench.frontend.requests))
     if how in ("deadline", "engine"):
         assert bench.answer(to_client.Failed).error.retryable
     if how != "engine":
         assert bench.from_frontend(engine, to_engine.AbortRequest).request_id == number
-    assert len(bench.frontend._requests._streams) == 0
+    bench.frontend.check_integrity()
     commit(engine, (number, 3, [8]))
     bench.client.send(TokensTaken(bench.client_id, 1, 2))
     assert bench.stats().requests_open == 0, "and what comes late is for nobody"
@@ -426,7 +432,7 @@ def test_a_client_that_takes_nothing_keeps_nobody_waiting(bench: Bench) -> None:
     slow = ask(bench, engine, 1, window=4)
     for first in range(30):
         commit(engine, (slow, first, [first]))
-        bench.pump(lambda: bench.frontend._requests._streams._streams[slow].num_committed == first + 1)  # noqa: B023
+        bench.frontend.poll(DEADLINE_S)
     stats = bench.stats(after=Tokens)
     assert stats.requests_open == 1
     bench.client.send(TokensTaken(bench.client_id, 1, 4))

@@ -1,5 +1,7 @@
-"""The frontend's ends of its sockets.
+"""The frontend's ends of its sockets and rings.
 
 listening   binds the sockets of clients and engines
-seats       binds each client to one connection
+presence    binds each client to one connection and one lock
+rings       makes the two rings
+readers     the readers of a ring, and their leases
 """

@@ -1,4 +1,4 @@
-"""The frontend's side of the engines: their sockets, their rows of the ring, the leases that go with each message.
+"""Connects the frontend with its engines: their sockets, their rows of the ring, the leases that go with each message.
 
     engine   EngineHello ->        gate    refused while another process with this index lives
              <- Ring | Refused             at any time `Detached`: dropped although it lives, it says hello anew
@@ -6,30 +6,27 @@
              <- RowAttached
              EngineReady ->                requests may go there
 
-Invariants: a lease is counted before the message that carries it is sent, and taken back if that message was not
-accepted; nothing here waits. What engines say about requests is handed to the owner.
+Knows nothing of requests. Invariants: a lease is counted before the message that carries it is sent, and taken back if
+that message was not accepted; nothing here waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import assert_never
 
 import structlog
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
-from mmcached.frontend.engines.barriers import Barriers
+from mmcached.frontend.connections.readers import LeasedSend, Readers
+from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.engines.engine_links import EngineLink, EngineLinks
-from mmcached.shm import RingWriter, RowVoided
-from mmcached.shm.crash_points import crash_point
+from mmcached.shm import RingWriter
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     ConfigError,
-    LeaseRefused,
     MmcachedError,
     PeerGone,
     RemoteProtocolError,
@@ -39,7 +36,6 @@ from mmcached.wire.errors import (
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
-from mmcached.wire.process.turns import Guard, TurnShare
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.sockets.listener import Listener
 
@@ -53,16 +49,16 @@ class EngineGate:
     """All engines of one frontend.
 
     Args:
-        ring: None when every item travels inline, perhaps until `use`.
+        ring: of the processed items.
         clock: monotonic seconds.
-        on_lost: called with an engine that is gone, and why, after it has been removed.
+        on_lost: called with an engine that is gone, and the reason, after it has been removed.
         on_new: called with an engine process that has come.
     """
 
     def __init__(
         self,
         channel: Listener[received.FromEngine],
-        ring: RingWriter | None,
+        ring: RingWriter | NoRing,
         config: ServiceConfig,
         *,
         clock: Callable[[], float],
@@ -70,9 +66,7 @@ class EngineGate:
         on_new: Callable[[EngineLink], None],
     ) -> None:
         self._channel = channel
-        self._ring = ring
-        self._clock = clock
-        self._barriers = None if ring is None else Barriers(ring, self.tell)
+        self._readers: Readers[int] = Readers(ring, channel, clock)
         self._digest = config.digest()
         self._on_lost = on_lost
         self._on_new = on_new
@@ -82,117 +76,76 @@ class EngineGate:
         self.num_lease_refusals = 0
 
     def use(self, ring: RingWriter) -> None:
-        """There is a ring now: announce it. Items travel inline to each engine until it has attached its row."""
-        self._ring = ring
-        self._barriers = Barriers(ring, self.tell)
+        """Announce a ring, now that there is one; items travel inline to each engine until it has attached its row."""
+        self._readers.ring = ring
         for link in self.links:
-            self.tell(link, to_engine.Ring(self._incarnation, ring.announcement))
+            self.tell(link, self._announcement())
 
     # ---- receiving
 
-    def serve(self, share: TurnShare, guard: Guard) -> Iterator[tuple[EngineLink, received.FromEngine, list[Frame]]]:
-        """Yield what engines say about requests; what concerns the connection is dealt with here.
+    def bad_message(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """Count what an engine has said wrong."""
+        self.num_protocol_errors += 1
+        log.error("bad message from an engine", peer=peer.hex(), reason=str(error))
 
-        Args:
-            share: of this turn.
-            guard: an engine whose word cannot be dealt with is lost: what it holds may be half booked.
-        """
-        for peer, message, payload in self._channel.serve(share):
-            if isinstance(message, RemoteProtocolError):
-                self.num_protocol_errors += 1
-                log.warning("bad message from an engine", peer=peer.hex(), reason=str(message))
-                continue
-            link = self.links.by_peer(peer)
-            match message:
-                case (
-                    received.EngineHello()
-                    | received.RowHello()
-                    | received.EngineReady()
-                    | received.LeaseGap()
-                    | received.Reconcile()
-                ):
-                    fault = guard.call("message of an engine", self._hear, peer, link, message)
-                    if fault is not None and link is not None:
-                        self._lose(link, str(fault))
-                case _:
-                    if link is not None:
-                        yield link, message, payload
-
-    def _hear(
-        self,
-        peer: bytes,
-        link: EngineLink | None,
-        message: received.EngineHello
-        | received.RowHello
-        | received.EngineReady
-        | received.LeaseGap
-        | received.Reconcile,
-    ) -> None:
-        match message:
-            case received.EngineHello():
-                self._greet(peer, message)
-            case received.RowHello():
-                self._attach_row(link, message)
-            case received.EngineReady():
-                self._make_ready(link, message)
-            case received.LeaseGap() | received.Reconcile():
-                self._reconcile(link, message)
-            case _:
-                assert_never(message)
-
-    def _greet(self, peer: bytes, message: received.EngineHello) -> None:
+    def greet(self, peer: bytes, message: received.EngineHello) -> None:
+        """Take an engine in, or say why not; one that is known has connected anew."""
         if message.config_digest != self._digest:
-            error = ConfigError(
-                "config digest", message.config_digest, f"the frontend has {self._digest}: restart both"
-            )
-            log.error("engine refused", engine=message.engine_index, reason=str(error))
-            self._channel.try_send(peer, to_engine.Refused(error_to_wire(error)))
+            reason = f"the frontend has {self._digest}: restart both"
+            self._refuse(peer, message, ConfigError("config digest", message.config_digest, reason))
             return
         link = self.links.get(message.incarnation)
         if link is None:
             former = self.links.by_index(message.engine_index)
             if former is not None and self._channel.is_connected(former.peer):
                 reason = f"engine {message.engine_index} is another process, and it lives; end that one first"
-                log.error("engine refused", engine=message.engine_index, reason=reason)
-                self._channel.try_send(peer, to_engine.Refused(error_to_wire(ServiceUnavailable(reason))))
+                self._refuse(peer, message, ServiceUnavailable(reason))
                 return
             if former is not None:
-                self._lose(former, "another engine process has taken its place")
+                self.lose(former, "another engine process has taken its place")
             link = EngineLink(peer, message.engine_index, message.incarnation)
             self.links.add(link)
             self._on_new(link)
         link.peer = peer
-        announcement = None if self._ring is None else self._ring.announcement
-        self._channel.try_send(peer, to_engine.Ring(self._incarnation, announcement))
-        if self._barriers is not None:
-            self._barriers.ask(link, self._clock())  # if it has connected anew: what was under way then may be lost
+        self.tell(link, self._announcement())
+        self._readers.move(link.incarnation, peer)
+        reader = self._readers.get(link.incarnation)
+        if reader is not None and reader.is_moved:  # what was under way may be lost
+            self._readers.ask(reader)
 
-    def _attach_row(self, link: EngineLink | None, message: received.RowHello) -> None:
-        if link is None or self._ring is None or message.epoch != self._ring.announcement.epoch:
+    def attach_row(self, link: EngineLink, message: received.RowHello) -> None:
+        """Grant leases to an engine's row from now on."""
+        epoch, row, nonce = message.epoch, message.row, message.nonce
+        if self._readers.attach(link.incarnation, link.peer, epoch=epoch, row=row, nonce=nonce) is None:
+            log.warning("row refused: it does not hold the nonce", engine=link.index, row=row)
             return
-        if not self._ring.attach(message.row, message.nonce):
-            log.warning("row refused: it does not hold the nonce", engine=link.index, row=message.row)
-            return
-        link.row, link.nonce = message.row, message.nonce
-        self._channel.try_send(link.peer, to_engine.RowAttached(message.epoch, message.row, message.nonce))
+        self.tell(link, to_engine.RowAttached(epoch, row, nonce))
 
-    def _make_ready(self, link: EngineLink | None, message: received.EngineReady) -> None:
-        if link is not None and (self._ring is None or link.row is not None):
+    def make_ready(self, link: EngineLink, message: received.EngineReady) -> None:
+        """Let requests go to an engine, if it reads the ring."""
+        if self._readers.ring.announcement is None or self._readers.get(link.incarnation) is not None:
             link.is_ready = True
             log.info("engine ready", engine=link.index, workers=message.num_workers)
 
-    def _reconcile(self, link: EngineLink | None, message: received.LeaseGap | received.Reconcile) -> None:
-        if link is None or self._barriers is None:
-            return
-        if isinstance(message, received.LeaseGap):
-            if message.nonce == link.nonce:
-                self._barriers.ask(link, self._clock())
-            return
+    def ask_after_gap(self, link: EngineLink, message: received.LeaseGap) -> None:
+        """Ask an engine that misses leases which have arrived."""
+        reader = self._readers.get(link.incarnation)
+        if reader is not None and reader.nonce == message.nonce:
+            self._readers.ask(reader)
+
+    def reconcile(self, link: EngineLink, message: received.Reconcile) -> None:
+        """Take back the leases that an engine has not received."""
         try:
-            self._barriers.answered(link, message)
+            self._readers.answered(link.peer, message)
         except RemoteProtocolError as error:
-            self.num_protocol_errors += 1
-            log.error("engine miscounts its leases", engine=link.index, reason=str(error))
+            self.bad_message(link.peer, error)
+
+    def _announcement(self) -> to_engine.Ring:
+        return to_engine.Ring(self._incarnation, self._readers.ring.announcement)
+
+    def _refuse(self, peer: bytes, message: received.EngineHello, error: MmcachedError) -> None:
+        log.error("engine refused", engine=message.engine_index, reason=str(error))
+        self._channel.try_send(peer, to_engine.Refused(error_to_wire(error)))
 
     # ---- sending
 
@@ -206,45 +159,28 @@ class EngineGate:
         Raises:
             MmcachedError: of `make_message`, or the message could not be queued. No lease is left.
         """
-        granted: list[tuple[Handle, LeaseId]] = []
         try:
-            routed, leases = [], []
-            for item in items:
-                sent_item, lease = self._lease_or_inline(link, item)
-                if isinstance(sent_item.payload, Handle) and lease is not None:
-                    granted.append((sent_item.payload, lease))
-                routed.append(sent_item)
-                leases.append(lease)
-            message, payload = make_message(routed, leases)
-            crash_point("grant.before_send")
-            self._channel.send(link.peer, message, payload)
-            crash_point("grant.after_send")
-        except MmcachedError as error:
-            # Not queued, so no descriptor can arrive: undo in reverse order, or seq would show a gap.
-            for handle, lease in reversed(granted):
-                self._undo_grant(link, handle, lease)
-            if isinstance(error, PeerGone):
-                self._lose(link, "its connection is closed")
+            with self._readers.leased_send(self._readers.get(link.incarnation)) as sending:
+                routed, leases = [], []
+                for item in items:
+                    sent_item, lease = self._lease_or_inline(sending, item)
+                    routed.append(sent_item)
+                    leases.append(lease)
+                sending.send(link.peer, *make_message(routed, leases))
+        except PeerGone:
+            self.lose(link, "its connection is closed")
             raise
-        if granted and self._barriers is not None:
-            self._barriers.granted(link, self._clock())
         return routed
 
-    def _lease_or_inline(self, link: EngineLink, item: OutgoingItem) -> tuple[OutgoingItem, LeaseId | None]:
-        """Grant a lease on an item in the ring; if the row takes none just now, copy its bytes out instead."""
+    def _lease_or_inline(self, sending: LeasedSend[int], item: OutgoingItem) -> tuple[OutgoingItem, LeaseId | None]:
+        """Grant a lease on an item in the ring; if the reader takes none just now, copy the item out instead."""
         if not isinstance(item.payload, Handle):
             return item, None
-        if self._ring is None:
-            raise ServiceUnavailable("there is no ring; try again")
-        if link.row is not None:
-            with contextlib.suppress(LeaseRefused):
-                return item, self._ring.grant(link.row, item.payload)
+        lease = sending.lease(item.payload)
+        if lease is not None:
+            return item, lease
         self.num_lease_refusals += 1
-        return replace(item, payload=codec.split(self._ring.read(item.payload))), None
-
-    def _undo_grant(self, link: EngineLink, handle: Handle, lease: LeaseId) -> None:
-        if self._ring is not None and link.row is not None:
-            self._ring.undo_grant(link.row, handle, lease)
+        return replace(item, payload=codec.split(self._readers.ring.read(item.payload))), None
 
     def tell(self, link: EngineLink, message: to_engine.FromFrontend) -> None:
         """Queue a message without leases; one that cannot be queued is logged: the engine is going or gone."""
@@ -254,18 +190,17 @@ class EngineGate:
 
     def check(self) -> None:
         """Look at the rows' locks: engines that have died are lost; and for leases that were lost on the way."""
-        if self._ring is None or self._barriers is None:
-            return
-        self._barriers.check(self.links, self._clock())
-        for event in self._ring.poll_deaths():
-            reason = "no process holds its row" if isinstance(event, RowVoided) else event.reason
-            link = self.links.by_row(event.row, event.nonce)
+        self._readers.ask_idle()
+        for incarnation, reason in self._readers.take_dead():
+            link = self.links.get(incarnation)
             if link is not None:
-                self._lose(link, reason)
+                self.lose(link, reason)
 
-    def _lose(self, link: EngineLink, reason: str) -> None:
+    def lose(self, link: EngineLink, reason: str) -> None:
+        """Forget an engine; if it lives, it is told, and says hello anew."""
         log.warning("engine lost", engine=link.index, reason=reason)
         self.links.remove(link)
+        self._readers.leave(link.incarnation)
         if self._channel.is_connected(link.peer):  # it lives, and would wait for requests for ever
-            self._channel.try_send(link.peer, to_engine.Detached(reason))
+            self.tell(link, to_engine.Detached(reason))
         self._on_lost(link, reason)

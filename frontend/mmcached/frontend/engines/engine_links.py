@@ -1,6 +1,7 @@
-"""The engines that this frontend knows, and how far each has come in attaching to the ring.
+"""Lists the engines that this frontend knows, and says which of them are ready.
 
     hello --> (row attached) --> ready --> gone
+
 An engine is gone when the kernel says so (its lock byte is free), when another process has taken its place, or when its
 connection is closed; never by silence.
 """
@@ -16,18 +17,12 @@ class EngineLink:
     """One engine process.
 
     Attributes:
-        peer: its connection now; it changes when the engine connects anew.
-        row, nonce: its row of the ring once attached; None before, or without a ring.
-        next_barrier, barrier_wait_s: when to ask it next which leases have arrived, and how long to wait after that.
+        peer: the present connection; it changes when the engine connects anew.
     """
 
     peer: bytes
     index: int
     incarnation: int
-    row: int | None = None
-    nonce: int | None = None
-    next_barrier: float = 0.0
-    barrier_wait_s: float = 1.0
     is_ready: bool = False
 
 
@@ -57,9 +52,6 @@ class EngineLinks:
 
     def by_index(self, index: int) -> EngineLink | None:
         return next((link for link in self if link.index == index), None)
-
-    def by_row(self, row: int, nonce: int) -> EngineLink | None:
-        return next((link for link in self if (link.row, link.nonce) == (row, nonce)), None)
 
     def choose(self, num_open: Callable[[EngineLink], int]) -> EngineLink | None:
         """Return the ready engine with the fewest open requests; None if none is ready."""

@@ -1,8 +1,10 @@
-"""A request of a client passes through here from its question to its one answer.
+"""Requests: generations and embeddings, from question to answer.
 
-request_desk      accepts requests and answers them
-preparing         brings every item that a request needs
-request_builder   what the engine is told of a request
-open_requests     requests that have no answer yet
-token_streams     tokens and rows on their way to the client
+request_service    takes a request, sends it, answers it once
+admission          refuses requests before any work is spent on them
+open_requests      the requests that are not answered yet
+item_keys          the content keys of a request's images
+preprocess_queue   the items that a request lacks are processed, each once
+request_builder    the message that an engine gets
+token_streams      tokens and rows on their way to the client
 """

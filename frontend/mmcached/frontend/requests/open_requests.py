@@ -119,11 +119,11 @@ class OpenRequests:
     def image_bytes_of_client(self, client_id: str) -> int:
         return self._image_bytes_of_client[client_id]
 
-    def of_client(self, client_id: str) -> Iterable[OpenRequest]:
+    def of_client(self, client_id: str) -> list[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]
 
-    def on_engine(self, engine: int) -> Iterable[OpenRequest]:
+    def on_engine(self, engine: int) -> list[OpenRequest]:
         return [request for request in self if request.engine == engine]
 
-    def expired(self, now: float) -> Iterable[OpenRequest]:
+    def expired(self, now: float) -> list[OpenRequest]:
         return [request for request in self if request.deadline <= now]

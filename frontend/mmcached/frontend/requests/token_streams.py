@@ -77,13 +77,13 @@ class _Stream:
 class TokenStreams:
     """All streamed generations of one frontend, by the number of their request.
 
-    Args:
-        row_window_bytes: of each stream.
+    Attributes:
+        row_window_bytes: of each stream that is opened from now on.
     """
 
     def __init__(self, send: Send, row_window_bytes: int = ROW_WINDOW_BYTES) -> None:
         self._send = send
-        self._row_window_bytes = row_window_bytes
+        self.row_window_bytes = row_window_bytes
         self._streams: dict[int, _Stream] = {}
         self._due: dict[int, None] = {}
 
@@ -97,7 +97,7 @@ class TokenStreams:
             wanted = message.rows if message.rows is not None and message.rows.delivery == "delta" else None
             rows = {} if wanted is None else {key: RowPieces(key, wanted.first) for key in wanted.keys}
             self._streams[request.number] = _Stream(
-                request.peer, message.request_id, message.stream_window, self._row_window_bytes, rows
+                request.peer, message.request_id, message.stream_window, self.row_window_bytes, rows
             )
 
     def close(self, number: int) -> None:
@@ -177,6 +177,10 @@ class TokenStreams:
             if self._send(peer, Tokens(tokens, rows), [part.data() for _, part in pieces]):
                 for stream in streams:
                     stream.sent()
+
+    def numbers(self) -> set[int]:
+        """Return the requests that are streamed."""
+        return set(self._streams)
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if a stream is due that is not open, or has taken what was not sent."""

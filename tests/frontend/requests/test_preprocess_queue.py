@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmcached.frontend.processing import pool
-from mmcached.frontend.requests.preparing import HASH_HERE_BYTES
+from mmcached.frontend.requests.item_keys import HASH_HERE_BYTES
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
 from mmcached.wire.limits import LimitsConfig
@@ -19,7 +19,8 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline
 from tests.clock import Clock
-from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeEngine, png
+from tests.doubles.engine import WireEngine
+from tests.frontend.fake_peers import DEADLINE_S, Bench, png
 from tests.frontend.held_work import HeldWork
 from tests.frontend.pictures import encode, noise
 
@@ -58,12 +59,12 @@ def bench(run_dir: Path, clock: Clock, work: HeldWork, mode: str) -> Iterator[Be
     with Bench(run_dir, config, clock) as bench:
         yield bench
         work.release()
-        bench.pump(lambda: not bench.frontend._preparing._book.num_waiting)
-        bench.frontend._preparing.check_integrity()
+        bench.pump(lambda: work.is_idle)
+        bench.frontend.check_integrity()
 
 
 @pytest.fixture
-def engine(bench: Bench) -> FakeEngine:
+def engine(bench: Bench) -> WireEngine:
     return bench.connect_engine()
 
 
@@ -71,7 +72,7 @@ def is_begun(bench: Bench, work: HeldWork, *files: bytes) -> None:
     bench.pump(lambda: work.begun == list(files))
 
 
-def added(bench: Bench, engine: FakeEngine) -> to_engine.AddRequest:
+def added(bench: Bench, engine: WireEngine) -> to_engine.AddRequest:
     return bench.from_frontend(engine, to_engine.AddRequest)
 
 
@@ -82,7 +83,7 @@ def failure_of(bench: Bench, number: int) -> tuple[str, object]:
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_a_hit_goes_past_all_that_wait(bench: Bench, engine: FakeEngine, work: HeldWork, size: str) -> None:
+def test_a_hit_goes_past_all_that_wait(bench: Bench, engine: WireEngine, work: HeldWork, size: str) -> None:
     known = A if size == "small" else encode(noise(240, 240))
     assert (len(known) > HASH_HERE_BYTES) == (size == "large")
     bench.generate(1, [known])
@@ -108,7 +109,7 @@ def test_a_hit_goes_past_all_that_wait(bench: Bench, engine: FakeEngine, work: H
 
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
-def test_equal_items_are_processed_once_at_a_time(bench: Bench, engine: FakeEngine, work: HeldWork, mode: str) -> None:
+def test_equal_items_are_processed_once_at_a_time(bench: Bench, engine: WireEngine, work: HeldWork, mode: str) -> None:
     work.hold(A)
     for number, images in enumerate(([A], [A, B, A], [A])):
         bench.generate(number, images)
@@ -125,7 +126,7 @@ def test_equal_items_are_processed_once_at_a_time(bench: Bench, engine: FakeEngi
 
 
 @pytest.mark.parametrize("mode", ["off", "processor_only"], indirect=True)
-def test_bytes_of_an_item_named_twice_travel_once(bench: Bench, engine: FakeEngine) -> None:
+def test_bytes_of_an_item_named_twice_travel_once(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [A, B, A])
     payloads = [feature.payload for feature in added(bench, engine).features]
     assert all(isinstance(payload, Inline) for payload in payloads)
@@ -134,7 +135,7 @@ def test_bytes_of_an_item_named_twice_travel_once(bench: Bench, engine: FakeEngi
     assert len(bench.payload) == sum(num_frames.values())
 
 
-def test_every_waiter_of_a_bad_image_is_told_its_own_index(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_every_waiter_of_a_bad_image_is_told_its_own_index(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     work.hold(BAD)
     bench.generate(1, [BAD])
     bench.generate(2, [A, B, BAD])
@@ -149,7 +150,7 @@ def test_every_waiter_of_a_bad_image_is_told_its_own_index(bench: Bench, engine:
     assert (stats.requests_open, stats.requests_failed, stats.ring.leases) == (0, 3, 0)
 
 
-def test_limits_that_need_no_work_come_before_any(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_limits_that_need_no_work_come_before_any(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     bench.generate(1, [A, b""])
     assert failure_of(bench, 1) == ("empty_image", "images[1]")
     bench.generate(2, [A] * 17)
@@ -158,7 +159,7 @@ def test_limits_that_need_no_work_come_before_any(bench: Bench, engine: FakeEngi
 
 
 def test_an_error_that_is_nobodys_file_is_typed_too(
-    bench: Bench, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, engine: WireEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mmcached.frontend.processing.processor.cut_patches", None)
     bench.generate(1, [A])
@@ -169,7 +170,7 @@ def test_an_error_that_is_nobodys_file_is_typed_too(
 
 @pytest.mark.parametrize("how", ["cancel", "bye", "death", "deadline"])
 def test_request_that_ends_while_it_waits_leaves_nothing(
-    bench: Bench, engine: FakeEngine, work: HeldWork, clock: Clock, how: str
+    bench: Bench, engine: WireEngine, work: HeldWork, clock: Clock, how: str
 ) -> None:
     work.hold(A)
     bench.generate(1, [A, B], timeout_s=30.0)
@@ -196,7 +197,7 @@ def test_request_that_ends_while_it_waits_leaves_nothing(
 
 
 def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
-    bench: Bench, engine: FakeEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, engine: WireEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "GRACE_S", 0.0)
     work.hold(A)
@@ -205,8 +206,8 @@ def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
     bench.client.send(to_frontend.Cancel(bench.client_id, 1))
     bench.pump(lambda: not bench.frontend.stats().requests_open)
     # The decoder is gone, but nobody has looked into the mailbox.
-    assert select.select([bench.frontend._preparing], [], [], DEADLINE_S)[0]
-    bench.frontend._preparing.check_integrity()
+    assert select.select([bench.frontend.requests], [], [], DEADLINE_S)[0]
+    bench.frontend.check_integrity()
     bench.generate(2, [A])
     is_begun(bench, work, A, A)
     work.release()
@@ -214,7 +215,7 @@ def test_work_that_is_killed_is_begun_again_for_who_has_come_since(
 
 
 def test_work_that_is_killed_and_that_nobody_waits_for_is_forgotten(
-    bench: Bench, engine: FakeEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, engine: WireEngine, work: HeldWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "GRACE_S", 0.0)
     work.hold(A)
@@ -223,13 +224,13 @@ def test_work_that_is_killed_and_that_nobody_waits_for_is_forgotten(
     bench.client.send(to_frontend.Cancel(bench.client_id, 1))
     bench.pump(lambda: work.ended == [A])
     bench.frontend.poll(DEADLINE_S)  # what it has left in the mailbox
-    bench.frontend._preparing.check_integrity()
+    bench.frontend.check_integrity()
     work.release()
     bench.generate(2, [A])
     added(bench, engine)
 
 
-def test_another_waiter_keeps_work_from_being_withdrawn(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_another_waiter_keeps_work_from_being_withdrawn(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     work.hold(A)
     bench.generate(1, [A])
     bench.generate(2, [B])
@@ -244,7 +245,7 @@ def test_another_waiter_keeps_work_from_being_withdrawn(bench: Bench, engine: Fa
 
 
 def test_too_much_that_waits_is_refused_at_once_and_hits_are_not(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     bench.generate(1, [D])
     added(bench, engine)
@@ -269,7 +270,7 @@ def test_too_much_that_waits_is_refused_at_once_and_hits_are_not(
     assert sorted(work.begun) == sorted([D, A, B, C])
 
 
-def test_one_client_s_images_leave_room_for_another_s(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_one_client_s_images_leave_room_for_another_s(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     work.hold(A)
     bench.generate(1, [A])
     is_begun(bench, work, A)
@@ -308,14 +309,14 @@ def test_files_that_requests_hold_are_bounded_and_shared(run_dir: Path, clock: C
         assert {added(bench, engine).request_id for _ in range(2)} == {3, 5}
 
 
-def test_a_request_larger_than_the_queue_is_served_when_nothing_waits(bench: Bench, engine: FakeEngine) -> None:
+def test_a_request_larger_than_the_queue_is_served_when_nothing_waits(bench: Bench, engine: WireEngine) -> None:
     bench.generate(1, [A, B, C, D])
     assert len(added(bench, engine).features) == 4
 
 
 @pytest.mark.parametrize("mode", MODES, indirect=True)
 def test_flush_while_an_item_is_processed_lets_nothing_of_before_be_cached(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     work.hold(B)
     bench.generate(1, [A, B])  # A has landed, B is held
@@ -329,7 +330,7 @@ def test_flush_while_an_item_is_processed_lets_nothing_of_before_be_cached(
     assert sorted(work.begun) == sorted([A, B, A, B])
 
 
-def test_flush_while_nobody_waits_any_more_keeps_nothing(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_flush_while_nobody_waits_any_more_keeps_nothing(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     work.hold(A)
     bench.generate(1, [A])
     is_begun(bench, work, A)
@@ -342,28 +343,27 @@ def test_flush_while_nobody_waits_any_more_keeps_nothing(bench: Bench, engine: F
 
 
 def test_item_that_is_evicted_while_another_is_processed_is_processed_again(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     bench.generate(1, [A])
     added(bench, engine)
     work.hold(B)
     bench.generate(2, [A, B])
     is_begun(bench, work, A, B)
-    bench.frontend._item_cache.clear()  # as if the ring had evicted it
+    bench.frontend.requests.items.clear()  # as if the ring had evicted it
     work.release()
     assert len(added(bench, engine).features) == 2
     assert work.begun == [A, B, A]
 
 
 def test_engine_that_dies_while_items_are_processed_is_replaced_by_the_next(
-    bench: Bench, engine: FakeEngine, work: HeldWork
+    bench: Bench, engine: WireEngine, work: HeldWork
 ) -> None:
     work.hold(A)
     bench.generate(1, [A])
     is_begun(bench, work, A)
-    engine.close()
-    bench.engines.remove(engine)
-    bench.pump(lambda: not list(bench.frontend._gate.links))
+    bench.engine_dies(engine)
+    bench.pump(lambda: not bench.stats().engines)
     work.release()
     bench.pump(lambda: bench.frontend.stats().processor.items_processed == 1)
     assert bench.frontend.stats().ring.leases == 0
@@ -371,7 +371,7 @@ def test_engine_that_dies_while_items_are_processed_is_replaced_by_the_next(
     assert work.begun == [A], "nothing is done twice"
 
 
-def test_draining_waits_for_what_is_processed(bench: Bench, engine: FakeEngine, work: HeldWork) -> None:
+def test_draining_waits_for_what_is_processed(bench: Bench, engine: WireEngine, work: HeldWork) -> None:
     work.hold(A)
     bench.generate(1, [A])
     is_begun(bench, work, A)

@@ -1,4 +1,4 @@
-"""The host tier: records that clients put, under a tenant and a key, in a ring of their own.
+"""Keeps the records that clients put, under a tenant and a key, in a ring of their own.
 
     put ── of an older epoch? too large? over the tenant's quota? no room? ──> kept, or the reason why not
     get ── the handle, and the record is young again
@@ -18,16 +18,17 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from enum import StrEnum
+from typing import Self
 
 from mmcached.cache.store_keys import store_key
+from mmcached.frontend.connections.rings import NoRing
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError, StaleHandle
+from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
 from mmcached.wire.handle import Handle
-from mmcached.wire.stats import RingStats
 
 
 class Refusal(StrEnum):
@@ -40,36 +41,38 @@ class Refusal(StrEnum):
     FULL = "there is no room now: too much is leased"
 
 
-class HostTier(Closeable):
-    """The records of one frontend; `close` closes the store and its ring.
+class RecordStore(Closeable):
+    """The records of one frontend; `close` closes the ring.
 
     Args:
-        ring: owned from here on; None: nothing is kept, and every get is a miss, until `adopt`.
         first_epoch: larger than any epoch of a former frontend.
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
     Attributes:
         epoch: the present one.
     """
 
-    def __init__(self, ring: RingWriter | None, *, first_epoch: int, tenant_quota_bytes: int | None = None) -> None:
+    def __init__(self, *, first_epoch: int, tenant_quota_bytes: int | None = None) -> None:
         self.epoch = first_epoch
         self._first_epoch = first_epoch
-        self._store: ObjectStoreWriter | None = None
+        self._store: ObjectStoreWriter | _NoStore = _NoStore()
         self._quota_bytes = tenant_quota_bytes
         self._tenant_to_books: dict[str, _TenantBooks] = {}
         self._key_to_tenant: dict[str, str] = {}
         self.num_queries = self.num_hits = self.num_puts = self.num_refusals = self.num_quota_evictions = 0
-        if ring is not None:
-            self.adopt(ring)
+
+    @classmethod
+    def from_config(cls, config: ServiceConfig) -> Self:
+        """Make the store of a service."""
+        return cls(first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)
 
     def adopt(self, ring: RingWriter) -> None:
-        """Keep records from now on, in this ring.
+        """Keep records from now on, in this ring, which is owned from here on; until then every get is a miss.
 
         Raises:
             LocalProtocolError: there is one.
         """
-        if self._store is not None:
-            raise LocalProtocolError("this tier has a ring")
+        if isinstance(self._store, ObjectStoreWriter):
+            raise LocalProtocolError("this store has a ring")
         self._store = ObjectStoreWriter(ring, on_evict=self._forget)
 
     @property
@@ -83,17 +86,16 @@ class HostTier(Closeable):
         """Return where the record of a key lies, and make it young; None if it has none."""
         self.num_queries += 1
         name = store_key(tenant, key)
-        handle = None if self._store is None else self._store.find(name)
-        if self._store is None or handle is None:
-            return None
-        self.num_hits += 1
-        self._store.ring.touch(handle)
-        self._tenant_to_books[tenant].touch(name)
+        handle = self._store.find(name)
+        if handle is not None:
+            self.num_hits += 1
+            self._store.ring.touch(handle)
+            self._tenant_to_books[tenant].touch(name)
         return handle
 
     def has(self, tenant: str, key: str) -> bool:
         """Return whether a key has a record; changes nothing."""
-        return self._store is not None and self._store.is_cached(store_key(tenant, key))
+        return self._store.is_cached(store_key(tenant, key))
 
     def put(self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int) -> Refusal | None:
         """Keep a record under a key, unless the key has one already.
@@ -114,7 +116,7 @@ class HostTier(Closeable):
     def drop(self, tenant: str, key: str) -> bool:
         """Forget the record of a key; return whether it had one."""
         name = store_key(tenant, key)
-        if self._store is None or not self._store.is_cached(name):
+        if not self._store.is_cached(name):
             return False
         self._store.discard(name)
         self._forget(name)
@@ -122,10 +124,9 @@ class HostTier(Closeable):
 
     def clear(self) -> None:
         """Forget all records."""
-        if self._store is not None:
-            self._store.clear()
-            self._tenant_to_books.clear()
-            self._key_to_tenant.clear()
+        self._store.clear()
+        self._tenant_to_books.clear()
+        self._key_to_tenant.clear()
 
     def begin_epoch(self) -> None:
         """Forget all records, and from now on keep none that is being computed now."""
@@ -135,13 +136,13 @@ class HostTier(Closeable):
     # ---- the ring
 
     @property
-    def ring(self) -> RingWriter | None:
-        """Where the records lie; None if none are kept."""
-        return None if self._store is None else self._store.ring
+    def ring(self) -> RingWriter | NoRing:
+        """The ring in which the records lie."""
+        return self._store.ring
 
     def find(self, tenant: str, key: str) -> Handle | None:
         """As `get`, for one that has just been put: counts and changes nothing."""
-        return None if self._store is None else self._store.find(store_key(tenant, key))
+        return self._store.find(store_key(tenant, key))
 
     def frames(self, handle: Handle) -> list[codec.Frame]:
         """Copy a record out as message frames.
@@ -149,12 +150,7 @@ class HostTier(Closeable):
         Raises:
             StaleHandle: it is not current.
         """
-        if self._store is None:
-            raise StaleHandle("no records are kept")
         return codec.split(self._store.ring.read(handle))
-
-    def ring_stats(self) -> RingStats:
-        return RingStats() if self._store is None else self._store.stats()
 
     # ---- the object
 
@@ -162,8 +158,6 @@ class HostTier(Closeable):
         """Raises:
         InvariantError: the books of the tenants and the store disagree, or a tenant is over its quota.
         """
-        if self._store is None:
-            return
         self._store.check_integrity()
         listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
         if len(listed) != len(self._store) or not all(map(self._store.is_cached, listed)):
@@ -178,15 +172,14 @@ class HostTier(Closeable):
 
     def close(self) -> None:
         """Close store and ring. A second call changes nothing."""
-        if self._store is not None:
-            self._store.close()
+        self._store.close()
         self._tenant_to_books.clear()
         self._key_to_tenant.clear()
 
     # ---- how
 
     def _put(self, tenant: str, name: str, encoded: EncodedRecord, epoch: int) -> Refusal | None:
-        if self._store is None:
+        if isinstance(self._store, _NoStore):
             return Refusal.NO_STORE
         if epoch != self.epoch:
             return Refusal.OLD_EPOCH
@@ -208,7 +201,7 @@ class HostTier(Closeable):
         return None
 
     def _make_room_in_quota(self, tenant: str, limit: int) -> None:
-        while self._store is not None and (books := self._tenant_to_books.get(tenant)) and books.num_bytes > limit:
+        while (books := self._tenant_to_books.get(tenant)) and books.num_bytes > limit:
             oldest = next(iter(books.key_to_bytes))
             self._store.discard(oldest)
             self._forget(oldest)
@@ -241,25 +234,28 @@ class _TenantBooks:
         self.num_bytes -= self.key_to_bytes.pop(key)
 
 
-def host_tier_from_config(config: ServiceConfig) -> HostTier:
-    """Make the tier of a service, which keeps nothing until it gets a ring."""
-    return HostTier(None, first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)
+class _NoStore:
+    """Stands where there is no ring (yet): no key has a record."""
 
+    ring = NoRing()
 
-def store_ring_from_config(config: ServiceConfig) -> RingWriter:
-    """Make the ring of a service that keeps records.
+    def find(self, key: str) -> None:
+        return None
 
-    Raises:
-        SegmentError: there is no room for it.
-    """
-    return RingWriter.create(
-        data_bytes=config.store_data_bytes,
-        num_slots=config.store_num_slots,
-        max_rows=config.store_max_clients,
-        max_object_bytes=config.store_max_object_bytes,
-        reader_quota_bytes=config.store_client_quota_bytes,
-        # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.
-        shared_quota_bytes=max(config.store_data_bytes // 2, 2 * config.store_client_quota_bytes),
-        has_checksums=config.ring_has_checksums,
-        has_index=True,
-    )
+    def is_cached(self, key: str) -> bool:
+        return False
+
+    def discard(self, key: str) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def check_integrity(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,6 +1,6 @@
-"""Brings a request to where every item that it needs is there: in the cache, or processed just now.
+"""Has the items of requests processed that the cache misses, until each request can be sent.
 
-    advance ──> its keys                      small files at once, large ones in a thread that does nothing else
+    advance ──> its keys                      see `item_keys`
             ──> what does the cache miss?     nothing: the request can be sent
             ──> join the work on these        begun by whoever misses first; equal items wait for it
             ──> all of it has landed?         the request can be sent, with what has landed
@@ -10,11 +10,11 @@ A request is asked about as a whole each time, so it is sent on what the cache s
 that misses nothing waits for nobody: not for a worker, not for requests that came before it. So requests overtake each
 other, those of one client too; they are independent.
 
-An image that came as an id only is a hit, or the request ends with a `CacheMiss`: it joins no work, because work that
-has to be begun again, after a flush, needs a file from one who waits for it.
+An image that came as an id only is a hit, or its request ends with a `CacheMiss`. It joins no work: work is begun
+again after a flush, with the file of a request that waits for it.
 
-Whatever ends a request early (deadline, cancel, death), it leaves: work that nobody has begun is withdrawn unless
-another waits for it, and work that has begun ends soon: for the cache, or because its decoder is killed.
+Whatever ends a request early (deadline, cancel, death), it leaves: work that is not begun is withdrawn unless another
+request waits for it, and work that has begun ends soon: for the cache, or because its decoder is killed.
 
 No client takes all: clients take turns, and one that has half of what the others leave has to wait.
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -38,6 +38,7 @@ from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import Done, IsWanted, Mailbox, NotWantedError, WorkPool
 from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.processing.single_flight import SingleFlight
+from mmcached.frontend.requests.item_keys import FileOf, ItemKeys
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.config import ServiceConfig
@@ -54,9 +55,6 @@ from mmcached.wire.stats import ProcessorCacheStats
 _NEVER = -1
 """A generation before all."""
 
-HASH_HERE_BYTES = 128 << 10
-"""Files up to this size are hashed by the loop itself: that takes less time than to wake a thread and be woken."""
-
 
 class Keeper(Protocol):
     """What is asked of the cache of processed items."""
@@ -72,13 +70,6 @@ class Decoders(Protocol):
     def close(self) -> None: ...
 
 
-class _FileOf(NamedTuple):
-    """One image of a request, whose key is looked for."""
-
-    number: int
-    image: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Refused:
     """A file that could not be processed, and why."""
@@ -87,8 +78,8 @@ class _Refused:
     error: Exception
 
 
-class Preparing:
-    """The requests that are not sent yet, the book of who waits for what, and the threads and processes that do it.
+class PreprocessQueue:
+    """The requests that are not sent yet, the work that they wait for, and the threads and processes that do it.
 
     Args:
         config: its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
@@ -108,13 +99,12 @@ class Preparing:
         self._keeper = keeper
         self._max_waiting = config.mm_processor_max_waiting
         self._requests: dict[int, OpenRequest] = {}
-        self._keys_found: dict[int, dict[int, str]] = {}
-        self._book: SingleFlight[object] = SingleFlight()
+        self._flights: SingleFlight[object] = SingleFlight()
         self._num_workers = config.processor_workers
         self._num_processed = self._num_refusals = 0
         self._mailbox = Mailbox()
-        self._hashing = WorkPool("hashing", 1, self._mailbox)
-        self._working = WorkPool("decoder", self._num_workers, self._mailbox)
+        self._keys = ItemKeys(processing, self._mailbox)
+        self._workers = WorkPool("decoder", self._num_workers, self._mailbox)
         budget = PixelBudget(config.limits.max_decoding_pixels)
         self._decoders = decoders(self._num_workers, PictureSettings.from_config(config), budget)
 
@@ -123,7 +113,7 @@ class Preparing:
         self._keeper = keeper
 
     def fileno(self) -> int:
-        """What becomes readable when `collect` has something."""
+        """Return the descriptor that becomes readable when `collect` has something."""
         return self._mailbox.fileno()
 
     def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None:
@@ -138,46 +128,45 @@ class Preparing:
             RequestAborted: another file that came with the same id, at the same time, could not be processed.
         """
         self._requests[request.number] = request
-        if not self._has_keys(request):
+        if not self._keys.find(request):
             return None
         self._join(request, self._keeper.missing(request.keys))
-        if not self._book.is_complete(request.number):
+        if not self._flights.is_complete(request.number):
             return None
-        return _checked(request, self._book.outcomes(request.number))
+        return _checked(request, self._flights.outcomes(request.number))
 
     def collect(self) -> list[OpenRequest]:
         """Take what the threads have done; return the requests that may have all they need now."""
         ready: dict[int, None] = {}
         for done in self._mailbox.take_all():
-            if isinstance(done.token, _FileOf):
-                ready |= dict.fromkeys(self._take_key(done.token, done.outcome))
-            elif isinstance(done.token, str):
-                ready |= dict.fromkeys(self._land(done.token, done))
+            match done.token:
+                case FileOf() as file:
+                    if self._keys.take(file, done.outcome):
+                        ready[file.number] = None
+                case str() as key:
+                    ready |= dict.fromkeys(self._land(key, done))
         return [self._requests[number] for number in ready]
 
     def leave(self, number: int, *, has_used: bool) -> None:
-        """The request is sent, or has ended; a second call changes nothing.
+        """Forget a request that is sent, or has ended; a second call changes nothing.
 
         Args:
             has_used: the cache was given all its items.
         """
-        request = self._requests.pop(number, None)
-        if request is None:
+        if self._requests.pop(number, None) is None:
             return
-        if self._keys_found.pop(number, None) is not None:
-            for index in range(len(request.images)):
-                self._hashing.withdraw(_FileOf(number, index))
-        left = self._book.leave(number, has_used=has_used)
+        self._keys.leave(number)
+        left = self._flights.leave(number, has_used=has_used)
         for key, outcome in left.unused:
             self._keep(key, outcome)
         for key in left.in_work:
-            if self._working.withdraw(key):
-                self._book.withdraw(key)
+            if self._workers.withdraw(key):
+                self._flights.withdraw(key)
 
     def flush(self) -> None:
         """Let nothing that was begun until now be cached or sent; what is waited for is begun again."""
-        again = self._book.flush()
-        self._working.generation = self._book.generation
+        again = self._flights.flush()
+        self._workers.generation = self._flights.generation
         for key in again:
             self._begin_again(key)
 
@@ -191,86 +180,45 @@ class Preparing:
         )
 
     def check_integrity(self) -> None:
-        self._book.check_integrity()
-        if not self._requests and (self._keys_found or self._book.num_waiting):
-            raise InvariantError("somebody waits for items, but no request is being prepared")
+        self._flights.check_integrity()
+        if not self._requests and (len(self._keys) or self._flights.num_waiting):
+            raise InvariantError("items are waited for, but no request is here")
 
     def close(self) -> None:
         """Drop what is not begun, and what is; a file that is hashed is waited for."""
-        self._hashing.close()
-        self._working.close()
+        self._keys.close()
+        self._workers.close()
         self._decoders.close()
         self._mailbox.close()
-
-    # ---- keys
-
-    def _has_keys(self, request: OpenRequest) -> bool:
-        """Return whether all keys are known; where they are not, have them found."""
-        if len(request.keys) == len(request.images):
-            return True
-        tenant = request.message.tenant
-        found = self._keys_found[request.number] = {}
-        for index, image_id in enumerate(request.image_ids):
-            if image_id is not None:
-                found[index] = self._processing.key_of_id(image_id, tenant, index=index)
-        for index, data in enumerate(request.images):
-            if index in found:
-                continue
-            if len(data) <= HASH_HERE_BYTES:
-                found[index] = self._processing.key(data, tenant)
-            else:
-                find_key = partial(self._find_key, data, tenant)
-                self._hashing.submit(_FileOf(request.number, index), find_key, request.message.client_id)
-        return self._settle_keys(request)
-
-    def _find_key(self, data: bytes, tenant: str, is_wanted: IsWanted) -> str:
-        return self._processing.key(data, tenant)
-
-    def _take_key(self, file: _FileOf, key: object) -> list[int]:
-        found = self._keys_found.get(file.number)
-        if found is None:
-            return []  # the request has ended
-        if not isinstance(key, str):
-            raise InvariantError(f"{file} has no key: {key!r}")
-        found[file.image] = key
-        return [file.number] if self._settle_keys(self._requests[file.number]) else []
-
-    def _settle_keys(self, request: OpenRequest) -> bool:
-        found = self._keys_found[request.number]
-        if len(found) < len(request.images):
-            return False
-        request.keys = [found[index] for index in range(len(request.images))]
-        del self._keys_found[request.number]
-        return True
 
     # ---- work
 
     @property
     def _num_waiting(self) -> int:
         """Items for which there is no decoder now."""
-        return max(0, self._book.num_in_work - self._num_workers)
+        return max(0, self._flights.num_in_work - self._num_workers)
 
     def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
         files = request.files() if keys else {}
         without_file = [key for key in keys if key not in files]
         if without_file:
             raise CacheMiss(request.ids_of(without_file))
-        num_new = sum(key not in self._book for key in keys)
+        num_new = sum(key not in self._flights for key in keys)
         client = request.message.client_id
         if num_new:
             self._check_room(num_new, client)
         for key in keys:
-            if self._book.join(request.number, key):
+            if self._flights.join(request.number, key):
                 self._begin(key, files[key], client)
             else:
-                self._working.join(key, client)
+                self._workers.join(key, client)
 
     def _check_room(self, num_new: int, client: str) -> None:
         num_waiting = self._num_waiting
         # Where nothing waits, a request may be larger than the limit: else it could never be served.
         if not num_waiting:
             return
-        of_client = min(num_waiting, self._working.num_waiting_of(client))
+        of_client = min(num_waiting, self._workers.num_waiting_of(client))
         if of_client + num_new > fair_share(self._max_waiting, num_waiting - of_client):
             self._num_refusals += 1
             reason = f"{num_waiting} items wait to be processed, {of_client} of them this client's"
@@ -286,11 +234,11 @@ class Preparing:
         waiting = [request for request in self._requests.values() if key in request.keys and key in request.files()]
         self._begin(key, waiting[0].files()[key], waiting[0].message.client_id)
         for request in waiting[1:]:
-            self._working.join(key, request.message.client_id)
+            self._workers.join(key, request.message.client_id)
 
     def _begin(self, key: str, data: bytes, client: str) -> None:
         """Put the work on a key into the queue."""
-        self._working.submit(key, partial(self._process, data), client)
+        self._workers.submit(key, partial(self._process, data), client)
 
     def _process(self, data: bytes, is_wanted: IsWanted) -> object:
         """Return the item of a file, or why there is none. Runs in a thread."""
@@ -305,7 +253,7 @@ class Preparing:
         # What was given up has to be begun again for whoever has come since.
         generation = _NEVER if isinstance(done.outcome, NotWantedError) else done.generation
         self._num_processed += isinstance(done.outcome, Processed)
-        landed = self._book.land(key, generation, done.outcome)
+        landed = self._flights.land(key, generation, done.outcome)
         if landed.start_again:
             self._begin_again(key)
         if landed.unclaimed is not None:

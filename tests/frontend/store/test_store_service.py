@@ -18,18 +18,18 @@ import pytest
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
-from mmcached.frontend.store.host_tier import Refusal
-from mmcached.frontend.store.store_desk import StoreDesk
+from mmcached.frontend.store.record_store import Refusal
+from mmcached.frontend.store.store_service import StoreService
 from mmcached.shm import ReaderRow, RingReader, encode
 from mmcached.shm.store.codec import Record, decode
 from mmcached.wire.config import GIB, KIB, ServiceConfig
-from mmcached.wire.errors import error_from_wire
+from mmcached.wire.errors import ChannelFull, error_from_wire
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.channels import Frame, attempt
 from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
@@ -56,7 +56,7 @@ def clock() -> Clock:
 def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
     with Bench(run_dir, CONFIG, clock) as bench:
         yield bench
-        bench.frontend._desk.check_integrity()
+        bench.frontend.store.check_integrity()
 
 
 def record_of(value: int, num_bytes: int = 1000) -> Record:
@@ -177,7 +177,7 @@ def test_a_client_that_writes_over_all_it_may_write_costs_no_one_else_a_byte(
         for index in range(200):
             assert victim.put(f"new {index}", record_of(index % 100, 2000)).is_stored
             if index == 100:
-                bench.frontend._desk.flush(is_new_epoch=False)
+                bench.frontend.store.flush(is_new_epoch=False)
         assert set(view.tolist()) == {7}
         assert value_of(victim, victim.get("new 199")) == 99
         del view
@@ -429,9 +429,8 @@ def test_who_reads_under_a_lease_reads_on_over_a_new_epoch(bench: Bench) -> None
     assert isinstance(found, Handle)
     assert lease is not None
     assert client.row is not None
-    data = bench.frontend._desk.tier.ring
-    assert data is not None
-    payload = bytes(data._data[found.offset : found.offset + found.nbytes])
+    with RingReader.open(client.row.announcement) as reader:
+        payload = bytes(reader.view(found))
     assert payload.count(b"\x01" * 1000) == 1
     client.row.give_back(found)
     assert store_stats(bench).ring.leases == 0
@@ -576,13 +575,16 @@ class Sender:
     """Takes what the desk sends; refuses it for peers that do not read."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[bytes, to_client.ToClient]] = []
+        self.sent: list[tuple[bytes, object]] = []
         self.deaf: set[bytes] = set()
 
-    def __call__(self, peer: bytes, message: to_client.ToClient, payload: Sequence[Frame] = ()) -> bool:
-        if peer not in self.deaf:
-            self.sent.append((peer, message))
-        return peer not in self.deaf
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        if peer in self.deaf:
+            raise ChannelFull("it does not read")
+        self.sent.append((peer, message))
+
+    def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
+        return attempt(self.send, peer, message, payload)
 
 
 @pytest.fixture
@@ -591,8 +593,8 @@ def sender() -> Sender:
 
 
 @pytest.fixture
-def desk(sender: Sender, clock: Clock) -> Iterator[StoreDesk]:
-    with StoreDesk.from_config(CONFIG, send=sender, clock=clock) as desk:
+def desk(sender: Sender, clock: Clock) -> Iterator[StoreService]:
+    with StoreService(CONFIG, channel=sender, clock=clock) as desk:
         yield desk
         desk.check_integrity()
 
@@ -600,11 +602,11 @@ def desk(sender: Sender, clock: Clock) -> Iterator[StoreDesk]:
 ANN, BOB, EVE = (letter * 32 for letter in "abe")
 
 
-def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreDesk, sender: Sender) -> None:
+def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreService, sender: Sender) -> None:
     assert desk.announcement is not None
     frames = encode(record_of(1)).frames()
     for key in ("a", "b"):
-        desk.handle(b"ann", to_frontend.PutRecord(ANN, 1, key, desk.tier.epoch), frames)
+        desk.handle(b"ann", to_frontend.PutRecord(ANN, 1, key, desk.records.epoch), frames)
     with ReaderRow.attach(desk.announcement) as row:
         take = to_frontend.TakeRow(ANN, 2, desk.announcement.epoch, row.row, row.nonce)
         get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], nonce=row.nonce)
@@ -620,10 +622,10 @@ def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreDesk, sender: S
         assert desk.stats().ring.leases == 6
 
 
-def test_a_lease_goes_only_where_the_row_is_known(desk: StoreDesk, sender: Sender) -> None:
+def test_a_lease_goes_only_where_the_row_is_known(desk: StoreService, sender: Sender) -> None:
     """A question that was read late from a former connection is answered there, where nobody listens any more."""
     assert desk.announcement is not None
-    desk.handle(b"old", to_frontend.PutRecord(ANN, 1, "a", desk.tier.epoch), encode(record_of(1)).frames())
+    desk.handle(b"old", to_frontend.PutRecord(ANN, 1, "a", desk.records.epoch), encode(record_of(1)).frames())
     with ReaderRow.attach(desk.announcement) as row:
         take = to_frontend.TakeRow(ANN, 2, desk.announcement.epoch, row.row, row.nonce)
         for peer in (b"old", b"new"):
@@ -634,7 +636,7 @@ def test_a_lease_goes_only_where_the_row_is_known(desk: StoreDesk, sender: Sende
         assert kinds == [(b"old", Inline), (b"new", Handle)]
 
 
-def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreDesk, sender: Sender) -> None:
+def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreService, sender: Sender) -> None:
     for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
         desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
     (_, claimed) = sender.sent.pop()
@@ -651,7 +653,7 @@ def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreDesk, sender: S
     assert desk.stats().computing == 0, "the first owner cannot be told either"
 
 
-def test_a_row_over_another_connection_ends_what_was_under_way_over_the_former(desk: StoreDesk) -> None:
+def test_a_row_over_another_connection_ends_what_was_under_way_over_the_former(desk: StoreService) -> None:
     desk.handle(b"old", to_frontend.ClaimRecord(ANN, 1, "a", 5.0), [])
     desk.handle(b"old", to_frontend.TakeRow(ANN, 2, 0, 0, 0), [])
     assert desk.stats().computing == 1
@@ -659,14 +661,14 @@ def test_a_row_over_another_connection_ends_what_was_under_way_over_the_former(d
     assert desk.stats().computing == 0
 
 
-def test_one_who_waits_and_does_not_read_costs_the_others_nothing(desk: StoreDesk, sender: Sender) -> None:
+def test_one_who_waits_and_does_not_read_costs_the_others_nothing(desk: StoreService, sender: Sender) -> None:
     for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
         desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
     sender.deaf.add(b"bob")
-    desk.handle(b"ann", to_frontend.PutRecord(ANN, 2, "a", desk.tier.epoch), encode(record_of(1)).frames())
+    desk.handle(b"ann", to_frontend.PutRecord(ANN, 2, "a", desk.records.epoch), encode(record_of(1)).frames())
     assert [(peer, type(m)) for peer, m in sender.sent[1:]] == [(b"eve", to_client.Records), (b"ann", to_client.Stored)]
 
 
-def test_what_is_wrong_about_a_message_without_an_answer_is_only_counted(desk: StoreDesk, sender: Sender) -> None:
+def test_what_is_wrong_about_a_message_without_an_answer_is_only_counted(desk: StoreService, sender: Sender) -> None:
     desk.handle(b"ann", to_frontend.Reconcile(1, 2, {}), [])
     assert (desk.num_protocol_errors, sender.sent) == (1, [])

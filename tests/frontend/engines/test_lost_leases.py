@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmcached.frontend.engines.barriers import IDLE_S, MAX_WAIT_S
+from mmcached.frontend.connections.readers import IDLE_S, MAX_WAIT_S
 from mmcached.shm import ObjectStoreReader, RingReader, decode_frames
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
@@ -16,7 +16,8 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Inline
 from tests.clock import Clock
-from tests.frontend.fake_peers import Bench, FakeEngine, leases_in, png
+from tests.doubles.engine import WireEngine, leases_in
+from tests.frontend.fake_peers import Bench, png
 
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0, store_gb=0
@@ -35,40 +36,27 @@ def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def engine(bench: Bench) -> FakeEngine:
+def engine(bench: Bench) -> WireEngine:
     engine = bench.connect_engine()
     engine.answers_barriers = False
     return engine
 
 
-def request(bench: Bench, engine: FakeEngine, number: int, images: list[bytes]) -> to_engine.AddRequest:
+def request(bench: Bench, engine: WireEngine, number: int, images: list[bytes]) -> to_engine.AddRequest:
     bench.generate(number, images)
     return bench.from_frontend(engine, to_engine.AddRequest)
 
 
-def receive(engine: FakeEngine, message: to_engine.FromFrontend) -> None:
-    assert engine.row is not None
-    for handle, lease in leases_in(message):
-        assert engine.row.receive(handle, lease)
-
-
-def answer(engine: FakeEngine, barrier: Barrier) -> None:
-    assert engine.row is not None
-    counts = engine.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
-    assert counts is not None
-    engine.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
-
-
 def test_an_idle_row_with_leases_out_is_asked_and_what_was_lost_comes_back(
-    bench: Bench, engine: FakeEngine, clock: Clock
+    bench: Bench, engine: WireEngine, clock: Clock
 ) -> None:
-    receive(engine, request(bench, engine, 1, [png(1)]))
+    engine.take_leases(request(bench, engine, 1, [png(1)]))
     request(bench, engine, 2, [png(1), png(2)])  # lost: the engine never heard of it
     assert bench.stats().ring.leases == 3
     clock.now += IDLE_S + 1
     barrier = bench.from_frontend(engine, Barrier)
     assert (barrier.last_seq, len(barrier.slots)) == (3, 2)
-    answer(engine, barrier)
+    engine.answer(barrier)
     bench.pump(lambda: bench.stats().ring.leases == 1)
     assert bench.stats().ring.lost_leases == 2
     # What it has received stays, and the next descriptor is no gap.
@@ -78,7 +66,7 @@ def test_an_idle_row_with_leases_out_is_asked_and_what_was_lost_comes_back(
     assert not engine.row.has_gap_before(handle, lease)
 
 
-def test_while_leases_are_sent_nobody_asks(bench: Bench, engine: FakeEngine, clock: Clock) -> None:
+def test_while_leases_are_sent_nobody_asks(bench: Bench, engine: WireEngine, clock: Clock) -> None:
     for number in range(5):
         clock.now += 0.75 * IDLE_S
         request(bench, engine, number, [png(number)])
@@ -86,9 +74,9 @@ def test_while_leases_are_sent_nobody_asks(bench: Bench, engine: FakeEngine, clo
     assert not engine.backlog
 
 
-def test_a_row_without_leases_is_not_asked(bench: Bench, engine: FakeEngine, clock: Clock) -> None:
+def test_a_row_without_leases_is_not_asked(bench: Bench, engine: WireEngine, clock: Clock) -> None:
     add = request(bench, engine, 1, [png(1)])
-    receive(engine, add)
+    engine.take_leases(add)
     assert engine.row is not None
     for handle, _ in leases_in(add):
         engine.row.give_back(handle)
@@ -97,21 +85,21 @@ def test_a_row_without_leases_is_not_asked(bench: Bench, engine: FakeEngine, clo
     assert not engine.backlog
 
 
-def test_a_reported_gap_is_asked_about_at_once(bench: Bench, engine: FakeEngine) -> None:
+def test_a_reported_gap_is_asked_about_at_once(bench: Bench, engine: WireEngine) -> None:
     request(bench, engine, 1, [png(1)])
     add = request(bench, engine, 2, [png(2)])
     assert engine.row is not None
     assert engine.row.has_gap_before(*leases_in(add)[0])
-    receive(engine, add)
+    engine.take_leases(add)
     engine.channel.send(to_frontend.LeaseGap(engine.row.nonce + 1))  # of another incarnation: nobody is asked
     engine.channel.send(to_frontend.LeaseGap(engine.row.nonce))
-    answer(engine, bench.from_frontend(engine, Barrier))
+    engine.answer(bench.from_frontend(engine, Barrier))
     bench.pump(lambda: bench.stats().ring.leases == 1)
 
 
-def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: FakeEngine) -> None:
+def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: WireEngine) -> None:
     first = request(bench, engine, 1, [png(1)])
-    receive(engine, first)
+    engine.take_leases(first)
     assert engine.row is not None
     engine.channel.send(to_frontend.LeaseGap(engine.row.nonce))
     barrier = bench.from_frontend(engine, Barrier)
@@ -124,13 +112,13 @@ def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: FakeEn
         del whole
     assert add.features[0].nbytes == handle.nbytes
     assert bench.stats().lease_refusals == 1
-    answer(engine, barrier)
+    engine.answer(barrier)
     bench.stats()
     assert isinstance(request(bench, engine, 3, [png(1)]).features[0].payload, Handle)
 
 
 def test_an_unanswered_question_is_asked_again_ever_less_often_and_only_the_last_counts(
-    bench: Bench, engine: FakeEngine, clock: Clock
+    bench: Bench, engine: WireEngine, clock: Clock
 ) -> None:
     request(bench, engine, 1, [png(1)])
     asked = []
@@ -143,26 +131,26 @@ def test_an_unanswered_question_is_asked_again_ever_less_often_and_only_the_last
         bench.stats()
         assert not engine.backlog, "too early"
     assert len({barrier.barrier_id for barrier in asked}) == len(asked)
-    answer(engine, asked[0])
+    engine.answer(asked[0])
     bench.stats()
     assert bench.stats().ring.leases == 1
-    answer(engine, asked[-1])
+    engine.answer(asked[-1])
     bench.pump(lambda: bench.stats().ring.leases == 0)
 
 
-def test_an_engine_that_connects_anew_is_asked(bench: Bench, engine: FakeEngine) -> None:
+def test_an_engine_that_connects_anew_is_asked(bench: Bench, engine: WireEngine) -> None:
     request(bench, engine, 1, [png(1)])
     engine.connect_anew()
     bench.from_frontend(engine, to_engine.Ring)
-    answer(engine, bench.from_frontend(engine, Barrier))
+    engine.answer(bench.from_frontend(engine, Barrier))
     bench.pump(lambda: bench.stats().ring.leases == 0)
 
 
 @pytest.mark.parametrize("counts", [{}, {0: 7}, {3000: 0}], ids=str)
 def test_an_answer_that_cannot_be_is_an_error_of_the_engine_and_takes_nothing(
-    bench: Bench, engine: FakeEngine, clock: Clock, counts: dict[int, int]
+    bench: Bench, engine: WireEngine, clock: Clock, counts: dict[int, int]
 ) -> None:
-    receive(engine, request(bench, engine, 1, [png(1)]))
+    engine.take_leases(request(bench, engine, 1, [png(1)]))
     clock.now += IDLE_S + 1
     barrier = bench.from_frontend(engine, Barrier)
     engine.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))

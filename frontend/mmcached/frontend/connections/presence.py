@@ -1,0 +1,97 @@
+"""Binds each client to one connection and one lock: the first connection that names a client speaks for it until it
+is closed.
+
+    free ──hello, or any message──> taken by a connection ──it is closed──> free
+                                          │
+                                          └── another connection: refused
+
+So nobody cancels, ends or asks in the name of a client that is connected. Who is not connected has nothing to lose: a
+client that connects anew, or to a new frontend, is bound by its first word. A client lives as long as its lock is held.
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from mmcached.shm.files.lock_file import is_held, remove_if_free
+from mmcached.wire.errors import InvariantError, RemoteProtocolError
+from mmcached.wire.messages.frontend import FromClient
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.listener import Listener
+
+log = structlog.get_logger("mmcached.frontend")
+
+
+class ClientPresence:
+    """All clients that have spoken.
+
+    Attributes:
+        num_alive: clients that held their lock at the last look.
+    """
+
+    def __init__(self, run_dir: RunDir, channel: Listener[FromClient]) -> None:
+        self._run_dir = run_dir
+        self._channel = channel
+        self._client_to_peer: dict[str, bytes] = {}
+        self._peer_to_client: dict[bytes, str] = {}
+        self.num_alive = 0
+
+    def bind(self, peer: bytes, client_id: str) -> None:
+        """Let a connection speak for a client, as it may have done before.
+
+        Raises:
+            RemoteProtocolError: it speaks for another, or another connection speaks for this client.
+        """
+        former = self._client_to_peer.get(client_id)
+        if former == peer:
+            return
+        if peer in self._peer_to_client:
+            raise RemoteProtocolError("this connection speaks for another client", "client_id")
+        if former is not None:
+            if self._channel.is_connected(former):
+                raise RemoteProtocolError("another connection speaks for this client", "client_id")
+            self.leave(client_id)
+        self._client_to_peer[client_id] = peer
+        self._peer_to_client[peer] = client_id
+
+    def leave(self, client_id: str) -> None:
+        """Free a client's connection; an unknown client changes nothing."""
+        peer = self._client_to_peer.pop(client_id, None)
+        if peer is not None:
+            del self._peer_to_client[peer]
+
+    def look(self, others: Iterable[str]) -> list[tuple[str, bytes | None]]:
+        """Look at the clients' locks, and remove those of the dead.
+
+        Args:
+            others: clients that are known elsewhere.
+        Returns:
+            the clients without a lock. One that is still connected comes with its connection: it has lost its lock to
+            somebody who tidies up.
+        """
+        self.num_alive = 0
+        for path in self._run_dir.clients.glob("*.lock"):
+            try:
+                if is_held(path):
+                    self.num_alive += 1
+                elif remove_if_free(path):
+                    log.info("client dead", client_id=path.stem)
+            except OSError as error:  # what somebody else has put there is no lock of a client
+                log.warning("not a lock", path=path.name, reason=str(error))
+        for client_id, peer in list(self._client_to_peer.items()):
+            if peer not in self._channel:
+                self.leave(client_id)
+        known = self._client_to_peer.keys() | set(others)
+        return [(one, self._living_peer(one)) for one in known if not self._run_dir.client_lock(one).exists()]
+
+    def _living_peer(self, client_id: str) -> bytes | None:
+        peer = self._client_to_peer.get(client_id)
+        return peer if peer is not None and self._channel.is_connected(peer) else None
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if a connection speaks for two clients, or two for one."""
+        if {peer: client_id for client_id, peer in self._client_to_peer.items()} != self._peer_to_client:
+            raise InvariantError("connections and clients are not one to one")

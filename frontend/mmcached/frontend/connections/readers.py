@@ -1,0 +1,230 @@
+"""Grants leases to the readers of one ring, and takes those back whose descriptors were lost on the way.
+
+    attach ──> granting ──ask──> asked ──the answer to the last question──> granting       asked: it takes no lease
+                  └── its row's lock is free, or another process has its place ──> gone
+
+A reader takes its row by itself and says so; the row must hold the nonce. It is asked which leases have arrived when it
+reports a gap, when it has connected anew, and, where a connection may lose single messages, whenever leases are out
+although nothing was granted for a while: the last descriptor before a silence leaves no gap. The question goes down the
+queue of the descriptors, so its answer knows of all of them. One that is not answered is asked again, ever less often:
+the reader may be stopped, and only its death takes anything from it.
+
+Knows nothing of what lies in the ring. Invariants: a lease is counted before the message that carries it is sent, and
+taken back if that message was provably not queued; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from mmcached.frontend.connections.rings import NoRing
+from mmcached.shm import RingWriter, RowStopped
+from mmcached.shm.crash_points import crash_point
+from mmcached.wire.errors import LeaseRefused, MmcachedError, RemoteProtocolError
+from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.messages.frontend import Reconcile
+from mmcached.wire.sockets.channels import Frame
+
+log = structlog.get_logger("mmcached.frontend")
+
+IDLE_S = 1.0
+"""So long after its last lease, or question, a reader with leases out is asked."""
+MAX_WAIT_S = 30.0
+OwnerT = TypeVar("OwnerT", bound=Hashable)
+
+
+class Channel(Protocol):
+    """The readers' end of a socket with many peers; neither method waits."""
+
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Queue a message; raise PeerGone or ChannelFull if nothing was queued."""
+
+    def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
+        """Queue a message; return whether it was queued."""
+
+
+@dataclass(slots=True, eq=False)
+class Reader(Generic[OwnerT]):
+    """One incarnation of a reader.
+
+    Attributes:
+        owner: the engine or client that it belongs to.
+        peer: the connection over which its owner has last said that it has the row.
+        ask_at: the time of the next question, on the frontend's clock.
+        wait_s: from that question to the one after it.
+        is_moved: its connection is new, so what was under way may be lost.
+    """
+
+    owner: OwnerT
+    peer: bytes
+    ring: RingWriter
+    row: int
+    nonce: int
+    ask_at: float
+    wait_s: float = IDLE_S
+    is_moved: bool = False
+
+
+@dataclass(slots=True)
+class LeasedSend(Generic[OwnerT]):
+    """One message, and the leases that go with it; without a reader there are none."""
+
+    reader: Reader[OwnerT] | None
+    _channel: Channel
+    _granted: list[tuple[Handle, LeaseId]] = field(default_factory=list)
+
+    def lease(self, handle: Handle) -> LeaseId | None:
+        """Count a lease that goes with the message; return None if the reader takes none just now.
+
+        Raises:
+            PeerGone: it takes none any more.
+        """
+        if self.reader is None:
+            return None
+        try:
+            lease = self.reader.ring.grant(self.reader.row, handle)
+        except LeaseRefused:
+            return None
+        self._granted.append((handle, lease))
+        return lease
+
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Queue the message.
+
+        Raises:
+            PeerGone, ChannelFull: nothing was queued.
+        """
+        crash_point("grant.before_send")
+        self._channel.send(peer, message, payload)
+        crash_point("grant.after_send")
+
+    @property
+    def has_leases(self) -> bool:
+        return bool(self._granted)
+
+    def undo(self) -> None:
+        """Take all leases back, in reverse order, or their numbers would show a gap."""
+        if self.reader is not None:
+            for handle, lease in reversed(self._granted):
+                self.reader.ring.undo_grant(self.reader.row, handle, lease)
+
+
+class Readers(Generic[OwnerT]):
+    """All readers of one ring, by their owners: one each.
+
+    Args:
+        channel: carries leases and questions.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, ring: RingWriter | NoRing, channel: Channel, clock: Callable[[], float]) -> None:
+        self.ring = ring
+        self._channel = channel
+        self._clock = clock
+        self._readers: dict[OwnerT, Reader[OwnerT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def owners(self) -> set[OwnerT]:
+        return set(self._readers)
+
+    def get(self, owner: OwnerT) -> Reader[OwnerT] | None:
+        return self._readers.get(owner)
+
+    def attach(self, owner: OwnerT, peer: bytes, *, epoch: int, row: int, nonce: int) -> Reader[OwnerT] | None:
+        """Accept a reader that says it has taken a row, also if it says so again; return None if that is not true.
+
+        Args:
+            epoch: of the ring that it means.
+        """
+        ring = self.ring
+        if isinstance(ring, NoRing) or epoch != ring.announcement.epoch:
+            return None
+        if any((one.row, one.nonce) == (row, nonce) for one in self._readers.values() if one.owner != owner):
+            return None
+        if not ring.attach(row, nonce):
+            self.leave(owner)
+            return None
+        reader = self._readers.get(owner)
+        if reader is None or reader.nonce != nonce:
+            reader = Reader(owner, peer, ring, row, nonce, ask_at=self._clock() + IDLE_S)
+            self._readers[owner] = reader
+        self.move(owner, peer)
+        return reader
+
+    def move(self, owner: OwnerT, peer: bytes) -> None:
+        """Take note of the connection over which an owner speaks now."""
+        reader = self._readers.get(owner)
+        if reader is not None:
+            reader.is_moved |= reader.peer != peer
+            reader.peer = peer
+
+    def leave(self, owner: OwnerT) -> None:
+        """Grant nothing more to an owner; what it holds ends with its row's lock."""
+        self._readers.pop(owner, None)
+
+    def take_dead(self) -> list[tuple[OwnerT, str]]:
+        """Look at the rows' locks; forget the readers that take no leases any more, and return `(owner, reason)`."""
+        dead = []
+        for event in self.ring.poll_deaths():
+            for reader in list(self._readers.values()):
+                if (reader.row, reader.nonce) == (event.row, event.nonce):
+                    self.leave(reader.owner)
+                    reason = event.reason if isinstance(event, RowStopped) else "no process holds its row"
+                    dead.append((reader.owner, reason))
+        return dead
+
+    # ---- leases
+
+    @contextmanager
+    def leased_send(self, reader: Reader[OwnerT] | None) -> Iterator[LeasedSend[OwnerT]]:
+        """Yield what grants leases and sends their message; whatever is raised meanwhile, no lease is left."""
+        sending = LeasedSend(reader, self._channel)
+        try:
+            yield sending
+        except MmcachedError:
+            sending.undo()
+            raise
+        if reader is not None and sending.has_leases:
+            reader.ask_at = self._clock() + IDLE_S  # the queue is not idle
+
+    def ask(self, reader: Reader[OwnerT]) -> None:
+        """Ask which leases have arrived, if any is out."""
+        reader.is_moved = False
+        barrier = reader.ring.open_barrier(reader.row)
+        reader.ask_at = self._clock() + reader.wait_s
+        if barrier is not None:
+            reader.wait_s = min(2 * reader.wait_s, MAX_WAIT_S)
+            self._channel.try_send(reader.peer, barrier)
+            crash_point("barrier.after_send")
+
+    def ask_idle(self) -> None:
+        """Ask every reader whose queue has been idle for long enough."""
+        now = self._clock()
+        for reader in list(self._readers.values()):
+            if now >= reader.ask_at:
+                self.ask(reader)
+
+    def answered(self, peer: bytes, message: Reconcile) -> None:
+        """Take the answer to a question; one to a former question changes nothing.
+
+        Raises:
+            RemoteProtocolError: the connection has no row of that incarnation, or the counts cannot be; nothing is
+                granted until a better answer comes.
+        """
+        for reader in self._readers.values():
+            if (reader.peer, reader.nonce) == (peer, message.nonce):
+                break
+        else:
+            raise RemoteProtocolError("this connection has no row of that incarnation", "nonce")
+        num_lost = reader.ring.reconcile(reader.row, message.nonce, message.barrier_id, message.received)
+        if num_lost is not None:
+            reader.wait_s = IDLE_S
+        if num_lost:
+            log.warning("leases taken back: their descriptors were lost", reader=reader.owner, leases=num_lost)

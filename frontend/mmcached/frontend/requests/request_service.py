@@ -1,0 +1,362 @@
+"""Serves the clients' generations and embeddings: from a request that has come to its one answer.
+
+    accept --> refused, with the reason                       nothing is left open
+       |
+    advance --> (items are being made, or no engine is ready: advance again) --> submit --> with an engine --> answered
+       ^                                                                 |
+       +----------------------- missed: what the engine lacks, resent ---+
+
+Whatever happens on the way (a bad image, a deadline, a cancel, the death of client or engine), a request is answered at
+most once and leaves no lease, pin, stream or waiting work behind. Tokens and rows that are wanted as they commit go to
+their client at the end of the turn. Knows nothing of sockets: messages to clients go through a callable, those to
+engines through the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
+from mmcached.frontend.engines.engine_gate import EngineGate
+from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.processing.item_processor import Processing
+from mmcached.frontend.processing.processor import Processed
+from mmcached.frontend.requests.admission import Admission
+from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.frontend.requests.preprocess_queue import PreprocessQueue
+from mmcached.frontend.requests.request_builder import build_request
+from mmcached.frontend.requests.token_streams import TokenStreams
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    DeadlineExceeded,
+    InvariantError,
+    MmcachedError,
+    PeerGone,
+    RequestAborted,
+    error_to_wire,
+)
+from mmcached.wire.handle import LeaseId
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as received
+from mmcached.wire.process.turns import Guard
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.stats import ProcessorCacheStats
+
+log = structlog.get_logger("mmcached.frontend")
+
+MAX_RESENDS = 2
+
+Send = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
+"""Sends to a client, or drops what it does not take; returns whether it was queued."""
+
+
+class RequestService:
+    """All requests of one frontend.
+
+    Args:
+        items: the cache of processed items.
+        clock: monotonic seconds.
+    Attributes:
+        items, streams: the cache of processed items, and what is streamed to clients.
+        num_done, num_failed, num_resends: they only rise.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, gate: EngineGate, items: ItemCache, *, send: Send, clock: Callable[[], float]
+    ) -> None:
+        self._config = config
+        self._gate = gate
+        self.items = items
+        self._send = send
+        self._clock = clock
+        processing = Processing(config)
+        self._requests = OpenRequests()
+        self._admission = Admission(config, self._requests, processing)
+        self._preprocessing = PreprocessQueue(config, processing, items)
+        self.streams = TokenStreams(send)
+        self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
+        self.num_done = 0
+        self.num_failed = 0
+        self.num_resends = 0
+
+    def __len__(self) -> int:
+        """Return how many requests are open."""
+        return len(self._requests)
+
+    def clients(self) -> set[str]:
+        """Return the clients that have a request open."""
+        return self._requests.clients()
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when `go_on` has something to do."""
+        return self._preprocessing.fileno()
+
+    def use(self, items: ItemCache) -> None:
+        """Keep and send items by another cache from now on."""
+        self.items = items
+        self._preprocessing.use(items)
+
+    def drain(self) -> None:
+        """Accept no new request from now on; those open go on."""
+        self._admission.is_draining = True
+
+    def forget_items(self) -> None:
+        """Forget all processed items, and let nothing that is being processed be cached or sent."""
+        self.items.clear()
+        self._preprocessing.flush()
+
+    def go_on(self, guard: Guard) -> None:
+        """End a turn: advance what has been processed or has waited for an engine, and send what streams have."""
+        for request in (*self._preprocessing.collect(), *self._take_waiting()):
+            error = guard.call("a request that goes on", self._advance_or_fail, request)
+            if error is not None:
+                guard.call("a request that fails", self.fail, request.number, error)
+        guard.call("tokens for clients", self.streams.flush)
+
+    def processor_stats(self) -> ProcessorCacheStats:
+        return self._preprocessing.stats(self.items.stats())
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: streams or waiting work contradict themselves.
+        """
+        self._preprocessing.check_integrity()
+        self.streams.check_integrity()
+        if left := self.streams.numbers() - {request.number for request in self._requests}:
+            raise InvariantError(f"streams of requests that are over: {left}")
+
+    def close(self) -> None:
+        """Fail what is open, and end the work."""
+        for request in self._requests:
+            self.fail(request.number, RequestAborted("the service stops; try again"))
+        self._preprocessing.close()
+
+    # ---- from clients
+
+    def accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
+        """Open a request, and send it to an engine unless items of it have to be processed first; on any typed error
+        answer with it and leave nothing open.
+        """
+        deadline = self._clock() + min(message.timeout_s, self._config.request_timeout_s)
+        request = OpenRequest(self._requests.next_number(), peer, message, images, deadline)
+        try:
+            self._admission.check(request)
+            self._advance(request)
+        except MmcachedError as error:
+            self.num_failed += 1
+            log.info("request refused", request_id=request.number, code=error.code)
+            self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)), ())
+            return
+        self._requests.add(request)
+        self.streams.open(request)
+
+    def taken(self, message: received.TokensTaken) -> None:
+        """Let a client be sent more of a streamed generation: it has taken tokens or rows of it."""
+        request = self._requests.find(message.client_id, message.request_id)
+        if request is not None:
+            self.streams.taken(request.number, message)
+
+    def cancel(self, client_id: str, request_id: int) -> None:
+        """Forget one request; an unknown one changes nothing."""
+        request = self._requests.find(client_id, request_id)
+        if request is not None:
+            self._end(request)
+
+    # ---- on the way to an engine
+
+    def _advance_or_fail(self, request: OpenRequest) -> None:
+        try:
+            self._advance(request)
+        except MmcachedError as error:
+            log.info("request failed", request_id=request.number, code=error.code)
+            self.fail(request.number, error)
+
+    def _advance(self, request: OpenRequest) -> None:
+        """Send a request if all its items are there and an engine is ready. If not the items are being made, or it
+        waits, and it is advanced again then.
+        """
+        link = self._choose_engine()
+        is_sent = False
+        if link is not None:
+            try:
+                given = self._preprocessing.advance(request)
+                if given is None:
+                    return
+                is_sent = self._submit(request, link, given)
+            except MmcachedError:
+                self._preprocessing.leave(request.number, has_used=False)
+                raise
+        if is_sent:
+            self._preprocessing.leave(request.number, has_used=True)
+        else:
+            self._waiting[request.number] = None
+
+    def _choose_engine(self) -> EngineLink | None:
+        return self._gate.links.choose(lambda engine: len(self._requests.on_engine(engine.incarnation)))
+
+    def _take_waiting(self) -> list[OpenRequest]:
+        """Return and forget those that wait for an engine, if one is ready."""
+        if not self._waiting or self._choose_engine() is None:
+            return []
+        waiting, self._waiting = self._waiting, {}
+        return [request for number in waiting if (request := self._requests.get(number)) is not None]
+
+    def _submit(self, request: OpenRequest, link: EngineLink, given: Mapping[str, Processed]) -> bool:
+        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved; return
+        False if that is because the engine is gone.
+        """
+
+        def make(
+            routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]
+        ) -> tuple[to_engine.AddRequest, list[Frame]]:
+            mirror_seq, config = self.items.next_mirror_seq, self._config
+            message, token_ids = request.message, request.token_ids
+            add, payload = build_request(
+                request.number, message, token_ids, routed, leases=leases, mirror_seq=mirror_seq, config=config
+            )
+            request.num_prompt_tokens = len(add.prompt_token_ids)
+            return add, payload
+
+        try:
+            items = self.items.resolve(request.keys, given)
+            self.items.sent(self._gate.send_with_leases(link, items, make))
+        except PeerGone:
+            return False
+        finally:
+            self.items.release()
+        request.engine = link.incarnation
+        return True
+
+    # ---- from engines: of a request that is not with that engine (any more), nothing
+
+    def tokens_committed(self, engine: int, message: received.TokensCommitted, payload: Sequence[Frame]) -> None:
+        """Take tokens and rows that an engine (by incarnation, here and below) has computed for streams."""
+        for rows in message.rows:
+            request = self._with(engine, rows.request_id)
+            if request is None:
+                continue
+            try:
+                self.streams.committed_rows(rows, payload)
+            except MmcachedError as error:
+                self._abort_in_engine(request)
+                self.fail(request.number, error)
+        for tokens in message.streams:
+            if self._with(engine, tokens.request_id) is not None:
+                self.streams.committed(tokens)
+
+    def generated(self, engine: int, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:
+        """Answer a generation."""
+        request = self._with(engine, message.request_id)
+        if request is None:
+            return
+        try:
+            rows, frames = self.streams.rest(message.request_id, message.rows, payload)
+        except MmcachedError as error:
+            self.fail(message.request_id, error)
+            return
+        answer = to_client.Generated(
+            request_id=request.message.request_id,
+            token_ids=message.token_ids,
+            finish_reason=message.finish_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=message.num_cached_tokens,
+            rows=rows,
+        )
+        self._finish(request, answer, frames)
+
+    def encoded(self, engine: int, message: received.RequestEncoded, payload: Sequence[Frame]) -> None:
+        """Answer an embedding."""
+        request = self._with(engine, message.request_id)
+        if request is not None:
+            self._finish(request, to_client.Encoded(request.message.request_id, message.embeddings), payload)
+
+    def failed(self, engine: int, message: received.RequestFailed) -> None:
+        """Answer a request that its engine could not serve."""
+        request = self._with(engine, message.request_id)
+        if request is not None:
+            self._take(request.number)
+            self.num_failed += 1
+            self._send(request.peer, to_client.Failed(request.message.request_id, message.error), ())
+
+    def missed(self, engine: int, message: received.RequestMissed) -> None:
+        """Send a request again whose items the engine could not use. What is not cached here either is processed
+        again; if only an id came for it, the request ends with a `CacheMiss`.
+        """
+        self.items.missed(message.mm_hashes)  # true whosever request it was
+        request = self._with(engine, message.request_id)
+        if request is None:
+            return
+        request.num_resends += 1
+        self.num_resends += 1
+        if request.num_resends > MAX_RESENDS:
+            reason = f"the engine missed items {request.num_resends} times; try again"
+            self.fail(request.number, RequestAborted(reason))
+            return
+        request.engine = 0
+        self._advance_or_fail(request)
+
+    def engine_lost(self, link: EngineLink, reason: str) -> None:
+        """Fail what an engine had that is gone."""
+        for request in self._requests.on_engine(link.incarnation):
+            self.fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
+
+    def _with(self, engine: int, number: int) -> OpenRequest | None:
+        """Return a request if that engine has it; a former frontend may have given the same number to another."""
+        request = self._requests.get(number)
+        return request if request is not None and request.engine == engine else None
+
+    def _finish(self, request: OpenRequest, answer: to_client.ToClient, payload: Sequence[Frame]) -> None:
+        self._take(request.number)
+        self.num_done += 1
+        self._send(request.peer, answer, payload)
+
+    # ---- deadlines and ends
+
+    def check(self, now: float) -> None:
+        """Fail those whose time is over."""
+        for request in self._requests.expired(now):
+            timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
+            self._abort_in_engine(request)
+            operation = type(request.message).__name__.lower()
+            if request.number in self._waiting:
+                operation += " (no engine was ready)"
+            self.fail(request.number, DeadlineExceeded(operation, timeout_s))
+
+    def end_client(self, client_id: str) -> None:
+        """Forget what a client has asked for: it is gone."""
+        for request in self._requests.of_client(client_id):
+            self._end(request)
+
+    def fail_client(self, client_id: str, error: MmcachedError) -> None:
+        """Answer everything that a client has open with an error."""
+        for request in self._requests.of_client(client_id):
+            self._abort_in_engine(request)
+            self.fail(request.number, error)
+
+    def _end(self, request: OpenRequest) -> None:
+        """Forget a request without an answer: nobody waits for it. The engine gives its leases back."""
+        self._take(request.number)
+        self.num_failed += 1
+        self._abort_in_engine(request)
+
+    def fail(self, number: int, error: MmcachedError) -> None:
+        """End a request with an error; one that is not open changes nothing."""
+        request = self._take(number)
+        if request is not None:
+            self.num_failed += 1
+            self._send(request.peer, to_client.Failed(request.message.request_id, error_to_wire(error)), ())
+
+    def _take(self, number: int) -> OpenRequest | None:
+        """Forget a request, and all that waits for it; return it if it was open."""
+        self.streams.close(number)
+        self._preprocessing.leave(number, has_used=False)
+        self._waiting.pop(number, None)
+        return self._requests.take(number)
+
+    def _abort_in_engine(self, request: OpenRequest) -> None:
+        link = self._gate.links.get(request.engine)
+        if link is not None:
+            self._gate.tell(link, to_engine.AbortRequest(request.number))

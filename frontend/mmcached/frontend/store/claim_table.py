@@ -1,0 +1,255 @@
+"""Says who computes a record that several clients lack at once, so that it is computed once. Sans I/O.
+
+    ask ──> it is claimed by nobody: a token, the asker is its owner
+      └───> it is claimed: the asker waits        (or is refused: too many are open)
+
+    the key has a record    take_waiters: all are answered with it; `finish` ends the claim
+    the owner gives up      its token is void, and the first who waits gets one
+    the owner is gone       as if it gave up; its own waits end without an answer
+    a new epoch             as if every owner gave up: what they compute comes from weights that are no more
+    a deadline              that one waits no longer
+    a claim's own deadline  as if the owner gave up
+
+A claim belongs to one connection of its client: what was under way over a former one is lost, perhaps the very message
+that said who shall compute. A token means nothing after its claim has ended; a client may still bring it, and so it is
+drawn at random and never means another claim.
+
+Invariants: a key has at most one owner; a key for which somebody waits has one; each who waits is taken out once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable
+from mmcached.wire.messages.frontend import ClaimRecord
+
+
+def random_token() -> int:
+    """Return 62 random bits, never 0: 0 is no claim."""
+    return secrets.randbelow(2**62 - 1) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One open request for a record: the connection it came over, and the end of its wait."""
+
+    peer: bytes
+    message: ClaimRecord
+    deadline: float
+
+    @property
+    def client_id(self) -> str:
+        return self.message.client_id
+
+    @property
+    def request(self) -> tuple[str, int]:
+        return self.message.client_id, self.message.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTransfer:
+    """`owner` has got a claim: tell it to compute."""
+
+    owner: Waiter
+    token: int
+
+
+@dataclass(slots=True)
+class _Claim:
+    name: str
+    token: int
+    owner: Waiter
+    deadline: float
+    waiters: list[Waiter] = field(default_factory=list)
+
+
+class ClaimTable:
+    """The claims of all clients, by the name of the record (see `store_keys`).
+
+    Args:
+        max_open: claims and waits together; beyond it nobody may ask.
+        max_per_client: those of one client.
+        claim_timeout_s: from a claim to its end.
+        clock: monotonic seconds.
+    Attributes:
+        num_claims, num_waits: granted, and begun; they only rise.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_open: int,
+        max_per_client: int,
+        claim_timeout_s: float,
+        clock: Callable[[], float],
+        new_token: Callable[[], int] = random_token,
+    ) -> None:
+        self._max_open = max_open
+        self._max_per_client = max_per_client
+        self._claim_timeout_s = claim_timeout_s
+        self._clock = clock
+        self._new_token = new_token
+        self._claims: dict[str, _Claim] = {}
+        self.num_claims = 0
+        self.num_waits = 0
+
+    @property
+    def num_computing(self) -> int:
+        return len(self._claims)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(claim.waiters) for claim in self._claims.values())
+
+    def clients(self) -> set[str]:
+        """Return the clients that own a claim or wait."""
+        return {one.client_id for one in self._all()}
+
+    def ask(self, name: str, waiter: Waiter) -> int | None:
+        """Ask for a record that is not there.
+
+        Returns:
+            the token of the asker, who shall compute it; None: it waits for the owner.
+        Raises:
+            ServiceUnavailable: too many are open, of all clients or of this one.
+            RemoteProtocolError: this very request waits already.
+        """
+        if self.num_computing + self.num_waiting >= self._max_open:
+            raise ServiceUnavailable(f"{self._max_open} claims and waits are open (max_num_requests); try again later")
+        num_own = sum(one.client_id == waiter.client_id for one in self._all())
+        if num_own >= self._max_per_client:
+            reason = f"this client has {num_own} claims and waits (limits.max_claims_per_client); try again later"
+            field = "limits.max_claims_per_client"
+            raise ServiceUnavailable(reason, field=field, value=num_own + 1, limit=self._max_per_client)
+        if any(one.request == waiter.request for one in self._waiters()):
+            raise RemoteProtocolError(f"request {waiter.message.request_id} of this client waits already", "request_id")
+        claim = self._claims.get(name)
+        if claim is None:
+            return self._grant(name, waiter).token
+        claim.waiters.append(waiter)
+        self.num_waits += 1
+        return None
+
+    def check_token(self, token: int, client_id: str, name: str) -> None:
+        """Judge a token that a client brings; one whose claim has ended is nobody's.
+
+        Raises:
+            RemoteProtocolError: it is another client's, or for another key.
+        """
+        claim = self._own_claim(token, client_id)
+        if claim is not None and claim.name != name:
+            raise RemoteProtocolError("this token is for another key", "claim")
+
+    def take_waiters(self, name: str) -> list[Waiter]:
+        """Return and forget who waits for a record: it has come."""
+        claim = self._claims.get(name)
+        if claim is None:
+            return []
+        waiters, claim.waiters = claim.waiters, []
+        return waiters
+
+    def finish(self, token: int, client_id: str) -> None:
+        """End a claim whose waiters have been taken; a token that is void changes nothing.
+
+        Raises:
+            RemoteProtocolError: it is another client's.
+        """
+        claim = self._own_claim(token, client_id)
+        if claim is not None and not claim.waiters:
+            del self._claims[claim.name]
+
+    def drop(self, token: int, client_id: str) -> list[ClaimTransfer]:
+        """End the claim of an owner that will not compute; a token that is void changes nothing.
+
+        Returns:
+            who shall compute instead: at most one, here and in all that follows at most one for each key.
+        Raises:
+            RemoteProtocolError: it is another client's.
+        """
+        claim = self._own_claim(token, client_id)
+        return self._pass_on(lambda one: one is claim)
+
+    def leave(self, client_id: str, *, but_over: bytes | None = None) -> list[ClaimTransfer]:
+        """End the waits of a client that is gone, or all but those over one connection, and pass its claims on."""
+
+        def has_left(one: Waiter) -> bool:
+            return one.client_id == client_id and one.peer != but_over
+
+        self._forget_waiters(has_left)
+        return self._pass_on(lambda claim: has_left(claim.owner))
+
+    def cancel(self, client_id: str, request_id: int) -> list[ClaimTransfer]:
+        """End a wait without an answer, or a claim whose owner has given up before it heard of it."""
+        request = (client_id, request_id)
+        self._forget_waiters(lambda one: one.request == request)
+        return self._pass_on(lambda claim: claim.owner.request == request)
+
+    def take_expired(self, now: float) -> list[Waiter]:
+        """Return and forget those whose deadline is over."""
+        return self._forget_waiters(lambda one: one.deadline <= now)
+
+    def pass_on_expired(self, now: float) -> list[ClaimTransfer]:
+        """End the claims whose time is over."""
+        return self._pass_on(lambda claim: claim.deadline <= now)
+
+    def begin_epoch(self) -> list[ClaimTransfer]:
+        """Void all tokens."""
+        return self._pass_on(lambda claim: True)
+
+    def take_all(self) -> list[Waiter]:
+        """Return and forget all who wait, and void all tokens."""
+        waiters = list(self._waiters())
+        self._claims.clear()
+        return waiters
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: a claim is filed under another key, or a request waits twice.
+        """
+        if any(name != claim.name for name, claim in self._claims.items()):
+            raise InvariantError("a claim is filed under another key")
+        requests = [one.request for one in self._waiters()]
+        if len(set(requests)) != len(requests):
+            raise InvariantError(f"a request waits twice: {requests}")
+
+    # ---- how
+
+    def _all(self) -> Iterator[Waiter]:
+        """Yield all owners and all who wait."""
+        return (one for claim in self._claims.values() for one in (claim.owner, *claim.waiters))
+
+    def _waiters(self) -> Iterator[Waiter]:
+        return (one for claim in self._claims.values() for one in claim.waiters)
+
+    def _own_claim(self, token: int, client_id: str) -> _Claim | None:
+        """Return the claim of a token; None if it has ended."""
+        claim = next((claim for claim in self._claims.values() if claim.token == token), None)
+        if claim is not None and claim.owner.client_id != client_id:
+            raise RemoteProtocolError("this token is another client's", "claim")
+        return claim
+
+    def _grant(self, name: str, owner: Waiter) -> _Claim:
+        claim = self._claims[name] = _Claim(name, self._new_token(), owner, self._clock() + self._claim_timeout_s)
+        self.num_claims += 1
+        return claim
+
+    def _pass_on(self, is_over: Callable[[_Claim], bool]) -> list[ClaimTransfer]:
+        """End claims; the first who waits for each becomes its owner."""
+        transfers = []
+        for claim in [claim for claim in self._claims.values() if is_over(claim)]:
+            del self._claims[claim.name]
+            if claim.waiters:
+                first, *others = claim.waiters
+                following = self._grant(claim.name, first)
+                following.waiters = others
+                transfers.append(ClaimTransfer(first, following.token))
+        return transfers
+
+    def _forget_waiters(self, is_gone: Callable[[Waiter], bool]) -> list[Waiter]:
+        gone = [one for one in self._waiters() if is_gone(one)]
+        for claim in self._claims.values():
+            claim.waiters = [one for one in claim.waiters if not is_gone(one)]
+        return gone

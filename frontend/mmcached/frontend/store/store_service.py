@@ -1,0 +1,259 @@
+"""Serves the clients' messages about records, out of the record store, the claims and the readers of the ring.
+
+    GetRecords   ──> Records             a handle with a lease for each record, or its frames, or None
+    ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
+    PutRecord    ──> Stored              whoever waits for that key is answered first
+    TakeRow      ──> RowTaken, (Barrier ──> Reconcile)
+    HaveRecords ──> Present    DropRecord ──> Stored    DropClaim, Reconcile ──> (no answer)
+
+A record that is not kept (too large, no room) still goes to those who wait for it. A claim whose owner cannot be told,
+or is gone, passes to the next who waits. How records travel: `record_sender`.
+
+Invariants: each message is answered once; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import assert_never
+
+import structlog
+
+from mmcached.cache.store_keys import store_key
+from mmcached.frontend.connections.readers import Channel, Readers
+from mmcached.frontend.connections.rings import NoRing, late_store_ring
+from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
+from mmcached.frontend.store.record_sender import RecordSender
+from mmcached.frontend.store.record_store import RecordStore, Refusal
+from mmcached.shm.store import codec
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    DeadlineExceeded,
+    MmcachedError,
+    RemoteProtocolError,
+    RequestAborted,
+    error_to_wire,
+)
+from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages import client as to_client
+from mmcached.wire.messages import frontend as received
+from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.stats import StoreStats
+
+log = structlog.get_logger("mmcached.frontend")
+
+StoreMessage = (
+    received.TakeRow
+    | received.GetRecords
+    | received.HaveRecords
+    | received.PutRecord
+    | received.ClaimRecord
+    | received.DropClaim
+    | received.DropRecord
+    | received.Reconcile
+)
+
+
+class StoreService(Closeable):
+    """Everything that clients may ask of the store; `close` closes the records too.
+
+    Args:
+        channel: carries the answers.
+        clock: monotonic seconds.
+    Attributes:
+        records, claims, readers: what is kept, what is computed, and the readers of the ring by client.
+        num_protocol_errors: messages that could not be true.
+    """
+
+    def __init__(self, config: ServiceConfig, *, channel: Channel, clock: Callable[[], float]) -> None:
+        self.records = RecordStore.from_config(config)
+        self.claims = ClaimTable(
+            max_open=config.max_num_requests,
+            max_per_client=config.limits.max_claims_per_client,
+            claim_timeout_s=config.limits.claim_timeout_s,
+            clock=clock,
+        )
+        self.readers: Readers[str] = Readers(NoRing(), channel, clock)
+        self.num_protocol_errors = 0
+        self._send = channel.try_send
+        self._sender = RecordSender(self.records, self.readers)
+        self._clock = clock
+        self._max_wait_s = config.request_timeout_s
+        self._late_ring = late_store_ring(config)
+        self._look_for_room(clock())
+
+    @property
+    def announcement(self) -> RingAnnouncement | None:
+        """The address of the store's ring; None if no records are kept."""
+        return self.records.ring.announcement
+
+    def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+        """Serve one message of a client; what is wrong with it is answered or logged, and changes nothing."""
+        try:
+            self._serve(peer, message, payload)
+        except MmcachedError as error:
+            if isinstance(error, RemoteProtocolError):
+                self.num_protocol_errors += 1
+            log.info("store request refused", message=type(message).__name__, code=error.code, reason=str(error))
+            if not isinstance(message, received.DropClaim | received.Reconcile):
+                self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+
+    def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
+        match message:
+            case received.GetRecords(keys=keys, tenant=tenant):
+                self._sender.send_records(peer, message, [self.records.get(tenant, key) for key in keys])
+            case received.ClaimRecord():
+                self._claim(peer, message)
+            case received.PutRecord():
+                self._put(peer, message, payload)
+            case received.HaveRecords(keys=keys, tenant=tenant):
+                present = [self.records.has(tenant, key) for key in keys]
+                self._send(peer, to_client.Present(message.request_id, present))
+            case received.DropRecord():
+                is_dropped = self.records.drop(message.tenant, message.key)
+                reason = "dropped" if is_dropped else "it had none"
+                self._send(peer, to_client.Stored(message.request_id, self.records.epoch, False, reason))
+            case received.DropClaim():
+                self._transfer(self.claims.drop(message.claim, message.client_id))
+            case received.TakeRow():
+                self._take_row(peer, message)
+            case received.Reconcile():
+                self.readers.answered(peer, message)
+            case _:
+                assert_never(message)
+
+    # ---- records
+
+    def _claim(self, peer: bytes, message: received.ClaimRecord) -> None:
+        handle = self.records.get(message.tenant, message.key)
+        if handle is not None:
+            self._sender.send_records(peer, message, [handle])
+            return
+        deadline = self._clock() + min(message.timeout_s, self._max_wait_s)
+        waiter = Waiter(peer, message, deadline)
+        token = self.claims.ask(store_key(message.tenant, message.key), waiter)
+        if token is not None:
+            self._transfer([ClaimTransfer(waiter, token)])
+
+    def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
+        name = store_key(message.tenant, message.key)
+        encoded = codec.adopt_frames(payload)
+        if message.claim:
+            self.claims.check_token(message.claim, message.client_id, name)
+        refusal = self.records.put(message.tenant, message.key, encoded, epoch=message.store_epoch)
+        if refusal is Refusal.OLD_EPOCH:
+            # It is of no use to those who wait either: somebody else must compute it from the new weights.
+            self._transfer(self.claims.drop(message.claim, message.client_id))
+        else:
+            found = encoded if refusal else self.records.find(message.tenant, message.key)
+            for waiter in self.claims.take_waiters(name):
+                self._sender.send_records(waiter.peer, waiter.message, [found])
+            self.claims.finish(message.claim, message.client_id)
+        answer = to_client.Stored(message.request_id, self.records.epoch, refusal is None, refusal or "")
+        self._send(peer, answer)
+
+    def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
+        """Tell owners to compute; one that cannot be told passes its claim on."""
+        pending = deque(transfers)
+        while pending:
+            transfer = pending.popleft()
+            owner = transfer.owner
+            claimed = to_client.Claimed(owner.message.request_id, self.records.epoch, transfer.token)
+            if not self._send(owner.peer, claimed):
+                pending += self.claims.drop(transfer.token, owner.client_id)
+
+    # ---- clients
+
+    def greet(self, peer: bytes, client_id: str) -> None:
+        """A client says hello: what was under way over another connection of it is lost."""
+        self._transfer(self.claims.leave(client_id, but_over=peer))
+
+    def cancel(self, client_id: str, request_id: int) -> None:
+        """A client does not wait any more; if it was told to compute meanwhile, the next who waits is."""
+        self._transfer(self.claims.cancel(client_id, request_id))
+
+    def end_client(self, client_id: str) -> None:
+        """A client is gone: its claims pass on, and it gets no more leases."""
+        self.readers.leave(client_id)
+        self._transfer(self.claims.leave(client_id))
+
+    def clients(self) -> set[str]:
+        """Return the clients that have something here."""
+        return self.claims.clients() | self.readers.owners()
+
+    def _take_row(self, peer: bytes, message: received.TakeRow) -> None:
+        self.greet(peer, message.client_id)
+        epoch, row, nonce = message.ring_epoch, message.row, message.nonce
+        reader = self.readers.attach(message.client_id, peer, epoch=epoch, row=row, nonce=nonce)
+        if reader is None:
+            log.info("row refused", client_id=message.client_id, row=row)
+        self._send(peer, to_client.RowTaken(message.request_id, reader is not None))
+        if reader is not None and reader.is_moved:  # what was under way over its former connection is lost
+            self.readers.ask(reader)
+
+    # ---- time, epochs, the end
+
+    def check(self, now: float) -> None:
+        """Answer those whose deadline is over, look which rows' holders have died, and for room for a missing ring."""
+        self._look_for_room(now)
+        for waiter in self.claims.take_expired(now):
+            timeout_s = min(waiter.message.timeout_s, self._max_wait_s)
+            self._fail(waiter, DeadlineExceeded("claimrecord", timeout_s))
+        self._transfer(self.claims.pass_on_expired(now))
+        for client_id, reason in self.readers.take_dead():
+            log.info("client's row is dead", client_id=client_id, reason=reason)
+
+    def _look_for_room(self, now: float) -> None:
+        ring = self._late_ring.take(now)
+        if ring is not None:
+            self.records.adopt(ring)
+            self.readers.ring = ring
+
+    def flush(self, *, is_new_epoch: bool) -> None:
+        """Forget all records.
+
+        Args:
+            is_new_epoch: also what is being computed: whoever waits for it is told to compute anew, one for each key.
+        """
+        if is_new_epoch:
+            self.records.begin_epoch()
+            self._transfer(self.claims.begin_epoch())
+        else:
+            self.records.clear()
+
+    def stats(self) -> StoreStats:
+        records = self.records
+        return StoreStats(
+            queries=records.num_queries,
+            hits=records.num_hits,
+            puts=records.num_puts,
+            refusals=records.num_refusals,
+            quota_evictions=records.num_quota_evictions,
+            inline_records=self._sender.num_inline,
+            withheld_records=self._sender.num_withheld,
+            claims=self.claims.num_claims,
+            waits=self.claims.num_waits,
+            computing=self.claims.num_computing,
+            waiting=self.claims.num_waiting,
+            rows=len(self.readers),
+            new_epochs=records.num_epochs,
+            ring=records.ring.stats(),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: records or claims contradict themselves.
+        """
+        self.records.check_integrity()
+        self.claims.check_integrity()
+
+    def close(self) -> None:
+        """Fail those who wait, and remove the ring. A second call changes nothing."""
+        for waiter in self.claims.take_all():
+            self._fail(waiter, RequestAborted("the service stops; try again"))
+        self.records.close()
+
+    def _fail(self, waiter: Waiter, error: MmcachedError) -> None:
+        self._send(waiter.peer, to_client.Failed(waiter.message.request_id, error_to_wire(error)))

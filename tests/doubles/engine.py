@@ -1,0 +1,90 @@
+"""An engine at the wire: a real connection to a frontend and a real row of its ring, and a test that says the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Barrier, Feature
+from mmcached.wire.paths import RunDir
+from mmcached.wire.sockets.channels import Frame
+from tests.doubles.dealer import Dealer
+
+
+def leases_in(message: to_engine.FromFrontend) -> list[tuple[Handle, LeaseId]]:
+    parts: list[Feature | to_engine.ProbeEngine] = []
+    if isinstance(message, to_engine.AddRequest):
+        parts += message.features
+    if isinstance(message, to_engine.ProbeEngine):
+        parts.append(message)
+    return [(part.payload, part.lease) for part in parts if isinstance(part.payload, Handle) and part.lease is not None]
+
+
+class WireEngine:
+    """One engine incarnation, which has said hello.
+
+    Attributes:
+        answers_barriers: count leases as they come and answer barriers, as an engine does; else the test does.
+        backlog: messages that have come, with their payload.
+    """
+
+    def __init__(self, directory: RunDir, *, digest: str, index: int = 0) -> None:
+        self._address = directory.engine_address
+        self._hello = to_frontend.EngineHello(index, secrets.randbits(62), digest)
+        self.row: ReaderRow | None = None
+        self.answers_barriers = True
+        self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
+        self._connect()
+
+    def _connect(self) -> None:
+        self.channel: Dealer[to_engine.FromFrontend] = Dealer(self._address, to_engine.FromFrontend)
+        self.channel.send(self._hello)
+
+    def connect_anew(self) -> None:
+        """Lose the connection and say hello over another; the same process."""
+        self.channel.close()
+        self._connect()
+
+    def attach(self, announcement: RingAnnouncement) -> None:
+        """Take a row of the ring, and say so."""
+        self.row = ReaderRow.attach(announcement)
+        self.channel.send(to_frontend.RowHello(announcement.epoch, self.row.row, self.row.nonce))
+
+    def receive(self) -> None:
+        """Put what has come into the backlog, except barriers that are answered here."""
+        while self.channel.wait(0):
+            message, payload = self.channel.receive(0)
+            if self.answers_barriers and self.row is not None:
+                if isinstance(message, Barrier):
+                    self.answer(message)
+                    continue
+                self.take_leases(message)
+            self.backlog.append((message, payload))
+
+    def take_leases(self, message: to_engine.FromFrontend) -> None:
+        assert self.row is not None
+        for handle, lease in leases_in(message):
+            self.row.receive(handle, lease)
+
+    def answer(self, barrier: Barrier) -> None:
+        """Say which leases have arrived."""
+        assert self.row is not None
+        counts = self.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        self.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts or {}))
+
+    def checksum(self, handle: Handle) -> str:
+        """Return what a worker answers that reads a probe's item."""
+        assert self.row is not None
+        with RingReader.open(self.row.announcement) as reader:
+            record = ObjectStoreReader(reader).get(handle, tensors="numpy", copy=True)
+        return hashlib.blake2b(record["probe"].tobytes(), digest_size=16).hexdigest()
+
+    def close(self) -> None:
+        """End as a process does: no goodbye."""
+        self.channel.close()
+        if self.row is not None:
+            self.row.close()
