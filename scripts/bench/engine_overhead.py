@@ -148,9 +148,9 @@ class Engine:
     def _book(self, frames: list[Frame]) -> None:
         message, payload = decode_frames(frames, _from_worker)
         finished = self._runner.take(message, payload)
-        if finished is None or finished.output is None:
+        if finished is None or finished.failure() is not None:
             raise RuntimeError(f"the worker's answer is not taken: {message}")
-        sampled = {entry.request_id: entry.token_id for entry in finished.output.sampled}
+        sampled = {entry.request_id: entry.token_id for entry in finished.answer()[0].sampled}
         self.steps.commit(finished.step, sampled)
         if self._results.has_streams:
             message, _ = self._results.unsent((chunk.request for chunk in finished.step.chunks if chunk.sample), ())

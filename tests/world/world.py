@@ -178,7 +178,7 @@ class World:
             self._start_over([self._rng.randrange(2)])
             self.seen["resets in flight"] += 1
             return
-        results = StepResults(step.step_id, 2, 0.0)
+        results = StepResults(step, 2, 0.0)
         for rank, (plan, frames) in zip(self._ranks, plans, strict=True):
             try:
                 answer = rank.execute(plan, frames, hit if who in (str(rank.rank), "both") else None)
@@ -234,7 +234,7 @@ class World:
         self._scheduler.withdraw(step, results.prefix_report())
         failure = results.failure()
         if self._knobs.blames and failure is not None:
-            self._scheduler.blame_failure(step, error_from_wire(failure.error))
+            self._scheduler.blame_failure(step, error_from_wire(failure))
             self._tell_failed()
 
     def _answer(self, client: Client) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.step_results import StepResults
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone
@@ -108,12 +109,15 @@ def test_plans_to_a_rank_that_is_gone_raise_and_news_do_not(wiring: Wiring) -> N
     assert wiring.group.epochs == [10]
 
 
+STEP = ScheduledStep(3, [], [], [], [])
+
+
 def output(digest: bytes) -> StepOutput:
     return StepOutput(1, 2, 3, digest, [], [], [], [])
 
 
 def test_step_is_complete_when_every_rank_has_answered() -> None:
-    results = StepResults(3, 2, deadline=0.0)
+    results = StepResults(STEP, 2, deadline=0.0)
     results.add(1, output(b"x"), [b"1"])
     results.add(1, output(b"x"), [b"1"])
     assert not results.is_complete
@@ -124,7 +128,7 @@ def test_step_is_complete_when_every_rank_has_answered() -> None:
 
 
 def test_ranks_that_differ_are_an_invariant_error() -> None:
-    results = StepResults(3, 2, deadline=0.0)
+    results = StepResults(STEP, 2, deadline=0.0)
     results.add(0, output(b"x"), [])
     results.add(1, output(b"y"), [])
     with pytest.raises(InvariantError, match=r"ranks \[1\]"):
@@ -132,8 +136,8 @@ def test_ranks_that_differ_are_an_invariant_error() -> None:
 
 
 def test_one_failed_rank_fails_the_step() -> None:
-    results = StepResults(3, 2, deadline=0.0)
+    results = StepResults(STEP, 2, deadline=0.0)
     failed = StepFailed(1, 2, 3, ErrorInfo("stale_handle", "gone", True, {}), [])
     results.add(0, output(b"x"), [])
     results.add(1, failed, [])
-    assert results.failure() == failed
+    assert results.failure() == failed.error

@@ -38,7 +38,8 @@ from mmcached.engine.server.kv_event_publisher import KVEventPublisher, kv_event
 from mmcached.engine.server.leases import LeaseBook
 from mmcached.engine.server.poisonous_requests import PoisonousRequests
 from mmcached.engine.server.probes import EngineProbes
-from mmcached.engine.server.step_runner import FinishedStep, StepRunner
+from mmcached.engine.server.step_results import StepResults
+from mmcached.engine.server.step_runner import StepRunner
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.engine.steps.request import Request
 from mmcached.shm.stats.publisher import StatsPublisher
@@ -398,20 +399,26 @@ class EngineServer(Closeable):
 
     # ---- steps
 
-    def _book(self, finished: FinishedStep) -> None:
-        if finished.output is not None:
-            self._commit(finished, finished.output)
-        elif finished.error is not None:
-            self._withdraw(finished, finished.error)
+    def _book(self, results: StepResults) -> None:
+        """Commit a step that all ranks have run, or withdraw it; nothing of it is answered before.
 
-    def _commit(self, done: FinishedStep, output: received.StepOutput) -> None:
-        step = done.step
-        self._results.gather(output, done.payload)
+        Raises:
+            InvariantError: the ranks computed different things, or one contradicts the tables.
+        """
+        error = results.failure()
+        if error is not None:
+            self._withdraw(results, error)
+        else:
+            self._commit(results)
+
+    def _commit(self, results: StepResults) -> None:
+        step, (output, payload) = results.step, results.answer()
+        self._results.gather(output, payload)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
-        finished = self._scheduler.commit(step, sampled, done.prefix_report, output.missing)
+        finished = self._scheduler.commit(step, sampled, results.prefix_report(), output.missing)
         if self._config.debug_check_workers:
-            book = self._scheduler.encoder_cache_manager
-            check_encoder_caches(book.ready_keys(), book.lingering_keys(), done.encoder_keys, step=step.step_id)
+            table = self._scheduler.encoder_cache_manager
+            check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
         answers = []
         for request in finished:
             if request.request_id in self._requests:
@@ -438,12 +445,12 @@ class EngineServer(Closeable):
         else:
             self._results.mark_sent(message)
 
-    def _withdraw(self, done: FinishedStep, error: ErrorInfo) -> None:
+    def _withdraw(self, results: StepResults, error: ErrorInfo) -> None:
         """Publish nothing of a step that a worker could not run; its requests are tried one by one."""
-        step = done.step
+        step = results.step
         log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
         self._num_steps_failed += 1
-        self._scheduler.withdraw(step, done.prefix_report)
+        self._scheduler.withdraw(step, results.prefix_report())
         self._scheduler.blame_failure(step, error_from_wire(error))
 
     # ---- looking in

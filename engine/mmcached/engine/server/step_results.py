@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mmcached.wire.errors import InvariantError
+from mmcached.engine.scheduling.step import ScheduledStep
+from mmcached.wire.errors import ErrorInfo, InvariantError
 from mmcached.wire.messages.engine import PrefixReport, StepFailed, StepOutput
 from mmcached.wire.sockets.channels import Frame
 
@@ -10,15 +11,21 @@ Result = StepOutput | StepFailed
 
 
 class StepResults:
-    """Answers by rank; complete when each has answered. The ranks must have computed the same.
+    """A step in flight, and its answers by rank; complete when each has answered. The ranks must compute the same.
 
     Args:
         deadline: on the engine's clock; later the step counts as hung.
+
+    Attributes:
+        given_to: workers that were sent its plan: their epochs by rank.
+        plan_error: reason why no plan could be made of it; then no worker has heard of it.
     """
 
-    def __init__(self, step: int, world_size: int, deadline: float) -> None:
+    def __init__(self, step: ScheduledStep, world_size: int, deadline: float) -> None:
         self.step = step
         self.deadline = deadline
+        self.given_to: dict[int, int] = {}
+        self.plan_error: ErrorInfo | None = None
         self._world_size = world_size
         self._results: dict[int, tuple[Result, list[Frame]]] = {}
 
@@ -33,18 +40,22 @@ class StepResults:
     def missing_ranks(self) -> list[int]:
         return [rank for rank in range(self._world_size) if rank not in self._results]
 
-    def failure(self) -> StepFailed | None:
-        """Return the first failure in rank order, or None if every rank has run the step.
+    def computing(self) -> dict[int, int]:
+        """Return the workers that were given the step and have not answered: their epochs by rank."""
+        return {rank: epoch for rank, epoch in self.given_to.items() if rank not in self._results}
+
+    def failure(self) -> ErrorInfo | None:
+        """Return the error of the plan, else of the first rank that failed, or None if every rank has run the step.
 
         Raises:
-            InvariantError: a rank was told to use what it does not have; all that follows from the books is in doubt.
+            InvariantError: a rank was told to use what it does not have; all that follows from the tables is in doubt.
         """
         ordered = ((rank, self._results[rank][0]) for rank in sorted(self._results))
-        failures = [(rank, result) for rank, result in ordered if isinstance(result, StepFailed)]
-        for rank, failed in failures:
-            if failed.error.code == InvariantError.code:
-                raise InvariantError(f"step {self.step}: rank {rank} contradicts the books: {failed.error.message}")
-        return failures[0][1] if failures else None
+        failures = {rank: result.error for rank, result in ordered if isinstance(result, StepFailed)}
+        for rank, error in failures.items():
+            if error.code == InvariantError.code:
+                raise InvariantError(f"step {self.step.step_id}: rank {rank} contradicts the books: {error.message}")
+        return next(iter(failures.values()), self.plan_error)
 
     def encoder_keys(self) -> dict[int, list[str] | None]:
         """Return what the encoder cache of each rank that has run the step holds behind it, as far as it says so."""
@@ -52,7 +63,7 @@ class StepResults:
 
     def prefix_report(self) -> PrefixReport:
         """Return what rank 0 says of its prefix store, whether it has run the step or not."""
-        return self._results[0][0].prefix_report
+        return self._results[0][0].prefix_report if self._results else {}
 
     def answer(self) -> tuple[StepOutput, list[Frame]]:
         """Return rank 0's output with its payload.
@@ -64,7 +75,7 @@ class StepResults:
         first = outputs[0]
         differing = [rank for rank, output in outputs.items() if output.digest != first.digest]
         if differing:
-            raise InvariantError(f"step {self.step}: ranks {differing} computed something else than rank 0")
+            raise InvariantError(f"step {self.step.step_id}: ranks {differing} computed something else than rank 0")
         return first, self._results[0][1]
 
     def _outputs(self) -> dict[int, StepOutput]:

@@ -13,7 +13,6 @@ Books the reads that a step makes under leases, before its plan is sent. Publish
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -24,46 +23,10 @@ from mmcached.engine.server.leases import LeaseBook
 from mmcached.engine.server.plan import build_plan, leases_read
 from mmcached.engine.server.step_results import Result, StepResults
 from mmcached.engine.server.worker_group import WorkerGroup
-from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone, error_to_wire
-from mmcached.wire.messages.engine import PrefixReport, StepOutput
+from mmcached.wire.errors import InvariantError, PeerGone, error_to_wire
 from mmcached.wire.sockets.channels import Frame
 
 log = structlog.get_logger("mmcached.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A step that every rank has answered: rank 0's output with its payload, or the error of the first that failed.
-
-    Attributes:
-        prefix_report: what rank 0 says of its prefix store.
-        encoder_keys: what the encoder cache of each rank holds now; None from ranks that do not say.
-    """
-
-    step: ScheduledStep
-    output: StepOutput | None
-    payload: list[Frame]
-    error: ErrorInfo | None
-    prefix_report: PrefixReport
-    encoder_keys: dict[int, list[str] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step that workers compute.
-
-    Attributes:
-        given_to: the workers that were sent its plan: their epochs by rank.
-    """
-
-    step: ScheduledStep
-    results: StepResults
-    given_to: dict[int, int]
-
-    def computing(self) -> dict[int, int]:
-        """Return those of them that have not answered."""
-        missing = self.results.missing_ranks
-        return {rank: epoch for rank, epoch in self.given_to.items() if rank in missing}
 
 
 class StepRunner:
@@ -92,28 +55,26 @@ class StepRunner:
         self._nonce = nonce
         self._timeout_s = timeout_s
         self._clock = clock
-        self._in_flight: _InFlight | None = None
-        self._void: _InFlight | None = None
+        self._in_flight: StepResults | None = None
+        self._void: StepResults | None = None
         self.num_steps = 0
-
-    @property
-    def is_in_flight(self) -> bool:
-        return self._in_flight is not None
 
     @property
     def can_start(self) -> bool:
         is_idle = self._in_flight is None and (self._void is None or not self._is_void_computed())
         return is_idle and self._group.are_all_attached and self._scheduler.has_work()
 
-    def start(self) -> FinishedStep | None:
+    def start(self) -> StepResults | None:
         """Schedule a step and send its plan to every worker. Nothing happens if there is nothing to do.
 
         Returns:
-            the step, failed, if no plan can be made of it; no worker has heard of it then.
+            The step, failed, if no plan can be made of it.
         """
         step = self._scheduler.schedule()
         if step is None:
             return None
+        links = self._group.in_rank_order()
+        results = StepResults(step, len(links), self._clock() + self._timeout_s)
         try:
             plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=0)
             # Booked before the first plan is sent: a fast worker's read_done may not come first.
@@ -121,10 +82,9 @@ class StepRunner:
         except Exception as error:
             log.exception("no plan can be made of a step", step=step.step_id)
             reason = f"no plan can be made of its step: {type(error).__name__}; see the engine's log, and report it"
-            return FinishedStep(step, None, [], error_to_wire(InvariantError(reason)), {}, {})
-        links = self._group.in_rank_order()
-        results = StepResults(step.step_id, len(links), self._clock() + self._timeout_s)
-        self._in_flight = in_flight = _InFlight(step, results, {})
+            results.plan_error = error_to_wire(InvariantError(reason))
+            return results
+        self._in_flight = results
         for link in links:
             try:
                 self._group.send(link, msgspec.structs.replace(plan, worker_epoch=link.worker_epoch), payload)
@@ -132,17 +92,14 @@ class StepRunner:
                 # Its successor's hello voids the step; if none comes, the step's deadline ends it.
                 log.warning("worker gone", rank=link.rank)
             else:
-                in_flight.given_to[link.rank] = link.worker_epoch
+                results.given_to[link.rank] = link.worker_epoch
         self.num_steps += 1
         return None
 
-    def take(self, result: Result, payload: list[Frame]) -> FinishedStep | None:
-        """Take a rank's answer; return the step if it was the last one awaited.
+    def take(self, result: Result, payload: list[Frame]) -> StepResults | None:
+        """Take a rank's answer; return the step's results if it was the last one awaited.
 
         Reads that are done count whatever step they belong to; all else counts only for the step in flight.
-
-        Raises:
-            InvariantError: the ranks computed different things, or one contradicts the books.
         """
         link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_nonce != self._nonce:
@@ -150,19 +107,15 @@ class StepRunner:
         for done in result.read_done:
             self._leases.read_done(result.worker_epoch, done.step, done.seq)
         if self._void is not None and result.step == self._void.step.step_id:
-            self._void.results.add(link.rank, result, payload)
+            self._void.add(link.rank, result, payload)
         if self._in_flight is None or result.step != self._in_flight.step.step_id:
             return None
-        step, results = self._in_flight.step, self._in_flight.results
+        results = self._in_flight
         results.add(link.rank, result, payload)
         if not results.is_complete:
             return None
         self._in_flight = None
-        failure = results.failure()
-        if failure is not None:
-            return FinishedStep(step, None, [], failure.error, results.prefix_report(), {})
-        output, frames = results.answer()
-        return FinishedStep(step, output, frames, None, results.prefix_report(), results.encoder_keys())
+        return results
 
     def computed_by(self, rank: int) -> ScheduledStep | None:
         """Return the step in flight if this rank was given it and has not answered: the one that it has died of."""
@@ -180,8 +133,8 @@ class StepRunner:
         hung = self._in_flight
         if hung is None:
             hung = self._void if self._is_void_computed() else None
-        if hung is not None and self._clock() > hung.results.deadline:
-            missing = hung.results.missing_ranks
+        if hung is not None and self._clock() > hung.deadline:
+            missing = hung.missing_ranks
             raise PeerGone(f"step {hung.step.step_id}: no output of rank(s) {missing} in {self._timeout_s} s")
 
     def _is_void_computed(self) -> bool:
