@@ -1,4 +1,4 @@
-"""The name under which a record of a tenant lies in the store, and in the index that its readers look into.
+"""A tenant's record lies in the store, and in the index that its readers look into, under one name.
 
     store_key(tenant, key) = hex of blake2b-256 over  length of tenant (u64) │ tenant │ length of key (u64) │ key
 

@@ -83,7 +83,7 @@ class FedByRing:
     def check_rest(self) -> None:
         if self.store.ring.attached_rows():
             self.cache.flush()
-        assert self.cache.stats().leases_held == 0
+        assert self.cache.num_held == 0
         self.store.check_integrity()
         assert self.store.stats().leases == 0
 
@@ -106,11 +106,11 @@ def test_an_item_is_read_in_place_and_its_lease_goes_back_with_the_last_view() -
         del item
         gc.collect()
         assert receiver.flush() == 0
-        assert (store.stats().leases, receiver.stats().leases_held) == (1, 1)
+        assert (store.stats().leases, receiver.num_held) == (1, 1)
         del part
         assert store.stats().leases == 1, "a finalizer must not write into the row"
         assert receiver.flush() == 1
-        assert (store.stats().leases, receiver.stats().leases_held) == (0, 0)
+        assert (store.stats().leases, receiver.num_held) == (0, 0)
         receiver.check_integrity()
         store.check_integrity()
 
@@ -144,7 +144,7 @@ def test_an_item_that_came_with_its_data_is_passed_on() -> None:
     with pair() as (_, [receiver]):
         item = MultiModalKwargsItem({"pixels": MultiModalFieldElem(torch.ones(2))})
         assert receiver.get_and_update_item(item, "a") is item
-        assert (receiver.stats().items_passed, receiver.stats().items_viewed) == (1, 0)
+        assert receiver.num_held == 0
 
 
 def test_a_lease_of_another_place_is_refused_and_harms_nobody() -> None:
@@ -200,7 +200,7 @@ def test_an_owned_lease_of_a_stale_handle_is_given_back_at_once() -> None:
         with pytest.raises(CacheMiss):
             receiver.get_and_update_item(ShmItem(stale, sent.leases), "a")
         assert store.stats().leases == 0
-        assert receiver.stats().leases_held == 0
+        assert receiver.num_held == 0
 
 
 OFFSETS = {"before the ring": 0, "beside a payload": 1, "behind the ring": 1 << 20, "far behind": 2**63 - 1}
@@ -223,7 +223,7 @@ def test_a_forged_handle_is_a_miss_and_ends_its_lease(changes: dict[str, Any]) -
         sent = send(store, "a")
         forged = ShmItem(msgspec.structs.replace(sent.handle, **changes), sent.leases)
         assert missed_by(lambda: receiver.get_and_update_item(forged, "a")) == ["a"]
-        assert (store.stats().leases, receiver.stats().leases_held) == (0, 0)
+        assert (store.stats().leases, receiver.num_held) == (0, 0)
         again = send(store, "a")
         assert pixels(receiver.get_and_update_item(again, "a")).tolist() == list(range(8))
         receiver.flush()

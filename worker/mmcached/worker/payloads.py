@@ -1,7 +1,7 @@
-"""An item that a plan names -> its record of tensors: in place in the ring, or from the plan's own frames.
+"""PayloadReader reads the items that plans name: in place in the ring, or from the plan's own frames.
 
-Knows nothing of leases: the engine holds them and gives them back; this only says when its view is gone. Writes no
-word of shared memory.
+Knows nothing of leases, which the engine holds and gives back: a read only tells when its view is gone. Writes no word
+of shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 
 class PayloadReader:
-    """Reads what plans point at.
+    """The way from a payload to a record of tensors.
 
     Args:
         store: the ring under the engine's row; None when every item travels inline.

@@ -39,7 +39,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
             CacheMiss: neither given nor here; nothing has changed.
             LocalProtocolError: the item lies in a ring, which this cache does not read.
         """
-        (entry,) = self._move([mm_item], [mm_hash])
+        entry = self._lru.touch(mm_hash) if mm_item is None else self._move([mm_item], [mm_hash])[0]
         if entry is None:
             raise CacheMiss([mm_hash])
         return entry.value
@@ -47,6 +47,8 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
     def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
         if len(mm_items) != len(mm_hashes):
             raise ValueError(f"{len(mm_items)} items for {len(mm_hashes)} hashes")
+        if len(mm_items) == 1:
+            return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
         found = self._move(mm_items, mm_hashes)
         _check_misses(mm_hashes, found)
         return [entry.value for entry in found if entry is not None]

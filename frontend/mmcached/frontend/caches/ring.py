@@ -80,7 +80,8 @@ class RingItemCache(ItemCache):
         if found is None:
             item = self._place(key, given[key])
         else:
-            item = OutgoingItem(key, found.handle.nbytes, found.note, found.handle)
+            handle, num_embeds = found
+            item = OutgoingItem(key, handle.nbytes, num_embeds, handle)
         self._ring.touch(key)
         return item
 

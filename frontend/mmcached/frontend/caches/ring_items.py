@@ -10,7 +10,7 @@ Not thread-safe: it belongs to the thread that owns the ring.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store.codec import EncodedRecord
@@ -20,15 +20,8 @@ from mmcached.wire.handle import Handle
 N = TypeVar("N")
 
 
-class Found(NamedTuple, Generic[N]):
-    """A record's place in the ring, and its note."""
-
-    handle: Handle
-    note: N
-
-
 class RingItems(Generic[N]):
-    """Key -> record in the ring, with a note.
+    """Key -> record in the ring, with a note that is not None.
 
     Args:
         store: of the ring that this process writes; closed by its owner, after this. From now on everything is put and
@@ -45,10 +38,11 @@ class RingItems(Generic[N]):
     def __contains__(self, key: str) -> bool:
         return self._store.find(key) in self._notes
 
-    def find(self, key: str) -> Found[N] | None:
-        """Return where a record lies, with its note; changes nothing."""
+    def find(self, key: str) -> tuple[Handle, N] | None:
+        """Return a record's place in the ring and its note; changes nothing."""
         handle = self._store.find(key)
-        return None if handle is None or handle not in self._notes else Found(handle, self._notes[handle])
+        note = None if handle is None else self._notes.get(handle)
+        return None if handle is None or note is None else (handle, note)
 
     def put(self, key: str, encoded: EncodedRecord, note: N) -> Handle | None:
         """Write a record under a key that is absent; return None if there is no room for it now, or never."""

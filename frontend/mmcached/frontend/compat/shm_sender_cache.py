@@ -86,8 +86,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return small.item, small.prompt_updates
         found = self._items.find(mm_hash)
         if found is not None:
+            handle, updates = found
             self._counter.count_hit()
-            return self._hand_out(found.handle, None), found.note
+            return self._hand_out(handle, None), updates
         if mm_item is None:
             raise CacheMiss([mm_hash])
         item, prompt_updates = mm_item
@@ -96,12 +97,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             self._keep(mm_hash, item, prompt_updates)
             self._counter.count(items_processed=1, inline_items=1)
             return item, prompt_updates
-        handle = self._put(mm_hash, record, prompt_updates)
-        if handle is None:
+        place = self._put(mm_hash, record, prompt_updates)
+        if place is None:
             self._counter.count(items_processed=1, inline_items=1, inline_fallbacks=1)
             return item, prompt_updates
         self._counter.count(items_processed=1)
-        return self._hand_out(handle, item), prompt_updates
+        return self._hand_out(place, item), prompt_updates
 
     def get_and_update(self, mm_items: Sequence[SenderInput], mm_hashes: Sequence[str]) -> list[SenderOutput]:
         """As the base does it; an item that does not fit into the ring goes to all of its request that name it."""

@@ -1,13 +1,12 @@
-"""What every cache of processed items is, on either side, whatever it keeps where.
+"""Every cache of processed items, on either side, keeps this contract, whatever it keeps where.
 
     P0, sender side                                   P1, receiver side
     touch every key of a request                      touch every key of a request
     get_and_update each item, in prompt order   ->    get_and_update each item, in prompt order
     release_sender_touches once it was sent
 
-The first pass is there so that a key which the request will use is not evicted by an earlier insert of the same
-request. `is_cached` may be called at any time and changes nothing. A miss is a `CacheMiss` that names all missing items
-at once.
+The first pass keeps a key that the request will use from being evicted by an earlier insert of the same request.
+`is_cached` may be called at any time and changes nothing. A miss is a `CacheMiss` that names all missing items at once.
 
 Source: the abstract classes of vLLM's `multimodal/cache`, both rounds of its touch rule, its batched miss.
 """
@@ -36,7 +35,7 @@ ReceiverInput = MultiModalKwargsItem | ShmItem | None
 
 
 class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
-    """One side of a cache of processed items."""
+    """A cache of processed items, on either side."""
 
     @abstractmethod
     def get_and_update_item(self, mm_item: InT, mm_hash: str) -> OutT:
@@ -47,7 +46,7 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
         """
 
     def get_and_update(self, mm_items: Sequence[InT], mm_hashes: Sequence[str]) -> list[OutT]:
-        """As `get_and_update_item`, for each item of a request, in prompt order.
+        """Do `get_and_update_item` for each item of a request, in prompt order.
 
         Raises:
             CacheMiss: names all that are missing, each once, in order. The items that came with data are stored.
@@ -83,14 +82,14 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
 
 
 class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput]):
-    """The side of P0, the sender: decides what needs processing and what needs sending."""
+    """The sender's side, P0: it decides what needs processing and what needs sending."""
 
     @abstractmethod
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether `get_and_update_item(None, mm_hash)` would hit; changes nothing."""
 
     def is_cached(self, mm_hashes: Sequence[str]) -> list[bool]:
-        """As `is_cached_item`, for each."""
+        """Return for each key what `is_cached_item` returns."""
         return [self.is_cached_item(mm_hash) for mm_hash in mm_hashes]
 
     @abstractmethod
@@ -98,7 +97,7 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput
         """Make a present key young, and keep it until `release_sender_touches` if others could evict it."""
 
     def release_sender_touches(self) -> None:
-        """End what `touch_sender_cache_item` keeps; the request has been sent, or will not be."""
+        """End every `touch_sender_cache_item`: the request has been sent, or will not be."""
 
     @abstractmethod
     def invalidate(self, mm_hash: str) -> None:
@@ -114,10 +113,7 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput
 
 
 class BaseMultiModalReceiverCache(BaseMultiModalCache[ReceiverInput, MultiModalKwargsItem]):
-    """The side of P1, the receiver: turns what was sent into the item itself.
-
-    A payload that came wins over a cached one.
-    """
+    """The receiver's side, P1: it turns what was sent into the item; a payload that came wins over a cached one."""
 
     @abstractmethod
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:

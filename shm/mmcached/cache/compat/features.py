@@ -1,4 +1,4 @@
-"""Where an item belongs in a prompt: what its marker is replaced by (P0 only), and the feature that P0 sends to P1.
+"""An item has a place in a prompt: the tokens that replace its marker (P0 only), and the feature that P0 sends to P1.
 
     prompt      7 12 IMG 9          one marker per image
     update      IMG -> 3 x IMG      P0 keeps it beside the item
@@ -44,9 +44,8 @@ class ShmItem:
     """An item that lies in the ring.
 
     Attributes:
-        handle: where it lies; gives no right to read it.
-        leases: row -> the lease granted to it, one for each reader that is meant; empty in the service, where the
-            frontend grants when it sends.
+        handle: its place; gives no right to read it.
+        leases: row -> the lease granted to it, one for each reader that is meant.
     """
 
     handle: Handle
@@ -58,7 +57,7 @@ class MultiModalFeatureSpec:
     """One item of a request, as the receiver gets it.
 
     Attributes:
-        data: the item, where it lies, or None for "you have it"; a receiver cache puts the item itself in.
+        data: the item, its place in a ring, or None for "you have it"; a receiver cache puts the item itself in.
         identifier: key of the encoder's output; differs from `mm_hash` when an adapter changes the encoder.
         mm_hash: key of the processed item; None when it is the identifier.
     """

@@ -1,4 +1,4 @@
-"""Multimodal items: everything that the model needs of one image, and where it belongs in a prompt.
+"""A multimodal item holds everything that the model needs of one image, or of another input.
 
     MultiModalKwargsItems   modality -> [MultiModalKwargsItem, …]
     MultiModalKwargsItem    field name -> MultiModalFieldElem(data, field)           one image

@@ -1,4 +1,4 @@
-"""A cache of limited size that evicts what was used least recently, with hit statistics and pins.
+"""LRUCache evicts what was used least recently, unless it is pinned, and counts its hits.
 
     keys   oldest … newest        eviction takes the oldest that is not pinned, and no more than the new value needs
     sizes  key -> size            measured once, when the value was put; a value that grows later is not noticed

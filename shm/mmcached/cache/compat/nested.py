@@ -1,4 +1,4 @@
-"""Nested tensors: what one field of a multimodal item holds, and what can be said of it without knowing the library.
+"""Nested tensors, the data of one field of an item, are told apart without knowing the library that they come from.
 
     NestedTensors = array | int | float | bool | str | bytes | None | list of NestedTensors | dict of NestedTensors
 

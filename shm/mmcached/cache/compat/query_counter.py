@@ -1,4 +1,4 @@
-"""Counts what a processor cache of P0 was asked: one record that only rises, and the windows of it for `make_stats`.
+"""QueryCounter counts the queries of a processor cache of P0: one record that only rises, and windows of it.
 
     |---- clear ---------- delta -------- now        from the start           stats
              |<---------------------------->|        since `clear`            make_stats()
@@ -15,7 +15,7 @@ from mmcached.wire.stats import ProcessorCacheStats
 
 
 class QueryCounter:
-    """Of one cache; see the drawing above."""
+    """The counters of one cache."""
 
     def __init__(self) -> None:
         self._hits = self._items_processed = self._inline_items = self._inline_fallbacks = 0
@@ -23,7 +23,7 @@ class QueryCounter:
 
     @property
     def stats(self) -> ProcessorCacheStats:
-        """What was counted since the start; nothing resets it."""
+        """The counters since the start; nothing resets them."""
         return ProcessorCacheStats(
             queries=self._hits + self._items_processed,
             hits=self._hits,
@@ -42,7 +42,7 @@ class QueryCounter:
         self._inline_fallbacks += inline_fallbacks
 
     def count_hit(self) -> None:
-        """As `count(hits=1)`, which most queries are."""
+        """Count one hit, as most queries are."""
         self._hits += 1
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:

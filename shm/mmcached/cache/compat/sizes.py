@@ -1,7 +1,4 @@
-"""How large a cached value is, in bytes, and the two things that a sender cache may keep of an item.
-
-Both ends of a mirrored cache must count alike or they evict differently; so the size is measured where the item is made
-and kept with what stands for it.
+"""MultiModalCache measures the bytes that a cached value counts for, on both ends of a mirrored cache alike.
 
 Counted: every leaf of the item. Not counted: keys, prompt updates, what Python adds.
 
@@ -35,7 +32,7 @@ class MultiModalProcessorCacheItem:
 
 
 class MultiModalProcessorCacheItemMetadata:
-    """What stands for an item that somebody else holds: its size in bytes and its prompt updates, but no tensor."""
+    """The size in bytes and the prompt updates of an item that the receiver holds; no tensor."""
 
     def __init__(self, item: MultiModalKwargsItem, prompt_updates: Sequence[ResolvedPromptUpdate]) -> None:
         self.item_size = MultiModalCache.get_item_size(item)

@@ -1,8 +1,7 @@
-"""The receiver cache for programs without the service: items are read in place, from a ring whose writer they know.
+"""ShmObjectStoreReceiverCache reads items in place, from a ring whose writer accepts its row by a plain call.
 
-Knows nothing of what is in an item. Keeps no item itself: the ring is the cache, and the sender decides what is in
-it. One row of the ring per receiver; the writer accepts it by a plain call, and its sender then grants a lease to
-every attached row with each item.
+It keeps no item itself: the ring is the cache, and the sender decides what is in it. Each receiver has a row of the
+ring; the sender grants a lease to every attached row with each item. Knows nothing of what is in an item.
 
     sender                                   receiver
     writer.attach(receiver.row, receiver.nonce)
@@ -19,7 +18,7 @@ Source: vLLM's `ShmObjectStoreReceiverCache`. There is no lock between receivers
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from functools import partial
 
 from mmcached.cache.compat.base import BaseMultiModalReceiverCache, ReceiverInput
 from mmcached.cache.compat.items import MultiModalKwargsItem
@@ -29,20 +28,10 @@ from mmcached.wire.errors import CacheMiss, InvariantError, LocalProtocolError, 
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Barrier
 from mmcached.worker.compat.taken_leases import TakenLeases
-from mmcached.worker.payloads import PayloadReader
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverStats:
-    """Items read in the ring, and passed through as they came; `leases_held` is a gauge."""
-
-    items_viewed: int
-    items_passed: int
-    leases_held: int
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
-    """One reader of a ring, with a row of its own. Not thread-safe.
+    """A reader of a ring, with a row of its own. Not thread-safe.
 
     Args:
         announcement: of the ring, from its writer.
@@ -57,12 +46,10 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         self._reader = RingReader.open(announcement)
         # A share of the row that lasts as long as the last view: `close` with a view alive must not void its lease.
         self._reader.join_row(self._row.row, self._row.nonce, rank=0)
-        self._payloads = PayloadReader(ObjectStoreReader(self._reader))
+        self._store = ObjectStoreReader(self._reader)
         self._taken = TakenLeases(self._row.nonce)
         self._held: dict[LeaseId, Handle] = {}
         self._released: deque[LeaseId] = deque()
-        self._num_viewed = 0
-        self._num_passed = 0
         self._is_closed = False
 
     @property
@@ -89,7 +76,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         """
         self.flush()
         if isinstance(mm_item, MultiModalKwargsItem):
-            self._num_passed += 1
             return mm_item
         lease = mm_item.leases.get(self.row) if mm_item is not None else None
         if mm_item is None or lease is None or lease.nonce != self.nonce:
@@ -102,17 +88,14 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             raise CacheMiss([mm_hash])
         self._held[lease] = mm_item.handle
         try:
-            record = self._payloads.read(
-                mm_item.handle, (), mm_hash=mm_hash, on_release=lambda: self._released.append(lease)
-            )
-            item = MultiModalKwargsItem.from_record(record)
+            release = partial(self._released.append, lease)
+            record = self._store.get(mm_item.handle, tensors="torch", on_release=release)
+            return MultiModalKwargsItem.from_record(record)
         except BaseException as error:
             self._give_back_unread(lease)
             if isinstance(error, StaleHandle):
                 raise CacheMiss([mm_hash]) from error
             raise
-        self._num_viewed += 1
-        return item
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Do nothing: the sender alone keeps the ring's order."""
@@ -145,8 +128,10 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             self._reader.close()
             self._row.close()
 
-    def stats(self) -> ReceiverStats:
-        return ReceiverStats(self._num_viewed, self._num_passed, len(self._held))
+    @property
+    def num_held(self) -> int:
+        """Leases under which items are read."""
+        return len(self._held)
 
     def check_integrity(self) -> None:
         if any(lease.nonce != self.nonce for lease in self._held):

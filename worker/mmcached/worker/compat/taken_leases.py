@@ -1,7 +1,7 @@
-"""The leases that a receiver of the library has taken: each is read once, whatever order they come in.
+"""TakenLeases has a receiver read under each lease once, whatever order the leases come in.
 
-In the library items of several requests may overtake each other, unlike in the service, where one queue orders them
-(see `mmcached.shm.ring.received`).
+Items of several requests may overtake each other here, unlike in the service, where one queue orders them (see
+`mmcached.shm.ring.received`).
 
     taken     1 2 3 . 5 6 . . 9       up to 3: `_all_up_to`; 5, 6, 9: `_beyond`
 
@@ -17,7 +17,7 @@ from mmcached.wire.handle import LeaseId
 
 
 class TakenLeases:
-    """Of incarnation `nonce`."""
+    """The leases of one incarnation, by their numbers."""
 
     def __init__(self, nonce: int) -> None:
         self.nonce = nonce
