@@ -58,7 +58,7 @@ class ItemCache:
     """
 
     def __init__(self) -> None:
-        self._num_queries = self._num_hits = self._num_inline = self._num_fallbacks = 0
+        self._num_hits = self._num_new = self._num_inline = self._num_fallbacks = 0
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         """Return the keys, each once, whose items have to be given to `resolve`; changes nothing."""
@@ -105,7 +105,7 @@ class ItemCache:
     def stats(self) -> ProcessorCacheStats:
         """Return the cache's figures; what was processed for it is counted elsewhere."""
         return ProcessorCacheStats(
-            queries=self._num_queries,
+            queries=self._num_hits + self._num_new,
             hits=self._num_hits,
             inline_items=self._num_inline,
             inline_fallbacks=self._num_fallbacks,
@@ -113,8 +113,3 @@ class ItemCache:
 
     def check_integrity(self) -> None:
         """Raise InvariantError when the cache contradicts itself."""
-
-    def _count(self, keys: Sequence[str]) -> None:
-        """Count a query for each of these keys, and a hit for each that is not missing."""
-        self._num_queries += len(keys)
-        self._num_hits += len(keys) - len(self.missing(keys))

@@ -24,8 +24,8 @@ class LocalItemCache(ItemCache):
 
     def resolve(self, keys: Sequence[str], given: Mapping[str, Processed]) -> list[OutgoingItem]:
         unique = list(dict.fromkeys(keys))
-        self._count(unique)
         new = {key: self._entry(given[key]) for key in self.missing(unique)}
+        self._num_hits += len(unique) - len(new)
         # As a whole: an item that others of this request evict is served all the same.
         found = self._lru.move(unique, [new.get(key) for key in unique])
         items = {
@@ -37,7 +37,6 @@ class LocalItemCache(ItemCache):
 
     def keep(self, key: str, item: Processed) -> None:
         if self.missing([key]):
-            self._count([key])
             self._lru.move([key], [self._entry(item)])
 
     def clear(self) -> None:
@@ -47,6 +46,7 @@ class LocalItemCache(ItemCache):
         self._lru.check_integrity()
 
     def _entry(self, item: Processed) -> Entry[Processed]:
-        """Return a new item's entry; count the item if it is too large to be kept."""
+        """Return the entry of a new item, and count the item."""
+        self._num_new += 1
         self._num_fallbacks += item.encoded.nbytes > self._lru.capacity
         return Entry(item.encoded.nbytes, item)

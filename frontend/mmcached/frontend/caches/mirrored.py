@@ -67,9 +67,10 @@ class MirroredItemCache(ItemCache):
     def sent(self, items: Sequence[OutgoingItem]) -> None:
         super().sent(items)
         keys = [item.mm_hash for item in items]
-        self._count(list(dict.fromkeys(keys)))
-        sizes = {item.mm_hash: item.nbytes for item in items}
-        self._num_fallbacks += sum(sizes[key] > self._lru.capacity for key in self.missing(keys))
+        sizes, new = {item.mm_hash: item.nbytes for item in items}, self.missing(keys)
+        self._num_new += len(new)
+        self._num_hits += len(sizes) - len(new)
+        self._num_fallbacks += sum(sizes[key] > self._lru.capacity for key in new)
         # The engine's cache moves by every item that the message names, also by one that comes again.
         self._lru.move(keys, [Entry(item.nbytes, item.num_embeds) for item in items])
         self._next_mirror_seq += 1

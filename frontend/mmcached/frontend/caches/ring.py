@@ -49,7 +49,6 @@ class RingItemCache(ItemCache):
         held = {key: self._small.find(key) for key in unique}
         for key in unique:
             self._ring.touch(key)
-        self._count(unique)
         items = {key: self._resolve_one(key, held[key], given) for key in unique}
         return [items[key] for key in keys]
 
@@ -58,7 +57,6 @@ class RingItemCache(ItemCache):
 
     def keep(self, key: str, item: Processed) -> None:
         if self.missing([key]):
-            self._count([key])
             self._place(key, item)
 
     def clear(self) -> None:
@@ -74,19 +72,22 @@ class RingItemCache(ItemCache):
 
     def _resolve_one(self, key: str, small: Entry[Processed] | None, given: Mapping[str, Processed]) -> OutgoingItem:
         if small is not None:
+            self._num_hits += 1
             self._small.move([key], [small])
             return OutgoingItem.inline(key, small.value)
         found = self._ring.find(key)
         if found is None:
             item = self._place(key, given[key])
         else:
+            self._num_hits += 1
             handle, num_embeds = found
             item = OutgoingItem(key, handle.nbytes, num_embeds, handle)
         self._ring.touch(key)
         return item
 
     def _place(self, key: str, item: Processed) -> OutgoingItem:
-        """Keep a new item where it belongs, if there is room."""
+        """Keep a new item where it belongs, if there is room, and count it."""
+        self._num_new += 1
         nbytes = item.encoded.nbytes
         if nbytes < self._inline_below_bytes:
             self._small.move([key], [Entry(nbytes, item)])
