@@ -387,7 +387,7 @@ FAULTS: dict[str, type[Service]] = {
 def test_the_machine_sees(fault: type[Service]) -> None:
     few = settings(
         max_examples=2000,  # stops at the first that fails
-        stateful_step_count=40,
+        stateful_step_count=80,
         phases=[Phase.generate],
         derandomize=True,
         database=None,
