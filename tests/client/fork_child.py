@@ -16,19 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.client import AsyncClient, Client
-from mmcached.client.links.forks import _peer_of
+from mmcached.client.links.forks import connections
 from mmcached.wire.process.death import arm_from_environment
-
-
-def connections(run_dir: Path) -> int:
-    """Count this process's descriptors that are connected to the service."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            count += _peer_of(int(name)) == str(run_dir / "client.sock")
-        except OSError:
-            continue
-    return count
 
 
 def locks(run_dir: Path) -> list[str]:
@@ -79,7 +68,7 @@ def main(run_dir: Path) -> None:
 
         def child() -> Any:
             nonlocal array, hit
-            before = [connections(run_dir), locked_objects()]
+            before = [len(connections(str(run_dir / "client.sock"))), locked_objects()]
             array = hit = None  # dies here too, and must not be given back
             byte = first_byte(client, "k")
             others = [name for name in locks(run_dir) if name not in mine]

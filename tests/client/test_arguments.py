@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcached.client import AsyncClient, Client, InvalidRequest, RowsWanted, image_files
+from mmcached.client import AsyncClient, Client, EmptyImage, InvalidRequest, RowsWanted, image_files
 from mmcached.wire.messages.client import Encoded, Generated, ToClient
 from mmcached.wire.messages.frontend import Cancel, ClientHello, Encode, FromClient, Generate
 from tests.client.blocking import Make
@@ -49,6 +49,14 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     *(("encode", "images[0]", ([wrong],), {}) for wrong in ("cat.png", 5, np.zeros(3, np.uint8), Unprintable())),
     *(("encode", "image_ids", ([b"x"],), {"image_ids": wrong}) for wrong in ("a", {"a"}, 5, ["a", "b"])),
     *(("encode", "image_ids[0]", ([b"x"],), {"image_ids": [wrong]}) for wrong in (7, b"a", "", "\ud800", "x" * 257)),
+    ("encode", "image_ids", ([],), {"image_ids": ["a"]}),
+    ("generate", "image_ids", ("<image>", [b"x"]), {"image_ids": ""}),
+    ("generate", "image_ids[1]", ("<image>", [b"x", b"y"]), {"image_ids": [None, "é" * 129]}),
+    ("generate", "images[0]", ("<image>", [None]), {}),
+    ("encode", "images[1]", ([b"x", None],), {"image_ids": ["a", None]}),
+    ("encode", "images[0]", ([b"", b"x"],), {"image_ids": ["a", None]}),
+    *(("generate_stream", name, ("x",), {name: wrong}) for name, wrong in (("timeout_s", -1.0), ("priority", "1"))),
+    ("generate_stream", "images[0]", ("x", [None]), {}),
     *(("get", "key", (wrong,), {}) for wrong in (5, None, b"k", "x" * 257, "\ud800")),
     ("put", "key", (5, {}), {}),
     ("put", "$", ("k", [1]), {}),
@@ -61,6 +69,7 @@ WRONG: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("get_many", "keys[1]", (["k", 5],), {}),
     ("contains_many", "keys", ("text",), {}),
     ("get_or_compute", "fn", ("k", {"x": 1}), {}),
+    ("get", "timeout_s", ("k",), {"timeout_s": 0}),
     *((verb, "timeout_s", (), {"timeout_s": wrong}) for verb in ("stats", "probe", "flush") for wrong in ("1", NAN, 0)),
     ("invalidate", "timeout_s", (), {"timeout_s": 0}),
 ]
@@ -103,6 +112,24 @@ def test_numbers_of_numpy_and_any_bytes_are_taken(run_dir: Path, make: Make, tmp
         client.encode([bytearray(b"file"), memoryview(b"file"), b"file", tmp_path / "cat.png"])
         asked = [message for message in received if isinstance(message, Generate)]
     assert [(message.prompt, message.max_tokens, message.priority) for message in asked] == [([1, 2], 3, -1)] * 4
+
+
+def test_image_ids_travel_with_the_request(run_dir: Path, make: Make) -> None:
+    longest = "é" * 128
+    with fake_service(run_dir, answer) as received, make(run_dir) as client:
+        client.generate("<image><image>", [b"file", None], image_ids=[None, longest])
+        client.encode([b"file"], image_ids=["a"])
+        client.generate("<image>", [b"file"])
+        asked = [message for message in received if isinstance(message, Generate | Encode)]
+    assert [message.image_ids for message in asked] == [[None, longest], ["a"], []]
+
+
+def test_an_empty_file_never_passes_for_an_id_alone(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.png"
+    empty.touch()
+    assert image_files.read_images([None, empty], ["a", None]) == [b"", b""]
+    with pytest.raises(EmptyImage, match=r"images\[1\]"):
+        image_files.read_images([None, empty], ["a", "b"])
 
 
 @pytest.fixture

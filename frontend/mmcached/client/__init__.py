@@ -1,4 +1,4 @@
-"""What a host program imports to use the service: `Client` for threads, `AsyncClient` for asyncio.
+"""Lets a host program use the service: `Client` for threads, `AsyncClient` for asyncio.
 
     synchronous, asynchronous   the two clients: thin drivers of the same verbs, over what both have (`base`)
     calls                       what each call takes, asks and returns: one verb per call

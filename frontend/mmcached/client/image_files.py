@@ -1,4 +1,4 @@
-"""The encoded image files that a caller hands over: bytes, or the path of a regular file. Nothing is decoded here.
+"""Reads the encoded image files that a caller hands over: bytes, or the path of a regular file. Decodes nothing.
 
 A string is refused: it may be anything, and a server that passes a user's on would read files for him. A path is
 believed, but only a regular file of a possible size is read: a FIFO would be waited for, a device never ends.

@@ -1,4 +1,4 @@
-"""Rows of one key of a generation on their way: what has come and was not handed on yet.
+"""Keeps rows of one key of a generation on their way: those that have come and were not handed on yet.
 
     position   first of all ......... first ...................... end
                |--- was handed on ---|--- here, in some frames ---|          put: grows at the end

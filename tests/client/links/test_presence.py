@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from mmcached.client import AsyncClient, Client, KVEventSubscriber
+from mmcached.client import KVEventSubscriber
 from mmcached.client.links.presence import KEEP_INTERVAL_S, Presence
 from mmcached.wire.config import KVEventsConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.client import Stats
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import ServiceStats
-from tests.client.services import fake_service
+from tests.client.blocking import Make
+from tests.client.services import fake_service, silent
 from tests.clock import Clock
 
 
@@ -39,26 +39,19 @@ def foreign_dir(request: pytest.FixtureRequest, run_dir: Path) -> Path:
     return path
 
 
-def test_nothing_is_said_in_a_directory_of_others(foreign_dir: Path) -> None:
+def test_nothing_is_said_in_a_directory_of_others(foreign_dir: Path, make: Make) -> None:
     """However forgiving the client is: this is no dead service, and no miss."""
-    with pytest.raises(ConfigError, match="run_dir"):
-        Client(foreign_dir, fail_open=True)
+    with pytest.raises(ConfigError, match="run_dir"), make(foreign_dir, fail_open=True):
+        pass
     with pytest.raises(ConfigError, match="run_dir"):
         KVEventSubscriber.of_service(foreign_dir)
-
-    async def enter() -> None:
-        async with AsyncClient(foreign_dir, fail_open=True):
-            pass
-
-    with pytest.raises(ConfigError, match="run_dir"):
-        asyncio.run(enter())
     assert list((foreign_dir / "clients").iterdir()) == [], "no lock was made there"
 
 
-def test_a_directory_that_others_have_got_meanwhile_is_not_greeted(run_dir: Path) -> None:
+def test_a_directory_that_others_have_got_meanwhile_is_not_greeted(run_dir: Path, make: Make) -> None:
     path = run_dir / "d"
-    with Client(path) as client:  # nothing is there yet
-        with fake_service(path, lambda message: []) as received:
+    with make(path) as client:  # nothing is there yet
+        with fake_service(path, silent) as received:
             path.chmod(0o777)
             with pytest.raises(ConfigError, match="chmod 0700"):
                 client.generate("private")
@@ -86,20 +79,10 @@ def test_a_lock_that_somebody_has_removed_is_taken_again(run_dir: Path) -> None:
         presence.close()
 
 
-def test_a_call_keeps_the_lock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_keeps_the_lock(run_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcached.client.links.presence.KEEP_INTERVAL_S", 0.0)
-    with fake_service(run_dir, lambda message: [Stats(1, ServiceStats())]), Client(run_dir) as client:
+    with fake_service(run_dir, lambda message: [Stats(1, ServiceStats())]), make(run_dir) as client:
         (lock,) = (run_dir / "clients").iterdir()
         lock.unlink()
         client.stats()
         assert lock.exists()
-
-    async def call() -> None:
-        async with AsyncClient(run_dir) as client:
-            (lock,) = (run_dir / "clients").iterdir()
-            lock.unlink()
-            await client.stats()
-            assert lock.exists()
-
-    with fake_service(run_dir, lambda message: [Stats(1, ServiceStats())]):
-        asyncio.run(call())

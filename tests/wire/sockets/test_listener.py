@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,6 @@ def test_a_client_that_does_not_read_is_not_read_either_and_then_disconnected(wi
     for _ in range(20):
         wiring.turn()
     assert len(wiring.heard) <= 4, "of its hundred questions few are taken"
-    assert sum(len(connection.queue) for connection in listener._connections.values()) <= 10
     wiring.clock.now += BOUNDS.stall_s + 1
     wiring.pump(lambda: listener.num_disconnected == 1)
     honest.send(GetStats(6))
@@ -288,6 +288,15 @@ sys.stdin.read()
 """
 
 
+def sockets_of_this_process() -> list[int]:
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # that of the listing itself is closed
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                found.append(fd)
+    return found
+
+
 def test_hundreds_of_connections_leave_the_reserve_of_descriptors_alone(wiring: Wiring) -> None:
     """Libzmq ends the process when it can accept no more; here those that are too many wait, or are closed."""
     listener = wiring.listen(reserved_descriptors=32)
@@ -300,7 +309,7 @@ def test_hundreds_of_connections_leave_the_reserve_of_descriptors_alone(wiring: 
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (low, former[1]))
             wiring.pump(lambda: listener.num_refused > 2 * MAX_REFUSED or wiring.passes(0.01))
-            taken = [connection.socket.fileno() for connection in listener._connections.values()]
+            taken = sockets_of_this_process()
             assert max(taken) < low - 32
             assert len(listener) <= low - 32
             with open("/dev/null") as spare:

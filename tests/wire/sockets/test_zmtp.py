@@ -109,7 +109,7 @@ def test_a_message_that_never_ends_takes_no_memory() -> None:
     for _ in range(1000):
         errors += len(give(of, frame(b"x" * 1000, more=True)))
     assert errors == 1
-    assert of._frames == []
+    assert of.num_held_bytes < 2000
     assert give(of, frame(b"") + frame(b"next")) == [[b"next"]]
 
 

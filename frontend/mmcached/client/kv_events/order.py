@@ -1,4 +1,4 @@
-"""Batches of KV events in their order, out of what comes live and what is sent again; and when nothing old counts.
+"""Puts batches of KV events in order, out of live and repeated ones, and says when nothing old counts.
 
     live 7, 8 ──────────> told
     live 12 ── gap ──> held ── ask from 9 on ── replayed 9, 10, 11 ──> told, then 12

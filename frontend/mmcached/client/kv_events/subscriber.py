@@ -1,4 +1,4 @@
-"""`KVEventSubscriber`: what an engine's prefix cache holds, told to whoever wants to send requests where they hit.
+"""Tells a router what an engine's prefix cache holds, so that it can send requests where they hit.
 
 Batches come live and in order. What was missed (the connection was slow, or lost) is asked for; so is what was
 published before, and, when nothing has come for a while, whether something is missing: a reader is never wrong for

@@ -1,4 +1,4 @@
-"""What a forked child must let go of: it shares its parent's descriptors, locks and leases, and owns none of them.
+"""Lets a forked child go of what is its parent's: it shares descriptors, locks and leases, and owns none of them.
 
     fork ──> in the child, before anything else runs: every client abandons what it has
                  └─ its next call connects anew, as another client with another row
@@ -39,13 +39,23 @@ def keep_for_ever(*inherited: object) -> None:
     _kept.extend(inherited)
 
 
+def connections(path: str) -> list[int]:
+    """Return the descriptors of this process that are connected to the unix socket at `path`."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(fd)) as duplicate,
+        ):  # gone meanwhile, or no socket
+            if duplicate.getpeername() == path:
+                found.append(fd)
+    return found
+
+
 def close_connections(path: str) -> None:
     """Close every descriptor of this process that is connected to the unix socket at `path`."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or no socket
-            fd = int(name)
-            if _peer_of(fd) == path:
-                os.close(fd)
+    for fd in connections(path):
+        os.close(fd)
 
 
 def is_listening(path: str) -> bool:
@@ -54,17 +64,6 @@ def is_listening(path: str) -> bool:
         return listener_at(path) is not None
     except BlockingIOError:
         return True  # its queue is full, so there is one
-
-
-def _peer_of(fd: int) -> object:
-    """Return the address at the other end of a socket.
-
-    Raises:
-        OSError: it is no socket, or not connected.
-    """
-    duplicate = socket.socket(fileno=os.dup(fd))
-    with duplicate:
-        return duplicate.getpeername()
 
 
 def _after_fork() -> None:

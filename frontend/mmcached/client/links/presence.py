@@ -1,4 +1,4 @@
-"""The lock that proves that a client lives: the frontend ends what the dead have left open.
+"""Holds the lock that proves that a client lives; the frontend ends what a dead client has left open.
 
     <run dir>/clients/<client_id>.lock      held for the client's life; free = dead
 

@@ -1,4 +1,4 @@
-"""A dead, full or late service is a miss: which errors that holds for, how they are counted, and who is told.
+"""Judges errors of the store: a dead, full or late service is a miss, counted by its cause and logged now and then.
 
     store verb ── typed error ──> fail open: counted by cause, one warning for each, the verb's "nothing found"
                        └────────> else raised, as bad input and our own bugs always are

@@ -1,4 +1,4 @@
-"""`Hit`: a record that was found, for as long as its holder wants it; and the record of an answer that came inline."""
+"""Hands out records that were found: `Hit`, and the record of an answer that came inline."""
 
 from __future__ import annotations
 

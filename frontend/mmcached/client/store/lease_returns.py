@@ -1,4 +1,4 @@
-"""Leases on their way back: from any thread, and from the middle of a garbage collection.
+"""Gives leases back from any thread, and from the middle of a garbage collection.
 
 A view may die anywhere, also in a thread that is just giving another lease back, between the load and the store of the
 cell. So nobody gives back directly: an entry is queued, and whoever finds nobody at work works the queue off. Nobody

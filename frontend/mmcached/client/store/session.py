@@ -1,4 +1,4 @@
-"""A client's footing in one ring of the store: its row, its mapping, and the leases that come. No sockets here.
+"""Holds a client's row and mapping of one ring of the store, and the leases that come. Knows nothing of sockets.
 
     StoreSession(ring)          takes a row of the ring and maps it; cannot? then records come inline
         receive(records)        leases in, in the order of arrival

@@ -1,4 +1,4 @@
-"""Typed messages over ZeroMQ sockets: a `RouterChannel` at the end with many peers, a `DealerChannel` at the other.
+"""Carries typed messages over ZeroMQ: a `RouterChannel` at the end with many peers, a `DealerChannel` at the other.
 
 Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`.
 

@@ -1,4 +1,4 @@
-"""The end at which any number of peers connect, which may be too many, too fast, too large, deaf or dead.
+"""Serves any number of peers, which may be too many, too fast, too large, deaf or dead.
 
 Peers are DEALERs of libzmq (`DealerChannel`); here their protocol is spoken by hand (`zmtp`), because libzmq's
 ROUTER ends the process when descriptors run out, collects a message that never ends, and says neither what waits for a
@@ -18,8 +18,6 @@ Nothing here waits, but for `close`. One thread owns a listener.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import resource
 import select
 import socket
@@ -27,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic
 
 from mmcached.wire.closeable import Closeable
@@ -41,6 +40,7 @@ from mmcached.wire.sockets.channels import (
     encode_frames,
     make_decoder,
 )
+from mmcached.wire.sockets.unix_sockets import NamedListener
 from mmcached.wire.sockets.zmtp import HANDSHAKE, MessageReader, pack
 
 BACKLOG = 256
@@ -141,9 +141,8 @@ class Listener(Generic[ReceivesT], Closeable):
         self._accept_again_at: float | None = None
         self.num_refused = 0
         self.num_disconnected = 0
-        self._path = address.removeprefix("ipc://")
-        self._socket = _listen(self._path)
-        self._identity = os.stat(self._path)
+        self._named = NamedListener(Path(address.removeprefix("ipc://")), BACKLOG)
+        self._socket = self._named.socket
         self._epoll = select.epoll()
         self._epoll.register(self._socket.fileno(), select.EPOLLIN)
 
@@ -427,9 +426,7 @@ class Listener(Generic[ReceivesT], Closeable):
         """Stop listening, send what is queued for up to `LINGER_MS`, and close. A second call does nothing."""
         if self._epoll.closed:
             return
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(self._path), self._identity):  # else it is a successor's
-                os.unlink(self._path)
+        self._named.remove_name()
         self._epoll.unregister(self._socket.fileno())
         self._socket.close()
         end = time.monotonic() + LINGER_MS / 1000
@@ -447,20 +444,6 @@ class Listener(Generic[ReceivesT], Closeable):
         connection = self._by_fd[fd]
         connection.events = select.EPOLLOUT if connection.queue else 0
         self._epoll.modify(fd, connection.events)
-
-
-def _listen(path: str) -> socket.socket:
-    """Return a listening socket of that name. What lies there is removed: its process has died."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        listening.bind(path)
-        listening.listen(BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 def _nbytes(piece: Frame) -> int:

@@ -1,4 +1,4 @@
-"""Unix sockets with a name: listening at one, and asking the kernel who does.
+"""Listens at named unix sockets, and asks the kernel who does.
 
 Knows nothing of what is said there.
 """

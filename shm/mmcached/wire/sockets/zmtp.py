@@ -1,4 +1,4 @@
-"""ZMTP 3.0 without a socket: what a ROUTER says and understands whose peers are DEALERs, mechanism NULL.
+"""Speaks ZMTP 3.0 without a socket: as a ROUTER whose peers are DEALERs, mechanism NULL.
 
     both     signature FF 8×00 7F, version 3.0, "NULL", zeros                    64 bytes
     both     04 size 05 "READY" (name-size name value-size:4 value)*             a command
