@@ -1,4 +1,4 @@
-"""The one configuration of a service, read by every role from the run directory.
+"""Holds the one configuration of a service, which every role reads from the run directory.
 
 Fields keep the names that vLLM gave them where it has the same thing. Sizes carry their unit in the name. A value
 outside what is possible is a `ConfigError` that names field, value and limit; a file with an unknown field is refused.
@@ -36,7 +36,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     patch_size: int = 32
     max_patches_per_image: int = 64
     num_layer_outputs: int = 0
-    """So many of the first layers give their rows too, beside the last one."""
+    """First layers that give their rows too, beside the last one."""
 
     @property
     def row_keys(self) -> tuple[str, ...]:
@@ -46,16 +46,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether and where an engine publishes what its prefix cache holds; see `mmcached.wire.messages.kv_events`.
+    """The publication of what an engine's prefix cache holds; see `mmcached.wire.messages.kv_events`.
 
-    Prompts can be read from it. An endpoint is where the engine binds: `tcp://HOST:PORT`, with `*` for every interface,
-    for readers on other hosts, and then only in a network of your own, for anybody who reaches it is served; "" is a
-    socket in the run directory, which is the user's alone. So nobody on another host can ask for what was missed unless
-    `replay_endpoint` says where.
+    Prompts can be read from it. The engine binds to an endpoint: `tcp://HOST:PORT`, with `*` for every interface, which
+    serves anybody who reaches it, so only in a network of your own; "" is a socket in the user's run directory.
 
-    `buffer_steps` batches are kept to be asked for again, `buffer_mb` of them at most; a reader that is `hwm` batches
-    late misses some, and asks; for large steps it is fewer, so that `buffer_mb` wait for one slow reader.
-    `use_int_block_hashes` puts 64 bits in the place of each digest, for readers that take numbers only.
+    `buffer_steps` batches, at most `buffer_mb`, are kept for replay; a reader that is `hwm` batches or `buffer_mb` late
+    misses some, and asks. `use_int_block_hashes` puts 64 bits in the place of each digest, for readers of numbers.
     """
 
     enable_kv_cache_events: bool = False
@@ -216,7 +213,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def inline_below_bytes(self) -> int:
-        """Items with fewer bytes of tensors travel inline, though there is a ring."""
+        """Bytes of tensors below which an item travels inline, though there is a ring."""
         return self.mm_shm_inline_max_kb * KIB
 
     @property
@@ -226,19 +223,19 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def tensor_prefix_cache_bytes(self) -> int:
-        """What rank 0 keeps of prefix rows in bytes; 0 = off."""
+        """Capacity of rank 0's prefix rows in bytes; 0 = off."""
         is_of_use = self.enable_tensor_prefix_cache and self.enable_prefix_caching
         return int(self.tensor_prefix_cache_gb * GIB) if is_of_use else 0
 
     @property
     def tensor_prefix_blocks(self) -> int:
-        """For how many blocks of `block_size` positions that is enough, all keys together."""
+        """Blocks of `block_size` positions, all keys together, that fit into `tensor_prefix_cache_bytes`."""
         block_bytes = self.block_size * len(self.model.row_keys) * self.model.hidden_size * 4
         return self.tensor_prefix_cache_bytes // block_bytes
 
     @property
     def ring_reader_quota_bytes(self) -> int | None:
-        """What one engine may hold under lease at a time; None for no limit."""
+        """Most bytes that one engine holds under lease at a time; None for no limit."""
         return int(self.ring_reader_quota_gb * GIB) or None
 
     @property
@@ -252,12 +249,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def store_client_quota_bytes(self) -> int:
-        """What one client may hold under lease at a time; beyond it records come inline."""
+        """Most bytes that one client holds under lease at a time; beyond them records come inline."""
         return max(1, int(self.store_client_quota_gb * GIB) or self.store_data_bytes // 4)
 
     @property
     def store_tenant_quota_bytes(self) -> int | None:
-        """What the records of one tenant may take; None for no limit."""
+        """Most bytes that the records of one tenant take; None for no limit."""
         return int(self.store_tenant_quota_gb * GIB) or None
 
     def limit_values(self) -> dict[str, float]:

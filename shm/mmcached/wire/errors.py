@@ -1,9 +1,9 @@
-"""Every error that one process of mmcached can tell another, or its caller.
+"""Defines every error that one process of mmcached sends another, or raises to its caller.
 
 One base, one module. Each class has a stable `code` (what travels), says whether trying again can help, and keeps the
 numbers of the case in `details`, so that the receiver rebuilds the same class without reading the text.
 
-An error tells the fact, the numbers and the next step. Nothing here knows about sockets or memory.
+An error names the fact, the numbers and the next step. Knows nothing of sockets or memory.
 
 Where callers of the published classes catch a `ValueError`, ours is one too: `InvalidRequest`, and so `ConfigError`,
 and `ItemTooLarge`. A caller's bug (`LocalProtocolError`) and ours (`InvariantError`) are none: nobody should catch them

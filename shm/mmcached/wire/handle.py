@@ -1,4 +1,4 @@
-"""What names bytes in a ring: the ring's announcement, a handle to one chunk, and a lease on it.
+"""Names bytes in a ring: the ring's announcement, a handle to one chunk, and a lease on it.
 
 None of these gives access by itself: a reader acts only on a handle that came with a lease of its own incarnation.
 """

@@ -1,4 +1,4 @@
-"""Lists every limit that the service sets to what peers may ask of it: the one table of limits.
+"""Lists every limit that the service sets to what peers may ask of it.
 
     LimitsConfig    limits that an operator may change: section `limits` of the configuration, `--limits.max-clients`
     LIMITS          for each of them, and for the older limits that are fields of `ServiceConfig` itself: its range, its

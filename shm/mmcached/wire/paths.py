@@ -1,4 +1,4 @@
-"""The run directory: where the sockets, locks and the configuration of one service lie.
+"""Names the sockets, locks and files in the run directory of one service.
 
     <run dir>/                 mode 0700, owned by the service's user; locked (flock) by the supervisor for its life
       config.json              the configuration that all roles read

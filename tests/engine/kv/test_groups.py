@@ -21,9 +21,7 @@ from tests.engine.kv.builders import (
     manager_of,
     num_hit_tokens,
     plant,
-    ref_counts,
     tables,
-    with_tail,
 )
 from tests.house.drawing import examples
 
@@ -31,31 +29,6 @@ FULL, TWO, THREE, FOUR = 16, (16, 32), (16, 48), (16, 64)  # windows of so many 
 
 
 SIX_BLOCKS = [i for i in range(6) for _ in range(16)]
-
-
-def test_one_full_and_two_windows() -> None:
-    manager = manager_of(21, FULL, TWO, TWO)
-    pool = manager.block_pool
-    r0, r1 = with_tail(0, 7), with_tail(1, 5)
-    assert admit_to_groups(manager, r0) == (([], [], []), ([1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]))
-    for index, digest in enumerate(r0.block_hashes):
-        keys = [pool.block_key(block_id) for block_id in (1 + index, 5 + index, 9 + index)]
-        assert keys == [content_key(digest, group) for group in range(3)]
-    assert admit_to_groups(manager, r1) == (([1, 2, 3], [0, 6, 7], [0, 10, 11]), ([13], [14], [15]))
-    assert ref_counts(manager, [1, 2, 3, 5, 6, 7, 9, 10, 11]) == [2, 2, 2, 1, 2, 2, 1, 2, 2]
-    manager.free(r0)
-    manager.free(r1)
-    assert pool.free_order() == [15, 14, 13, 12, 8, 4, 16, 17, 18, 19, 20, 5, 9, 3, 2, 1, 7, 6, 11, 10]
-
-
-def test_one_full_and_two_windows_for_a_drafter() -> None:
-    manager = manager_of(31, FULL, THREE, THREE, use_eagle=True)
-    admitted = admit_to_groups(manager, generate(0, SIX_BLOCKS + [100] * 7))
-    assert admitted[1] == ([*range(1, 8)], [*range(8, 15)], [*range(15, 22)])
-    assert admit_to_groups(manager, generate(1, SIX_BLOCKS + [101] * 5)) == (
-        ([1, 2, 3, 4, 5], [0, 0, 10, 11, 12], [0, 0, 17, 18, 19]),
-        ([22, 23], [24, 25], [26, 27]),
-    )
 
 
 @pytest.mark.parametrize(
@@ -106,72 +79,6 @@ def test_the_longest_hit_that_every_group_has(
 
 
 # ---- mixes
-
-
-MIXES: list[tuple[Spec, ...]] = [
-    (FULL, TWO),
-    (TWO, FULL),
-    (FULL, FOUR),
-    (FULL, FULL),
-    (TWO, TWO),
-    (TWO, FOUR),
-    (FULL, FULL, TWO),
-    (FULL, TWO, FULL),
-    (TWO, FULL, TWO),
-    (TWO, FULL, FOUR),
-    (FULL, TWO, FOUR),
-    (FULL, TWO, FULL, TWO),
-    (TWO, FULL, FOUR, FULL),
-    (FULL, TWO, TWO, FOUR),
-    (TWO, FOUR, TWO, FOUR),
-]
-
-
-@pytest.mark.parametrize("specs", MIXES, ids=str)
-@pytest.mark.parametrize("use_eagle", [False, True])
-def test_any_mix_in_any_order(specs: tuple[Spec, ...], use_eagle: bool) -> None:
-    manager = manager_of(60, *specs, use_eagle=use_eagle)
-    first, second = with_tail(0, 7), with_tail(1, 5)
-    for num_tokens in (48, 7):
-        manager.allocate_slots(first, num_tokens)
-        first.num_computed_tokens += num_tokens
-        manager.check_integrity()
-
-    hit, new = admit_to_groups(manager, second)
-    num_hit, num_new = (2, 2) if use_eagle else (3, 1)
-    assert [len(table) for table in hit] == [num_hit] * len(specs)
-    assert NULL not in [table[-1] for table in hit]
-    assert [len(table) for table in new] == [num_new] * len(specs)
-    held = [block_id for request_id in (0, 1) for table in manager.get_block_ids(request_id) for block_id in table]
-    assert {*held, *manager.block_pool.free_order(), NULL} == set(range(60))
-    manager.free(first)
-    manager.free(second)
-    assert sorted(manager.block_pool.free_order()) == list(range(1, 60))
-    assert num_hit_tokens(manager, second) == 16 * num_hit
-
-
-def test_blocks_of_different_sizes() -> None:
-    manager = manager_of(20, 32, (16, 32))
-    assert admit_to_groups(manager, generate(0, range(112)))[1] == ([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11])
-    for num_tokens, expected in ((113, 3), (112, 3), (97, 3), (96, 2), (65, 2), (64, 1), (33, 1), (32, 0)):
-        hit, num_hit = manager.get_computed_blocks(generate(1, range(num_tokens)))
-        assert num_hit == 32 * expected
-        full, window = tables(hit)
-        assert full == [1, 2, 3][:expected]
-        assert window == [NULL] * (2 * expected - 2) + [4 + 2 * expected - 1, 4 + 2 * expected][: 2 * expected]
-
-
-@pytest.mark.parametrize(
-    ("patterns", "num_hit"),
-    [(("TTT", "TTTTTTT"), 96), (("TTT", "TTTTTFF"), 64), (("TTF", "TTTTTTT"), 64), (("TTT", "TFTTFTF"), 64)],
-)
-def test_a_hit_ends_where_blocks_of_all_sizes_end(patterns: tuple[str, ...], num_hit: int) -> None:
-    manager = manager_of(20, 32, (16, 32))
-    request = generate(0, 113)
-    plant(manager, request, *patterns)
-    hit, num_tokens = manager.get_computed_blocks(request)
-    assert num_tokens == num_hit
-    assert [len(table) for table in tables(hit)] == [num_hit // 32, num_hit // 16]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_hit"), [(200, 160), (97, 64), (65, 32), (40, 0)])
@@ -247,15 +154,3 @@ def test_the_longest_hit_by_its_definition(cache: tuple[tuple[Spec, ...], tuple[
         assert len(table) == expected // block_size
         num_null = max(0, expected - max(window, 1 if use_eagle else 2) + 1) // block_size
         assert table == [NULL] * num_null + planted_table[num_null : len(table)]
-
-
-def test_unpublished_blocks_of_every_group_are_handed_out_before_published_ones() -> None:
-    manager = manager_of(30, FULL, TWO, FOUR)
-    request = with_tail(0, 7)
-    admit_to_groups(manager, request)
-    manager.free(request)
-    pool = manager.block_pool
-    is_published = [pool.block_key(block_id) is not None for block_id in pool.free_order()]
-    assert is_published == sorted(is_published)
-    assert sum(is_published) == 9
-    assert num_hit_tokens(manager, with_tail(1, 7)) == 48

@@ -181,15 +181,6 @@ def test_the_next_token_decides_which_block_is_found(is_in_steps: bool) -> None:
     assert num_hit_tokens(manager, generate(3, [0, 1, 2, 3, 7, 6])) == 2
 
 
-def test_guesses_are_no_lookahead_tokens() -> None:
-    manager = manager_of(20, 4, num_hash_lookahead_tokens=2)
-    request = generate(0, range(8))
-    assert manager.allocate_slots(request, 12, num_draft_tokens=4) is not None
-    assert manager.block_pool.num_published == 1
-    append(request, 50)
-    assert len(request.block_hashes) == 1
-
-
 def test_items_behind_a_block_are_part_of_its_content() -> None:
     """With lookahead, the drafter has seen what comes next: the same tokens before another image are other content."""
     manager = manager_of(20, 4, num_hash_lookahead_tokens=1)

@@ -71,18 +71,6 @@ def test_who_holds_nothing_has_empty_tables() -> None:
     assert manager_of(11, 16, (16, 32)).get_block_ids(7) == ([], [])
 
 
-def test_freeing_what_holds_nothing_changes_nothing() -> None:
-    manager = manager_of(11)
-    request = with_tail(0, 7)
-    manager.free(request)
-    admit(manager, request)
-    manager.free(request)
-    order = manager.block_pool.free_order()
-    manager.free(request)
-    assert manager.block_pool.free_order() == order
-    assert len(order) == 10
-
-
 def test_digests_survive_preemption_and_end_with_the_request() -> None:
     manager = manager_of(11)
     reader, publisher = with_tail(0, 7), with_tail(1, 20, skip_reading_prefix_cache=True)

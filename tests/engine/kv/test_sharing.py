@@ -45,27 +45,6 @@ def test_equal_prompts_in_one_step_are_computed_once() -> None:
     manager.check_integrity()
 
 
-def test_the_next_turn_computes_the_rest() -> None:
-    manager = manager_of(40)
-    manager.begin_step(0)
-    schedule(manager, generate(0, range(300)))
-    manager.commit(0)
-    manager.begin_step(1)
-    hit, new = schedule(manager, generate(1, range(300)))
-    assert (len(hit), len(new)) == (18, 1)
-    assert 300 - 16 * len(hit) == 300 % 16 == 12
-
-
-def test_what_a_sharer_writes_is_shared_too() -> None:
-    manager = manager_of(11, 4)
-    manager.begin_step(0)
-    assert schedule(manager, generate(0, range(6))) == ([], [1, 2])
-    assert schedule(manager, generate(1, range(10))) == ([1], [3, 4])
-    assert schedule(manager, generate(2, range(12))) == ([1, 3], [5])
-    manager.commit(0)
-    assert manager.get_computed_blocks(generate(3, range(13)))[0].get_block_ids() == ([1, 3, 5],)
-
-
 def test_every_group_shares_what_is_not_yet_written() -> None:
     manager = manager_of(30, 16, (16, 32), 16)
     manager.begin_step(0)

@@ -21,20 +21,6 @@ def test_a_refused_hit_of_an_earlier_lookup_does_not_hide_a_longer_one() -> None
     assert num_hit_tokens(manager, late) == 4
 
 
-def test_behind_a_window_a_longer_hit_appears_although_the_same_block_is_missing() -> None:
-    manager = manager_of(10, (2, 2))
-    late, runner = generate(0, range(20)), generate(1, range(9), skip_reading_prefix_cache=True)
-    admit_to_groups(manager, generate(2, [0, 1, 99]))
-    hit, num_tokens = manager.get_computed_blocks(late)
-    assert num_tokens == 2
-    assert manager.allocate_slots(late, 18, num_tokens, hit) is None
-    manager.allocate_slots(runner, 8)
-    runner.num_computed_tokens = 8
-    manager.allocate_slots(runner, 1)
-    admit_to_groups(manager, generate(3, 7))
-    assert manager.get_computed_blocks(late)[0].get_block_ids() == ([0, 0, 0, 6],)
-
-
 def test_who_is_refused_may_end_in_a_block_whose_digest_is_not_known_yet() -> None:
     manager = manager_of(5, 2, num_hash_lookahead_tokens=2)
     late = generate(0, range(5))
@@ -43,18 +29,6 @@ def test_who_is_refused_may_end_in_a_block_whose_digest_is_not_known_yet() -> No
     assert num_tokens == 2
     assert manager.allocate_slots(late, 3, num_tokens, hit) is None
     assert num_hit_tokens(manager, late) == 2
-
-
-def test_a_blocked_request_loses_a_block_when_the_one_behind_its_hit_goes() -> None:
-    manager = manager_of(5, 2, use_eagle=True)
-    first, late = generate(0, range(8)), generate(1, range(12))
-    admit_to_groups(manager, first)
-    manager.free(first)
-    hit, num_tokens = manager.get_computed_blocks(late)
-    assert num_tokens == 6
-    assert manager.allocate_slots(late, 6, num_tokens, hit) is None
-    assert admit_to_groups(manager, generate(2, 1))[1] == ([4],)
-    assert num_hit_tokens(manager, late) == 4
 
 
 def test_a_blocked_request_needs_more_free_blocks_when_its_hit_is_given_back() -> None:

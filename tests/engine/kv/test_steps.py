@@ -13,7 +13,6 @@ import pytest
 from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import generate
 from tests.engine.kv.builders import (
-    COMMON,
     admit,
     books,
     go_on,
@@ -48,27 +47,6 @@ def test_what_is_final_is_decided_when_slots_are_given() -> None:
     assert manager.block_pool.num_published == 1
 
 
-def test_chunks_of_several_steps() -> None:
-    manager = manager_of(11)
-    request, reader = with_tail(0, 40), with_tail(0, 40)
-    for step_id, (start, num_tokens, new, num_hit) in enumerate(
-        [(0, 20, [1, 2], 16), (20, 20, [3], 32), (40, 7, [], 32), (47, 1, [], 48), (48, 40, [4, 5, 6], 80)]
-    ):
-        manager.begin_step(step_id)
-        assert go_on(manager, request, start, num_tokens) == new
-        manager.commit(step_id)
-        assert num_hit_tokens(manager, reader) == num_hit
-
-
-def test_a_refused_request_reserves_nothing() -> None:
-    manager = manager_of(4)
-    manager.begin_step(0)
-    assert manager.allocate_slots(with_tail(0, 7), 55) is None
-    assert num_hit_tokens(manager, with_tail(1, 7)) == 0
-    manager.commit(0)
-    assert manager.block_pool.num_published == 0
-
-
 def test_what_has_arrived_is_published_at_once_even_in_a_step() -> None:
     manager = manager_of(20)
     arriving, sharer = with_tail(0, 7), with_tail(1, 5)
@@ -87,13 +65,6 @@ def test_what_has_arrived_is_published_at_once_even_in_a_step() -> None:
     manager.commit(1)
 
 
-def test_without_steps_all_is_published_at_once() -> None:
-    manager = manager_of(11)
-    assert schedule(manager, generate(0, COMMON)) == ([], [1, 2, 3])
-    assert schedule(manager, generate(1, COMMON)) == ([1, 2], [4])
-    assert manager.block_pool.num_published == 4
-
-
 # ---- withdrawal
 
 
@@ -110,52 +81,6 @@ def test_a_withdrawn_step_publishes_nothing_and_can_be_done_again() -> None:
     assert go_on(manager, request, 0, 55) == []  # it still has the slots, with nothing in them
     manager.commit(1)
     assert num_hit_tokens(manager, with_tail(1, 7)) == 48
-
-
-def test_what_was_computed_before_a_withdrawn_step_stays_published() -> None:
-    manager = manager_of(11)
-    request = with_tail(0, 40)
-    manager.begin_step(0)
-    schedule(manager, request, 33)
-    manager.commit(0)
-    manager.begin_step(1)
-    go_on(manager, request, 33, 40)
-    manager.withdraw(1)
-    assert num_hit_tokens(manager, with_tail(0, 40)) == 32
-    manager.begin_step(2)
-    go_on(manager, request, 33, 40)
-    manager.commit(2)
-    assert num_hit_tokens(manager, with_tail(0, 40)) == 64
-    manager.check_integrity()
-
-
-def test_blocks_freed_within_their_step_are_never_published() -> None:
-    """A victim of preemption may have been given slots in the same step; nobody computes them."""
-    manager = manager_of(11)
-    request = generate(0, 128)
-    manager.begin_step(0)
-    schedule(manager, request)
-    manager.free(request)
-    assert manager.block_pool.num_free == 10
-    assert num_hit_tokens(manager, request) == 0
-    manager.commit(0)
-    assert manager.block_pool.num_published == 0
-    manager.check_integrity()
-
-
-def test_a_victim_keeps_what_earlier_steps_computed() -> None:
-    manager = manager_of(11)
-    request = with_tail(0, 60)
-    manager.begin_step(0)
-    schedule(manager, request, 50)
-    manager.commit(0)
-    manager.begin_step(1)
-    go_on(manager, request, 50, 58)
-    manager.free(request)
-    request.num_computed_tokens = 0
-    assert schedule(manager, request, 1) == ([1, 2, 3], [7])
-    manager.commit(1)
-    assert num_hit_tokens(manager, with_tail(0, 60)) == 48
 
 
 @pytest.mark.parametrize("is_in_steps", [False, True])

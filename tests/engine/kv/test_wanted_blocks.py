@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +26,10 @@ MIXES: list[tuple[Spec, ...]] = [
 
 def publishes_everything(manager: KVCacheManager) -> KVCacheManager:
     """Let a manager publish every full block, as if each could serve a hit."""
-    publisher: Any = manager._publisher
-    publisher._groups = tuple(replace(group, stride=1) for group in publisher._groups)
-    for group in publisher._groups:
-        group.kind.runs_for_hits = lambda start, stop: ((start, stop),)
+    for group in manager.coordinator.groups:
+        object.__setattr__(group, "stride", 1)
+        kind: Any = group.kind
+        kind.runs_for_hits = lambda start, stop: ((start, stop),)
     return manager
 
 

@@ -25,31 +25,6 @@ from tests.engine.kv.builders import (
 
 
 @pytest.mark.parametrize(
-    ("pattern", "num_hit_blocks"),
-    [
-        ("FFFFFFFFFF", 0),
-        ("T", 1),
-        ("TF", 1),
-        ("TT", 2),
-        ("TTF", 2),
-        ("TTT", 3),
-        ("TTTF", 3),
-        ("TTFTFFTTFTTT", 12),
-        ("TTFTFFTTFFF", 8),
-        ("TTFTFFTTFFFT", 8),
-    ],
-)
-def test_a_window_of_two_blocks_is_looked_for_from_the_end(pattern: str, num_hit_blocks: int) -> None:
-    manager = manager_of(20, (2, 4))
-    request = generate(0, 2 * len(pattern) + 1)
-    (planted,) = plant(manager, request, pattern)
-    hit, num_hit = manager.get_computed_blocks(request)
-    assert num_hit == 2 * num_hit_blocks
-    num_null = max(0, num_hit_blocks - 2)
-    assert ids(hit) == [NULL] * num_null + planted[num_null:num_hit_blocks]
-
-
-@pytest.mark.parametrize(
     ("spec", "pattern", "num_blocks_needed"), [(2, "T" * 10, 20), ((2, 11), "FFFFFTTTTT", 15)], ids=str
 )
 def test_free_blocks_of_the_hit_count_as_much_as_new_ones(spec: Spec, pattern: str, num_blocks_needed: int) -> None:
@@ -73,23 +48,6 @@ def test_free_blocks_of_the_hit_count_as_much_as_new_ones(spec: Spec, pattern: s
 
 
 LEFT_BEHIND = [(0, 0), (4, 0), (5, 1), (6, 1), (7, 2), (11, 4)]  # tokens computed, blocks of no use since then
-
-
-def test_what_the_window_has_left_behind_goes_back() -> None:
-    manager = manager_of(20, (2, 4))
-    request, freed = generate(0, 20), []
-    for num_computed, num_null in LEFT_BEHIND:
-        if num_computed:
-            run(manager, request, num_computed - request.num_computed_tokens)
-        before = manager.block_pool.free_order()
-        assert manager.allocate_slots(request, 1) is not None
-        (table,) = manager.get_block_ids(0)
-        assert table == [NULL] * num_null + list(range(num_null + 1, len(table) + 1))
-        freed += [block_id for block_id in manager.block_pool.free_order() if block_id not in before]
-    assert freed == [1, 2, 4, 3]  # of several at once, the one in front goes last
-    manager.free(request)
-    assert manager.block_pool.num_free == 19
-    manager.check_integrity()
 
 
 @pytest.mark.parametrize(("num_computed", "num_null"), LEFT_BEHIND)
@@ -116,16 +74,6 @@ def test_a_window_moves_on_token_by_token(window: int, enable_caching: bool) -> 
         assert [block_id == NULL for block_id in table].index(False) == max(0, num_computed + 1 - window) // 4
         request.num_computed_tokens += 1
         request.append_output_token(num_computed)
-    manager.check_integrity()
-
-
-def test_a_window_moves_on_before_blocks_are_counted() -> None:
-    manager = manager_of(5, (2, 4))
-    request = generate(0, 20)
-    assert run(manager, request, 8) == [1, 2, 3, 4]
-    # Token 8 looks at tokens 5 to 8: blocks 0 and 1 of the table go back, first to last of the free.
-    assert ids(manager.allocate_slots(request, 4)) == [2, 1]
-    assert manager.get_block_ids(0) == ([NULL, NULL, 3, 4, 2, 1],)
     manager.check_integrity()
 
 

@@ -1,4 +1,4 @@
-"""What a KV cache manager is told: the size of the pool, and which groups of layers share a block table.
+"""Configures a KV cache: the size of the pool, and the groups of layers that share a block table.
 
     FullAttentionSpec      every token looks at all before it
     SlidingWindowSpec      every token looks at the last `sliding_window` tokens, itself among them
@@ -69,9 +69,9 @@ class KVCacheConfig:
     """The pool and its groups.
 
     Attributes:
-        num_blocks: the null block included.
-        kv_cache_groups: none is allowed, for a model without attention.
-        hash_block_size: tokens under one digest; the largest size of which every group's is a multiple.
+        num_blocks: blocks of the pool, the null block included.
+        kv_cache_groups: groups; none for a model without attention.
+        hash_block_size: tokens under one block hash; the largest size of which every group's is a multiple.
         scheduler_block_size: every prefix hit is a multiple of it; the smallest multiple of every group's size.
 
     Raises:

@@ -1,15 +1,15 @@
-"""What has changed in what is published: noted as it happens, told once per step.
+"""Notes what changes in what is published, and makes events of it once per step.
 
     publication  ── stored(request, group, index, keys) ──┐
     eviction     ── removed(keys) ────────────────────────┼──> log ── take() ──> cleared, removed per group, stored …
     reset        ── cleared() ────────────────────────────┘
 
-To note costs one entry for a run of blocks, however long; tokens and extra keys are cut out of the request when the
-events are taken. What came and went in between is not told, nor what went and came again; a run that has lost blocks
-in its middle is told in parts, each with its parent.
+A note costs one entry for a run of blocks, however long; tokens and extra keys are cut out of the request when the
+events are taken. What came and went in between makes no event, nor what went and came again; a run that has lost blocks
+in its middle makes several, each with its parent.
 
-Knows nothing of block ids, sockets or steps. Invariant: who applies all events, in order, knows exactly what can be
-found: contents, not copies of them. Who asks for a log must take from it, for nobody else empties it.
+Knows nothing of block ids, sockets or steps. Invariant: a reader that applies all events, in order, knows exactly what
+can be found: contents, not copies of them. Whoever asks for a log must take from it, for nobody else empties it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Run(NamedTuple):
 
 
 class PublishedLog:
-    """The `ChangeLog` of a pool, and what its publications are told to.
+    """The `ChangeLog` of a pool, which notes publications too.
 
     Args:
         hashes: makes the block hashes in the keys.
@@ -146,7 +146,7 @@ class PublishedLog:
         keys = extra_keys_by_block(request, block_size, blocks, self._num_lookahead)
         if not keys:
             return None
-        return [[_told(key) for key in keys[index]] if index in keys else None for index in blocks]
+        return [[_event_key(key) for key in keys[index]] if index in keys else None for index in blocks]
 
     def _lookahead(self, request: Request, block_size: int, blocks: range) -> list[list[int]] | None:
         if not self._num_lookahead:
@@ -173,7 +173,7 @@ def _netted(runs: list[_Run], removed: list[bytes]) -> tuple[list[_Run], list[by
 
 
 def _parts(run: _Run, balance: Counter[bytes]) -> Iterator[_Run]:
-    """Yield the pieces of a run that are left; count what they tell as told, so that no later run tells it again."""
+    """Yield the pieces of a run that are left, and count them as reported, so that no later run reports them again."""
     start = 0
     for index, key in enumerate([*run.keys, None]):
         if key is not None and balance[key] > 0:
@@ -194,7 +194,7 @@ def _digests(keys: Sequence[bytes], group: int) -> list[BlockHash]:
     return [key[:DIGEST_BYTES] for key in keys] if group else [*keys]
 
 
-def _told(key: ExtraKey) -> EventKey:
+def _event_key(key: ExtraKey) -> EventKey:
     """Return an extra key as events have it."""
     match key:
         case LoraKey():

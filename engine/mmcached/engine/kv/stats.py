@@ -1,4 +1,4 @@
-"""Prefix-cache statistics: what was asked and hit in all, and, as vLLM's loggers take them, since they were last taken.
+"""Counts what admissions asked for and found: in all, and since the counts were last taken, as vLLM's loggers do.
 
 Counted once per admission, in tokens: a request that is refused and asks again is counted when it gets in.
 """
@@ -12,12 +12,12 @@ from mmcached.engine.steps.request import Request
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """What happened in an interval.
+    """The admissions of an interval.
 
     Attributes:
-        reset: the prefix cache was reset in between.
-        requests, queries, hits: requests admitted for the first time, their tokens, those that were found.
-        preempted_requests, preempted_queries, preempted_hits: the same of those that had been admitted before.
+        reset: whether the prefix cache was reset in between.
+        requests, queries, hits: requests admitted for the first time, their tokens, and those found.
+        preempted_requests, preempted_queries, preempted_hits: the same of requests that had been admitted before.
     """
 
     reset: bool = False
@@ -33,11 +33,11 @@ class AdmissionCounts:
     """Counts since the start, and since they were last taken.
 
     Args:
-        log_stats: whether there is anything to take.
+        log_stats: whether intervals are counted.
 
     Attributes:
         queries, hits: tokens of first admissions, and those found, since the start.
-        interval: what is taken next; None without `log_stats`.
+        interval: the counts to be taken next; None without `log_stats`.
     """
 
     def __init__(self, *, log_stats: bool) -> None:
@@ -60,7 +60,7 @@ class AdmissionCounts:
             interval.preempted_hits += num_hit_tokens
 
     def note_reset(self) -> None:
-        """The prefix cache was emptied."""
+        """Note that the prefix cache was emptied."""
         if self.interval is not None:
             self.interval.reset = True
 

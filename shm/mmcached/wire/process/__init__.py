@@ -1,4 +1,4 @@
-"""What every role does as a process.
+"""Each role is a process, and does this like every other.
 
 death         dies with its parent
 signals       turns a signal into a flag that the loop reads

@@ -1,4 +1,4 @@
-"""Make a child die with its parent, so that no orphan outlives a killed supervisor.
+"""Makes a child die with its parent, so that no orphan outlives a killed supervisor.
 
 Linux only (`PR_SET_PDEATHSIG`). The signal follows the *thread* that spawned the child: spawn from the main thread.
 Imported before everything else in a child, so it imports next to nothing.

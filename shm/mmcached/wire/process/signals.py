@@ -1,4 +1,4 @@
-"""How a process hears that it should stop: a signal sets a flag that its loop looks at."""
+"""Turns the signals that end a process into a flag that its loop looks at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 class StopFlag:
-    """Installs handlers for `STOP_SIGNALS` in the main thread. `num_signals` tells how often one came.
+    """The handlers of `STOP_SIGNALS`, installed in the main thread; `num_signals` counts what came.
 
     A SIGHUP that is ignored from the start stays ignored: so `nohup` wants it.
     """

@@ -30,7 +30,7 @@ MAX_PLACES = 6
 
 @dataclass(frozen=True, slots=True)
 class TurnShare:
-    """What one source may take of one turn: iterate over it, once per message.
+    """The share of one source in one turn: iterate over it, once per message.
 
     >>> [number for number, _ in enumerate(TurnShare(num_messages=3, seconds=60.0))]
     [0, 1, 2]
@@ -58,8 +58,9 @@ class Guard:
 
     Args:
         ends: exceptions that do end the loop: they are raised.
+
     Attributes:
-        num_faults: handlers that have failed; it only rises.
+        num_faults: number of handlers that have failed; it only rises.
     """
 
     def __init__(self, ends: tuple[type[Exception], ...] = ()) -> None:
@@ -72,7 +73,7 @@ class Guard:
         """Call a handler; return None, or the error to answer its peer with if it raised.
 
         Args:
-            what: for the log, as "message of a client".
+            what: subject of the log line, as "message of a client".
         """
         try:
             handler(*args, **kwargs)
@@ -92,6 +93,6 @@ class Guard:
 
 
 def places(error: BaseException) -> str:
-    """Return where it was raised, innermost first: what of a foreign exception may be logged."""
+    """Return the places through which an exception came, innermost first; all of it that may be logged."""
     frames = traceback.extract_tb(error.__traceback__)[-MAX_PLACES:]
     return " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames))

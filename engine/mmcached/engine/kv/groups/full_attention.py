@@ -1,4 +1,4 @@
-"""Every token looks at all before it: a hit is what is cached from the start without a gap; nothing is given back."""
+"""Describes full attention: a hit is what is cached from the start without a gap; nothing is given back."""
 
 from __future__ import annotations
 

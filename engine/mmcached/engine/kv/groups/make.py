@@ -1,4 +1,4 @@
-"""The groups that a configuration asks for: one row for each kind."""
+"""Makes the groups that a configuration asks for."""
 
 from __future__ import annotations
 

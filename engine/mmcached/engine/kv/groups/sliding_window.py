@@ -1,7 +1,7 @@
-"""Every token looks at the last `window` tokens, itself among them: blocks behind the window are given back.
+"""Describes sliding windows: a token looks at the last `window` tokens; blocks behind the window are given back.
 
-The next token looks at `window - 1` earlier ones. A hit needs only the blocks that these lie in; null blocks stand for
-all before them. A hit that is shorter than the window needs all its blocks.
+A token is among those that it looks at, so the next one looks at `window - 1` earlier ones. A hit needs only the blocks
+that these lie in; null blocks stand for all before them. A hit that is shorter than the window needs all its blocks.
 
     window 5, block size 2      next token x looks at the four before it
     | null | null |  3  |  4  | x …

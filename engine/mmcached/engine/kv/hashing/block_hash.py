@@ -1,4 +1,4 @@
-"""Content keys of KV blocks: equal digest, equal whole prefix.
+"""Makes the block hashes of KV blocks: equal digest, equal whole prefix.
 
     digest(block i)  = hash( digest(block i-1) | number of tokens (u32) | token ids (u32 each) | extra keys )
     digest(block -1) = root of the hash function           all numbers little-endian, every digest 32 bytes
@@ -16,14 +16,13 @@ covers these, and the items that lie there, and exists only once they are known:
     |----- tokens ------------| `LookaheadKey`, last of the extra keys
     |----- items, embeddings ------------|
 
-Roots of collision-proof functions are fixed: engines on other hosts agree on every digest. That of another function is
-random in each process, so that nobody can work out beforehand which prompts share a digest. A service loses nothing by
-that: only its engine's process makes and compares digests, and the blocks that they name end with it. Engines that
-shall agree all the same, and whoever recomputes digests from events, are given one seed. It is configured and never
-taken from PYTHONHASHSEED, which images of containers set for other reasons, and which processes need not share.
+Roots of collision-proof functions are fixed: engines on other hosts agree on every digest. The root of another function
+is random in each process, so that nobody can work out beforehand which prompts share a digest. Engines that must agree
+all the same, and readers of events that recompute digests, are given one seed; it is configured and never taken from
+PYTHONHASHSEED, which processes need not share.
 
-Knows nothing of block ids or pools. Who finds two prefixes with one digest reads another tenant's cache: a function
-that is not collision-proof is for clients that trust each other.
+Knows nothing of block ids or pools. A caller who finds two prefixes with one digest reads another tenant's cache: a
+function that is not collision-proof is for clients that trust each other.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ class BlockHasher:
     """One hash function and the chains that it makes. Stateless.
 
     Args:
-        name: of the function; goes into its root.
-        new: makes a digest of 16 to 32 bytes over all of its argument; a shorter one is filled up with zeros.
-        seed: goes into the root too, if it is not empty.
+        name: name of the function; goes into its root.
+        new: makes a digest of 16 to 32 bytes over its argument; one of fewer than 32 is filled up with zeros.
+        seed: text that goes into the root too, if it is not empty.
         is_collision_proof: whether nobody can find two blocks with one digest.
 
     Attributes:
@@ -105,11 +104,10 @@ class BlockHasher:
         return self._new(encode_block(parent, token_ids, extra_keys)).digest() + self._filling
 
     def extend_block_hashes(self, request: Request, block_size: int, num_lookahead_tokens: int = 0) -> None:
-        """Add to `request.block_hashes` the digests that can be made since the last call: of full blocks with all
-        lookahead tokens behind them.
+        """Add to `request.block_hashes` what is missing there: digests of full blocks whose lookahead tokens are known.
 
         Args:
-            num_lookahead_tokens: that each digest covers behind its block; the same in all calls for a request.
+            num_lookahead_tokens: tokens behind a block that its digest covers; the same in all calls for a request.
 
         Raises:
             InvalidRequest: a token id that would be hashed now is a placeholder; nothing has been added.
@@ -140,7 +138,7 @@ class BlockHasher:
 
 
 def encode_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
-    """Return what the hash of a block is taken over; another block, another encoding.
+    """Return the bytes that the hash of a block is taken over; another block, another encoding.
 
     Raises:
         InvalidRequest: the parent is no digest, or a token id is a placeholder.
@@ -153,7 +151,7 @@ def encode_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[E
 def extra_keys_by_block(
     request: Request, block_size: int, blocks: range, num_lookahead_tokens: int = 0
 ) -> Mapping[int, list[ExtraKey]]:
-    """Return what besides tokens decides the content of these blocks of a request, by block index. Changes nothing.
+    """Return the extra keys of these blocks of a request, by block index. Changes nothing.
 
     Adapter, items in prompt order, salt, embeddings by position; items and embeddings also where only the lookahead
     tokens behind the block are. A block without any is left out. The lookahead tokens themselves are not among them.
@@ -180,11 +178,11 @@ def extra_keys_by_block(
 def block_hasher(algorithm: str, seed: str = "") -> BlockHasher:
     """Return the hasher that a configuration names.
 
-    "builtin", the default of vLLM's first versions, is taken for "sha256" and warned about: Python's own hash has 64
-    bits, which a tenant can collide on purpose, and differs from process to process. "xxh3" is warned about too.
+    "builtin", the default of vLLM's first versions, is taken for "sha256" and warned about: a tenant can collide the
+    64-bit hash of Python on purpose. "xxh3" is warned about too.
 
     Args:
-        seed: what roots are made from; "": fixed roots, and for "xxh3" one that is random in each process.
+        seed: seed of the root; "": a fixed root, and for "xxh3" one that is random in each process.
 
     Raises:
         ConfigError: no such algorithm.

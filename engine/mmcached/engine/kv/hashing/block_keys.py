@@ -1,4 +1,4 @@
-"""What besides its tokens decides the content of a KV block: one typed record for each kind, each with one encoding.
+"""Encodes what besides its tokens decides the content of a KV block: one typed record for each kind.
 
     record          encoding: tag, then the fields
     LoraKey         L  text name, text path

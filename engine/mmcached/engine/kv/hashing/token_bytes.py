@@ -1,4 +1,4 @@
-"""Token ids as the bytes that are hashed: u32 each, little-endian. Placeholders are refused: they have no content.
+"""Packs token ids into the bytes that are hashed: u32 each, little-endian. Placeholders, without content, are refused.
 
 Knows nothing of requests or blocks.
 """
@@ -20,10 +20,10 @@ def pack_token_ids(token_ids: Sequence[int], first_position: int = 0) -> bytes:
     """Return token ids as bytes.
 
     Args:
-        first_position: of these token ids in their request; only for the error.
+        first_position: position of the first in its request, for the error.
 
     Raises:
-        InvalidRequest: one of them is no token id; names the first, by position.
+        InvalidRequest: names the first that is no token id, by position.
     """
     try:
         # From a list, because an array takes bytes for its memory, not for numbers.

@@ -1,4 +1,4 @@
-"""The KV blocks of one engine as numbers: who is free, who is referenced, who holds published content.
+"""Knows the KV blocks of one engine as numbers: free, referenced, with or without published content.
 
     free, no content --get--> held --publish--> held, published <--touch--+
           ^                    |                       |                  |
@@ -38,7 +38,7 @@ NULL_BLOCK_ID = 0
 
 
 class ChangeLog(Protocol):
-    """Who is told which contents are gone."""
+    """Notes which contents are gone."""
 
     def removed(self, keys: list[bytes]) -> None:
         """These, at least one, were evicted, and no block holds them any longer. The list is the callee's to keep."""
@@ -54,8 +54,8 @@ class BlockPool:
 
     Args:
         num_blocks: at least 1, the null block.
-        policy: the order in which published blocks are evicted, empty; plain LRU if None.
-        log: is told of contents that are gone; None costs nothing.
+        policy: an empty order in which published blocks are evicted; plain LRU if None.
+        log: notes contents that are gone; None costs nothing.
 
     Attributes:
         find, find_prefix: `PublishedBlocks.find` and `find_prefix`.

@@ -1,14 +1,13 @@
-"""In which order published blocks that nobody holds are given up: the seam, and exact LRU.
+"""Orders the published blocks that nobody holds for eviction: the seam, and exact LRU.
 
            add (freed)                                    take (evicted)
     pool ---------------> | last in ... order() ... first | ---------------> pool
           <---------------
             remove (found again by a lookup, and referenced)
 
-The pool puts every block in that is published and without a holder, and takes each out once: by `take`, when room is
-needed and no unpublished block is left, or by `remove`, when a request shares it again. An order that knows no more
-than this judges by age alone. One that wants to tell a prefix that comes back from one that never does names an
-observer, who is told what is published, found and forgotten; without one, the pool pays nothing for it.
+The pool puts every published block without a holder in, and takes each out once: by `take`, when room is needed and no
+unpublished block is left, or by `remove`, when a request shares it again. An order that judges by more than age names
+an observer, which hears what is published, found and forgotten; without one, the pool pays nothing for it.
 
 Knows nothing of references, requests or tokens. Invariant: what was added and neither removed nor taken since is in
 `order()` once, and nothing else is.
@@ -23,7 +22,7 @@ _TOLERATED_WASTE = 1024  # entries; below that, dropping them is not worth a cal
 
 
 class ContentObserver(Protocol):
-    """Who hears what happens to content. Calls come in bulk, at least one block or key at a time.
+    """Hears what happens to content. Calls come in bulk, at least one block or key at a time.
 
     What becomes of one block: `stored`, then `hit` any number of times; `add` when its last holder leaves; then either
     `remove` and `hit` (in this order), from where it goes on as before, or `take` and, if no other block holds the same
@@ -31,15 +30,15 @@ class ContentObserver(Protocol):
     """
 
     def stored(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
-        """These held blocks were published under these keys, in pairs; the content may have been there before."""
+        """Note that held blocks were published under these keys, in pairs; copies of older content are among them."""
         ...
 
     def hit(self, block_ids: Sequence[int]) -> None:
-        """A request has found these published blocks and shares them from now on, whether or not others do."""
+        """Note that a request has found these published blocks and shares them from now on."""
         ...
 
     def forgotten(self, keys: Sequence[bytes]) -> None:
-        """These contents were evicted: no block holds them any longer. Follows the `take` that did it."""
+        """Note that no block holds these contents any longer. Follows the `take` that evicted them."""
         ...
 
 
@@ -48,7 +47,7 @@ class EvictionOrder(Protocol):
 
     @property
     def observer(self) -> ContentObserver | None:
-        """Who wants to hear of content, mostly the order itself; None makes hearing cost nothing. Asked once."""
+        """The observer of content, mostly the order itself; None makes hearing cost nothing. Read once."""
         ...
 
     def __len__(self) -> int: ...

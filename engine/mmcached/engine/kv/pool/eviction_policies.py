@@ -1,4 +1,4 @@
-"""Which eviction orders there are, by the name that a configuration gives them."""
+"""Makes eviction orders by the name that a configuration gives them."""
 
 from __future__ import annotations
 

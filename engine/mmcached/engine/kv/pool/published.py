@@ -1,4 +1,4 @@
-"""Which block holds which published content, and which one a lookup finds.
+"""Maps published content to blocks and back.
 
     key --first published--> block        found by a lookup
         --later-----------> blocks        copies, rare: the oldest is found once the first is gone

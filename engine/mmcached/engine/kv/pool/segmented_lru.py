@@ -1,4 +1,4 @@
-"""Segmented LRU: content that was asked for again outlives content that was used once, so that scans pass by.
+"""Orders blocks by segmented LRU: content asked for again outlives content used once, so that scans pass by.
 
     new content                                    asked for again: found by a lookup, or
          |                                         published once more soon after it was evicted
