@@ -320,17 +320,6 @@ def test_the_digest_covers_names_kinds_and_order(monkeypatch: pytest.MonkeyPatch
     assert len(found) == 3
 
 
-def test_gauges_are_those_whose_type_says_so() -> None:
-    gauges = {
-        name
-        for fields in FIELDS.values()
-        for name, is_gauge in zip(fields.names, fields.is_gauge, strict=True)
-        if is_gauge
-    }
-    assert {"ring.used_bytes", "leases_held", "kv.blocks_used", "requests_open", "draining"} <= gauges
-    assert not {"kv.queries", "ring.puts", "steps", "restarts", "processor.hits"} & gauges
-
-
 def test_a_figure_that_is_no_whole_number_is_refused() -> None:
     class WithText(msgspec.Struct, frozen=True):
         name: str = ""
