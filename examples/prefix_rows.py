@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from mmcached.worker import TensorPrefixStore
-from mmcached.worker.prefix_store import KeySpec, RowChunk, RowSpan
+from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan
 
 BLOCK_SIZE, WIDTH, VOCABULARY = 16, 64, 256
 
@@ -57,7 +57,7 @@ def serve(
 
 if __name__ == "__main__":
     model = Model()
-    schema = [KeySpec("hidden_states", "per_token", (WIDTH,), torch.int64)]
+    schema = [KeySpec("hidden_states", (WIDTH,), torch.int64)]
     store = TensorPrefixStore(BLOCK_SIZE, schema, byte_budget=1 << 20)
     system = b"You are a careful assistant who looks at pictures and says what is in them. "
     num_rows = num_computed = 0

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mmcached.worker import InputBatch, OmniTensorPrefixCache
-from mmcached.worker.prefix_store import KeySpec, RowChunk, RowSpan, TensorPrefixStore
+from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
 from scripts.bench.harness import Sampler, cpu_ns
 from scripts.bench.vllm import load_omni_class
 
@@ -116,7 +116,7 @@ class Store:
         return lambda: cpu_ns(run)
 
     def fresh(self, num_bytes: int) -> object:
-        spec = KeySpec(KEY, "per_token", (HIDDEN_SIZE,), DTYPE)
+        spec = KeySpec(KEY, (HIDDEN_SIZE,), DTYPE)
         return TensorPrefixStore(BLOCK_SIZE, [spec], byte_budget=num_bytes)
 
     def _full(self) -> TensorPrefixStore:

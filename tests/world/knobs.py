@@ -23,9 +23,7 @@ class Knobs:
         spare_blocks: KV blocks beyond those that the longest sequence needs.
         row_blocks: that the prefix store can keep; 0: there is none.
         num_layer_outputs: row keys beside the last layer's.
-        deferred: row keys that are copied late, by their number.
         delay: a copy is asked so often, at most, before it is done; 0: rows are there at once.
-        device_rows: of deferred keys that are kept before they are copied.
         p_arrival: of each request that is left, between two steps.
         p_rows, p_items: requests that want rows, that have items.
         p_repeat: prompts that are those of earlier requests, whole.
@@ -52,9 +50,7 @@ class Knobs:
     row_blocks: int
     num_layers: int
     num_layer_outputs: int
-    deferred: frozenset[int]
     delay: int
-    device_rows: int
     num_requests: int
     p_arrival: float
     p_rows: float
@@ -126,9 +122,7 @@ def knobs_of(seed: int) -> Knobs:
         row_blocks=rng.choice((0, 1, 3, 5, 8, 8, 14, 400)),
         num_layers=num_layers,
         num_layer_outputs=rng.randint(0, num_layers),
-        deferred=frozenset(key for key in range(3) if rng.random() < 0.4),
         delay=rng.choice((0, 0, 2, 20)),
-        device_rows=rng.choice((0, 20, 1000, 1000)),
         num_requests=rng.choice((6, 8, 10, 12)),
         p_arrival=rng.choice((0.1, 0.4, 0.9, 0.9)),
         p_rows=rng.choice((0.3, 0.7, 0.9)),

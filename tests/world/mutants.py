@@ -24,12 +24,11 @@ from mmcached.engine.scheduling.suspects import Suspects
 from mmcached.engine.steps.step_log import StepLog
 from mmcached.wire.errors import LocalProtocolError, MissingRows, PoisonousRequest
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.worker.prefix_store import Refusal, RowChunk, RowsRead, TensorPrefixStore
-from mmcached.worker.prefix_store.transfer import HostTransfer
+from mmcached.worker.hidden_states import Refusal, RowChunk, RowsRead, TensorPrefixStore
 from mmcached.worker.steps import prefix_rows
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.step_result import StepResult
-from tests.worker.prefix_store.delayed_transfer import DelayedTransfer
+from tests.worker.hidden_states.by_content.delayed_transfer import DelayedTransfer
 
 Patch = pytest.MonkeyPatch
 Outputs = Mapping[str, Any]
@@ -77,9 +76,8 @@ def keeps_what_it_was_lent(patch: Patch) -> None:
     patch.setattr(TensorPrefixStore, "commit", commit_now)
 
 
-def keeps_deferred_rows_without_a_copy(patch: Patch) -> None:
-    for transfer in (HostTransfer, DelayedTransfer):
-        patch.setattr(transfer, "clone", lambda _, rows: rows)
+def sends_rows_without_a_copy(patch: Patch) -> None:
+    patch.setattr(DelayedTransfer, "clone", lambda _, rows: rows)
 
 
 def takes_positions_from_a_counter(patch: Patch) -> None:
@@ -293,7 +291,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
     for mutant in (
         writes_one_step_late,
         keeps_what_it_was_lent,
-        keeps_deferred_rows_without_a_copy,
+        sends_rows_without_a_copy,
         takes_positions_from_a_counter,
         fills_with_zeros,
         keeps_rows_of_former_weights,

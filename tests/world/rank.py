@@ -22,14 +22,14 @@ from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput
 from mmcached.wire.messages.worker import FromEngineToWorker, RunChunk, StepPlan
 from mmcached.wire.sockets.channels import Frame, make_decoder
+from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
+from mmcached.worker.hidden_states.device_copy import transfer_for
 from mmcached.worker.model.model import ReferenceModel
 from mmcached.worker.payloads import PayloadReader
-from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
-from mmcached.worker.prefix_store.transfer import transfer_for
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.runner import ModelRunner
 from mmcached.worker.steps.step_result import StepResult
-from tests.worker.prefix_store.delayed_transfer import delayed
+from tests.worker.hidden_states.by_content.delayed_transfer import delayed
 from tests.world.knobs import Knobs
 from tests.world.plainly import model_in
 
@@ -158,12 +158,8 @@ def _make_store(knobs: Knobs, config: ServiceConfig, worker_epoch: int) -> Tenso
     rng = random.Random(f"{knobs.seed} copies {worker_epoch}")
     return TensorPrefixStore(
         config.block_size,
-        [
-            KeySpec(key, "per_token", shape, torch.int32, copy="deferred" if index in knobs.deferred else "at_once")
-            for index, key in enumerate(config.model.row_keys)
-        ],
+        [KeySpec(key, shape, torch.int32) for key in config.model.row_keys],
         byte_budget=config.tensor_prefix_cache_bytes,
-        device_byte_budget=knobs.device_rows * shape[0] * 4,
         staged_byte_limit=4096,
         transfer_for=delayed(lambda: rng.randint(0, knobs.delay)) if knobs.delay else transfer_for,
     )

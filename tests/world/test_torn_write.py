@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmcached.worker.prefix_store import KeySpec, RowChunk, RowSpan, TensorPrefixStore
+from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
 
 
 class Torn(dict[str, torch.Tensor]):
@@ -28,7 +28,7 @@ def rows(first: int, num: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_block_new", [False, True])
 def test_a_block_that_got_its_name_in_a_torn_write_can_be_written_again(is_block_new: bool) -> None:
-    store = TensorPrefixStore(2, [KeySpec(key, "per_token", (1,), torch.int32) for key in "ab"], byte_budget=1 << 16)
+    store = TensorPrefixStore(2, [KeySpec(key, (1,), torch.int32) for key in "ab"], byte_budget=1 << 16)
     first, names = 2 if is_block_new else 3, [b"0" * 32, b"1" * 32]
     store.write([RowChunk(1, 0, first, 0, names[:1])], {key: rows(0, first) for key in "ab"})
     store.commit()

@@ -26,7 +26,7 @@ from mmcached.wire.messages.engine import StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.wire.sockets.channels import Frame
-from mmcached.worker.prefix_store import RowSpan, TensorPrefixStore
+from mmcached.worker.hidden_states import RowSpan, TensorPrefixStore
 from tests.world.audit import Audit
 from tests.world.clients import Arrivals, Client, last_client
 from tests.world.knobs import Knobs

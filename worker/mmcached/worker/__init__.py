@@ -6,19 +6,25 @@
     encoder_cache.py   content key -> encoder output
     steps/             one plan: read, encode, run, answer
     model/             the reference model, in exact integers
-    prefix_store/      hidden states by content
-    omni/              hidden states by KV slot
+    hidden_states/     hidden states, by content and by KV slot
     compat/            the receiver cache for programs without the service
     integers.py        checks of numbers that callers hand in
 
 Imports torch. Knows nothing of scheduling: a plan is complete, and a worker remembers no requests.
+
+Names are imported when they are used: who embeds `hidden_states` needs neither sockets nor shared memory.
 """
 
-from mmcached.wire.errors import MissingRows
-from mmcached.worker.compat.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
-from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.omni import InputBatch, MissingPrefix, OmniTensorPrefixCache
-from mmcached.worker.prefix_store import TensorPrefixStore
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmcached.wire.errors import MissingRows
+    from mmcached.worker.encoder_cache import EncoderCache
+    from mmcached.worker.hidden_states import InputBatch, MissingPrefix, OmniTensorPrefixCache, TensorPrefixStore
+    from mmcached.worker.compat.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 
 __all__ = [
     "EncoderCache",
@@ -30,3 +36,16 @@ __all__ = [
     "TensorPrefixStore",
     "worker_receiver_cache_from_config",
 ]
+
+_MODULES = {
+    "EncoderCache": "mmcached.worker.encoder_cache",
+    "MissingRows": "mmcached.wire.errors",
+    "ShmObjectStoreReceiverCache": "mmcached.worker.compat.receiver",
+    "worker_receiver_cache_from_config": "mmcached.worker.compat.receiver",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "mmcached.worker.hidden_states")), name)

@@ -19,7 +19,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import PrefixReport, RowsMade, RowsMissing
 from mmcached.wire.messages.parts import Rows
 from mmcached.wire.messages.worker import RunChunk, StepPlan
-from mmcached.worker.prefix_store import RowChunk, RowSpan, RowsRead, TensorPrefixStore
+from mmcached.worker.hidden_states import RowChunk, RowSpan, RowsRead, TensorPrefixStore
 from mmcached.worker.steps.step_result import StepResult
 
 

@@ -38,11 +38,11 @@ from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.encoder_cache import EncoderCache
+from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
 from mmcached.worker.payloads import PayloadReader, image_of
-from mmcached.worker.prefix_store import KeySpec, TensorPrefixStore
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
@@ -312,7 +312,7 @@ class ModelRunner:
 def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:
     """Return the store of the rows that the reference model gives, as large as the configuration says."""
     shape = (config.model.hidden_size,)
-    schema = [KeySpec(key, "per_token", shape, torch.int32) for key in config.model.row_keys]
+    schema = [KeySpec(key, shape, torch.int32) for key in config.model.row_keys]
     return TensorPrefixStore(
         config.block_size, schema, byte_budget=config.tensor_prefix_cache_bytes, max_positions=config.max_model_len
     )

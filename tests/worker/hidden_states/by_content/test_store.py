@@ -1,0 +1,646 @@
+"""TensorPrefixStore, case by case: hits, schema, room, steps, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmcached.wire.errors import ConfigError, InvalidRequest, LocalProtocolError
+from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
+from tests.worker.hidden_states.by_content.cases import (
+    BLOCK,
+    BLOCK_NBYTES,
+    CODES,
+    HIDDEN,
+    MIB,
+    WIDTH,
+    chunk_of,
+    errors,
+    hidden,
+    hidden_of,
+    make_store,
+    missing,
+    names_of,
+    write,
+)
+
+# ---- hits
+
+
+def test_a_hit_may_have_any_length_also_within_a_block() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdefghijkl"))
+    store.release([0])
+    for num_rows in range(1, 13):
+        store.attach(1, names_of("abcdefghijkl"))
+        assert store.usable_prefix(names_of("abcdefghijkl"), num_rows, ["hidden_states"]) == num_rows
+        assert hidden(store, 1, 0, num_rows) == list(range(num_rows))
+        store.release([1])
+
+
+def test_a_part_of_a_block_is_a_hit_for_all_of_its_tokens() -> None:
+    """A prompt is known to its end while it is computed by chunks."""
+    store = make_store()
+    write(store, chunk_of(0, "abcdefgh", 0, 6))
+    assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 6
+    write(store, chunk_of(1, "abcdefgh", 6, 8), base=100)
+    assert hidden(store, 1, 0, 8) == [0, 1, 2, 3, 4, 5, 106, 107]
+    assert hidden(store, 0, 0, 8) == [0, 1, 2, 3, 4, 5, 106, 107]
+
+
+def test_rows_of_a_block_that_goes_on_otherwise_are_taken_over_by_writing_them_again() -> None:
+    """Six tokens in common, blocks of four: the rows that two sequences share of a block are read and written again."""
+    store = make_store()
+    write(store, chunk_of(0, "abcdefgh"))
+    store.attach(1, names_of("abcdefgh"))
+    with store.read([RowSpan(1, 4, 6)], ["hidden_states"]) as shared:
+        chunk = RowChunk(2, 4, 4, 0, names_of("abcdefxy"))
+        rows = torch.cat([shared.get("hidden_states", 0), hidden_of(chunk, 50)[2:]])
+        assert store.write([chunk], {"hidden_states": rows}) == []
+    store.commit()
+    assert hidden(store, 2, 0, 8) == [0, 1, 2, 3, 4, 5, 56, 57]
+    assert hidden(store, 1, 0, 8) == list(range(8))
+
+
+def test_a_hit_in_the_step_that_computes_it() -> None:
+    store = make_store()
+    first, second = chunk_of(0, "abcdefgh"), chunk_of(1, "abcdefghij", 8, 10)
+    write(store, first, second)
+    assert hidden(store, 1, 0, 10) == list(range(10))
+
+
+def test_equal_prompts_in_one_step_are_kept_once_and_the_first_one_counts() -> None:
+    store = make_store()
+    chunks = [chunk_of(0, "abcdefgh"), chunk_of(1, "abcdefgh")]
+    rows = torch.cat([hidden_of(chunks[0], 0), hidden_of(chunks[1], 100)])
+    store.write(chunks, {"hidden_states": rows})
+    assert hidden(store, 1, 0, 8) == list(range(8))
+    stats = store.stats()
+    assert (stats.blocks, stats.written, stats.replayed) == (2, 8, 8)
+
+
+def test_rows_that_were_not_written_are_missing_with_their_range() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdefghijkl", 0, 3))
+    write(store, chunk_of(0, "abcdefghijkl", 6, 9))
+    assert missing(store, 0, 0, 12) == (3, 6)
+    assert missing(store, 0, 4, 5) == (4, 5)
+    assert missing(store, 0, 7, 12) == (9, 12)
+    assert missing(store, 9, 2, 4) == (2, 4)
+    assert hidden(store, 0, 6, 9) == [6, 7, 8]
+
+
+def test_a_span_that_lacks_rows_does_not_disturb_the_others() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdef"), chunk_of(1, "xyz"))
+    spans = [RowSpan(0, 1, 5), RowSpan(1, 0, 9), RowSpan(1, 2, 3), RowSpan(7, 0, 1)]
+    with store.read(spans, ["hidden_states"]) as rows:
+        assert [None if part is None else part[:, 0].tolist() for part in rows.all("hidden_states")] == [
+            [1, 2, 3, 4],
+            None,
+            [2],
+            None,
+        ]
+        assert [(lacking.span, lacking.first) for lacking in rows.missing()] == [(1, 3), (3, 0)]
+    assert (store.stats().read, store.stats().missing) == (5, 10)
+
+
+def test_a_request_goes_on_from_a_hit_on_blocks_of_its_own() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdefgh"))
+    store.release([0])
+    write(store, chunk_of(1, "abcdxyz", 4, 7), base=50)
+    write(store, RowChunk(1, 7, 1, 1, names_of("abcdxyzw")[1:]), base=50)
+    assert hidden(store, 1, 0, 8) == [0, 1, 2, 3, 54, 55, 56, 57]
+    store.attach(2, names_of("abcdefgh"))
+    assert hidden(store, 2, 0, 8) == list(range(8))
+
+
+def test_preempted_and_resumed() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdef", 0, 6))
+    store.release([0])
+    assert missing(store, 0, 0, 6) == (0, 6)
+    write(store, chunk_of(0, "abcdef", 4, 6), base=100)
+    assert hidden(store, 0, 0, 6) == [0, 1, 2, 3, 104, 105]
+
+
+def test_two_that_generate_the_same_block_share_it_from_then_on() -> None:
+    store = make_store()
+    for request_id in (0, 1):
+        write(store, RowChunk(request_id, 0, 3), base=100 * request_id)
+    named = [RowChunk(request_id, 3, 1, 0, names_of("abcd")) for request_id in (0, 1)]
+    write(store, *named)
+    assert store.stats().blocks == 1
+    assert hidden(store, 1, 0, 4) == [0, 1, 2, 3]
+
+
+def test_rows_of_guessed_tokens_are_replaced_or_dropped_before_the_block_is_found() -> None:
+    store = make_store()
+    write(store, RowChunk(0, 0, 6), base=900)  # tokens 2 … 5 were guesses, and came otherwise
+    write(store, RowChunk(0, 2, 1), base=100)
+    write(store, RowChunk(0, 3, 3, 0, names_of("abcd")), base=200)
+    assert hidden(store, 0, 0, 5) == [900, 901, 102, 203, 204]
+    write(store, RowChunk(0, 4, 1, 1, names_of("abcdefgh")[1:]), base=300)  # the prompt has been extended
+    assert missing(store, 0, 4, 8) == (5, 8)
+
+
+# ---- keys
+
+
+def test_a_key_that_comes_late_has_no_rows_before() -> None:
+    store = make_store(num_blocks=50)
+    write(store, chunk_of(0, "abcdefgh"))
+    late = chunk_of(0, "abcdefghijkl", 8, 12)
+    assert errors(store.write([late], {"codes": torch.zeros(4, 2, 2, dtype=torch.int64)})) == {
+        "codes": "key = 'codes': has not been declared"
+    }
+    store.commit()
+    store.declare(CODES)
+    codes = torch.arange(16).reshape(4, 2, 2)
+    assert store.write([late], {"hidden_states": hidden_of(late), "codes": codes}) == []
+    store.commit()
+    names = names_of("abcdefghijkl")
+    assert store.usable_prefix(names, 12, ["hidden_states"]) == 12
+    assert store.usable_prefix(names, 12, ["hidden_states", "codes"]) == 0
+    assert missing(store, 0, 0, 12, "codes") == (0, 8)
+    with store.read([RowSpan(0, 8, 12)], ["codes"]) as rows:
+        assert torch.equal(rows.get("codes", 0), codes)
+
+
+def test_a_key_that_is_absent_on_a_step_leaves_a_gap_and_a_recompute_fills_it() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdefgh", 0, 3))
+    store.write([chunk_of(0, "abcdefgh", 3, 5)], {})
+    store.commit()
+    write(store, chunk_of(0, "abcdefgh", 5, 8))
+    names = names_of("abcdefgh")
+    assert store.usable_prefix(names, 8, ["hidden_states"]) == 3
+    assert store.usable_prefix(names, 8, []) == 8
+    write(store, chunk_of(1, "abcdefgh", 3, 5))
+    assert store.usable_prefix(names, 8, ["hidden_states"]) == 8
+    assert hidden(store, 1, 0, 8) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (torch.zeros(4, WIDTH + 1), "hidden_states.shape = '(4, 4)': must be (4, 3)"),
+        (torch.zeros(4, 1), "hidden_states.shape = '(4, 1)': must be (4, 3)"),
+        (torch.zeros(1, WIDTH), "hidden_states.shape = '(1, 3)': must be (4, 3)"),
+        (torch.zeros(5, WIDTH), "hidden_states.shape = '(5, 3)': must be (4, 3)"),
+        (torch.zeros(4, WIDTH, 1), "hidden_states.shape = '(4, 3, 1)': must be (4, 3)"),
+        (torch.zeros(4, WIDTH, dtype=torch.float16), "hidden_states.dtype = 'torch.float16': must be torch.float32"),
+        (torch.tensor(1.0), "hidden_states.shape = '()': must be (4, 3)"),
+        ([1, 2, 3, 4], "hidden_states = 'list': must be a tensor (4, 3)"),
+        (None, "hidden_states = 'NoneType': must be a tensor"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_key_is_refused_and_nothing_else(wrong: object, said: str) -> None:
+    store = make_store(HIDDEN, CODES)
+    chunks = [chunk_of(0, "abc"), chunk_of(1, "z")]
+    codes = torch.arange(16).reshape(4, 2, 2)
+    (refusal,) = store.write(chunks, {"hidden_states": wrong, "codes": codes})
+    assert (refusal.key, refusal.request_id) == ("hidden_states", None)
+    assert str(refusal.error).startswith(said)
+    store.commit()
+    assert missing(store, 0, 0, 3) == (0, 3)
+    with store.read([RowSpan(0, 0, 3), RowSpan(1, 0, 1)], ["codes"]) as rows:
+        assert torch.equal(torch.cat([rows.get("codes", 0), rows.get("codes", 1)]), codes)
+    assert store.stats().refusals == 1
+
+
+def test_a_key_that_is_declared_otherwise_begins_anew_and_the_others_go_on() -> None:
+    store = make_store(HIDDEN, CODES)
+    chunk = chunk_of(0, "abcd")
+    store.write([chunk], {"hidden_states": hidden_of(chunk), "codes": torch.ones(4, 2, 2, dtype=torch.int64)})
+    assert store.commit() == {names_of("abcd")[0]: {"hidden_states": 4, "codes": 4}}
+    narrow = KeySpec("codes", (), torch.int16)
+    store.declare(narrow)
+    assert store.commit() == {names_of("abcd")[0]: {"hidden_states": 4}}
+    assert missing(store, 0, 0, 4, "codes") == (0, 4)
+    assert hidden(store, 0, 0, 4) == [0, 1, 2, 3]
+    assert store.write([chunk], {"codes": torch.tensor([5, 6, 7, 8], dtype=torch.int16)}) == []
+    assert store.commit() == {names_of("abcd")[0]: {"hidden_states": 4, "codes": 4}}
+    with store.read([RowSpan(0, 1, 3)], ["codes"]) as rows:
+        assert rows.get("codes", 0).tolist() == [6, 7]
+    assert store.schema == {"hidden_states": HIDDEN, "codes": narrow}
+
+
+def test_keys_are_not_declared_within_a_step() -> None:
+    store = make_store()
+    store.write([chunk_of(0, "a")], {"hidden_states": torch.zeros(1, WIDTH)})
+    store.declare(HIDDEN)
+    with pytest.raises(LocalProtocolError, match="between two steps"):
+        store.declare(HIDDEN, CODES)
+    assert store.schema == {"hidden_states": HIDDEN}
+    store.withdraw()
+    store.declare(CODES)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((), torch.bool),
+        ((3,), torch.uint8),
+        ((5,), torch.bfloat16),
+        ((2, 3, 4), torch.float16),
+        ((7,), torch.float8_e4m3fn),
+        ((3,), torch.complex64),
+        ((1,), torch.int64),
+        ((9,), torch.float64),
+    ],
+)
+def test_rows_of_any_shape_and_dtype_come_back_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    spec = KeySpec("k", shape, dtype)
+    store = TensorPrefixStore(BLOCK, [spec], byte_budget=100 * BLOCK * spec.row_nbytes)
+    given = (torch.rand(9, *shape) * 100).to(dtype)
+    assert store.write([chunk_of(0, "abcdefghi")], {"k": given}) == []
+    with store.read([RowSpan(0, 0, 9), RowSpan(0, 3, 4)], ["k"]) as rows:
+        whole, one = rows.get("k", 0), rows.get("k", 1)
+        assert (whole.dtype, whole.shape) == (dtype, given.shape)
+        assert whole.reshape(9, -1).contiguous().view(torch.uint8).equal(given.reshape(9, -1).view(torch.uint8))
+        assert one.reshape(1, -1).view(torch.uint8).equal(given[3:4].reshape(1, -1).view(torch.uint8))
+
+
+def test_rows_of_every_layout_in_memory_are_taken() -> None:
+    store = make_store()
+    wide = torch.rand(WIDTH, 16).t()[::2]
+    needs_grad = torch.rand(2, WIDTH, requires_grad=True)
+    odd = torch.rand(9 * WIDTH)[1 : 1 + 2 * WIDTH].view(2, WIDTH)
+    for start, rows in ((0, wide), (8, needs_grad), (10, odd)):
+        assert store.write([RowChunk(0, start, len(rows))], {"hidden_states": rows}) == []
+    with store.read([RowSpan(0, 0, 12)], ["hidden_states"]) as found:
+        assert torch.equal(found.get("hidden_states", 0), torch.cat([wide, needs_grad.detach(), odd]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_rows_on_a_device_are_taken() -> None:
+    store = make_store()
+    chunk = chunk_of(0, "abcdef")
+    assert store.write([chunk], {"hidden_states": hidden_of(chunk).cuda()}) == []
+    assert store.write([chunk], {"hidden_states": hidden_of(chunk, 9).cuda()}) == []
+    assert hidden(store, 0, 0, 6) == [0, 1, 2, 3, 13, 14]
+
+
+# ---- room
+
+
+def test_want_of_room_gives_up_tails_before_heads_and_the_longest_released_first() -> None:
+    store = make_store(num_blocks=6)
+    write(store, chunk_of(0, "abcdefghijkl"), chunk_of(1, "mnopqrst"))
+    store.release([0])
+    store.release([1])
+    store.attach(2, names_of("abcd"))
+    store.release([2])
+    write(store, chunk_of(3, "123456789012"))
+    usable = [
+        store.usable_prefix(names_of(tokens), len(tokens), ["hidden_states"]) for tokens in ("abcdefgh", "mnopqrst")
+    ]
+    assert usable == [4, 8]
+    assert store.stats().evictions == 2
+    write(store, chunk_of(4, "xyzw"))
+    assert store.usable_prefix(names_of("mnopqrst"), 8, ["hidden_states"]) == 4
+
+
+def test_room_is_not_made_with_what_a_request_of_the_same_step_stands_behind() -> None:
+    store = make_store(num_blocks=4)
+    write(store, chunk_of(0, "abcdefgh"))
+    store.release([0])
+    write(store, chunk_of(1, "1234567890123456"), chunk_of(2, "abcdefghi", 8, 9))
+    assert hidden(store, 2, 0, 8) == list(range(8))
+    assert missing(store, 1, 0, 16) == (8, 16)
+
+
+def test_what_does_not_fit_is_missing_and_what_comes_behind_it_is_not_kept() -> None:
+    store = make_store(num_blocks=2)
+    write(store, chunk_of(0, "abcdefghijkl"))
+    assert hidden(store, 0, 0, 8) == list(range(8))
+    assert missing(store, 0, 4, 12) == (8, 12)
+    write(store, chunk_of(1, "mnop"))
+    assert missing(store, 1, 0, 4) == (0, 4)
+    store.release([1])
+    store.release([0])
+    write(store, chunk_of(2, "mnop"))
+    assert hidden(store, 2, 0, 4) == [0, 1, 2, 3]
+    assert store.stats().dropped == 8
+
+
+def test_a_late_key_shortens_prefixes_and_hides_no_key() -> None:
+    store = make_store(num_blocks=12)
+    write(store, chunk_of(0, "abcdefghijkl"))
+    store.release([0])
+    write(store, chunk_of(1, "mnopqrstuvwx"), chunk_of(2, "12345678"))
+    store.declare(KeySpec("second", (3 * WIDTH,), torch.float32))
+    store.check_integrity()
+    stats = store.stats()
+    assert (stats.capacity_blocks, stats.blocks) == (3, 3)
+    assert stats.blocks * stats.block_nbytes <= store.byte_budget
+    assert hidden(store, 1, 0, 12) == list(range(12))
+    assert missing(store, 2, 0, 8) == (0, 8)
+    store.release([1])
+    chunk = chunk_of(3, "new!")
+    assert store.write([chunk], {"hidden_states": hidden_of(chunk), "second": torch.ones(4, 3 * WIDTH)}) == []
+    assert store.usable_prefix(names_of("new!"), 4, ["hidden_states", "second"]) == 4
+
+
+def test_a_budget_below_one_block_keeps_nothing_and_says_so() -> None:
+    store = TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=BLOCK_NBYTES - 1)
+    write(store, chunk_of(0, "abcd"))
+    assert missing(store, 0, 0, 4) == (0, 4)
+    assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 0
+    assert store.stats().dropped == 4
+
+
+def test_nobody_who_runs_loses_what_it_holds_to_others() -> None:
+    store = make_store(num_blocks=3)
+    write(store, chunk_of(0, "abcdefgh"))
+    for request_id in range(1, 9):
+        write(store, chunk_of(request_id, f"{request_id}xyzw"))
+        store.release([request_id])
+    assert hidden(store, 0, 0, 8) == list(range(8))
+
+
+# ---- steps
+
+
+def test_a_withdrawn_step_has_written_nothing() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdefgh", 0, 3))
+    store.write([chunk_of(0, "abcdefgh", 3, 8)], {"hidden_states": torch.zeros(5, WIDTH)})
+    assert hidden(store, 0, 0, 8) == [0, 1, 2, 0, 0, 0, 0, 0]
+    store.withdraw()
+    assert missing(store, 0, 0, 8) == (3, 8)
+    assert store.commit() == {names_of("abcdefgh")[0]: {"hidden_states": 3}, names_of("abcdefgh")[1]: {}}
+    write(store, chunk_of(1, "abcdefgh"))
+    assert hidden(store, 1, 0, 8) == list(range(8))
+
+
+def test_a_report_tells_what_there_is_and_what_is_gone() -> None:
+    store = make_store(num_blocks=2)
+    store.write([chunk_of(0, "abcdefgh", 0, 6)], {"hidden_states": torch.zeros(6, WIDTH)})
+    first, second = names_of("abcdefgh")
+    assert store.commit() == {first: {"hidden_states": 4}, second: {"hidden_states": 2}}
+    assert store.commit() == {}
+    store.write([RowChunk(1, 0, 2)], {"hidden_states": torch.zeros(2, WIDTH)})
+    assert store.commit() == {}
+    store.release([0, 1])
+    store.write([chunk_of(2, "mnopqr")], {"hidden_states": torch.zeros(6, WIDTH)})
+    assert store.commit() == {second: {}, first: {}, names_of("mnop")[0]: {"hidden_states": 4}}
+
+
+def test_a_chunk_that_cannot_be_is_refused_and_the_others_are_kept() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdefgh"), chunk_of(1, "mnopqrst"))
+    chunks = [
+        RowChunk(0, 8, 1, 1, names_of("abcdXXXX")[1:]),
+        RowChunk(1, 8, 1, 3, names_of("mnopqrstuvwxyz12")[3:]),
+        RowChunk(2, -1, 1),
+        RowChunk(3, 0, 0),
+        RowChunk(4, 0, 2),
+    ]
+    rows = torch.arange(5.0).unsqueeze(1).expand(-1, WIDTH)
+    refusals = store.write(chunks, {"hidden_states": rows})
+    assert [(refusal.key, refusal.request_id) for refusal in refusals] == [("", 2), ("", 3), ("", 0), ("", 1)]
+    store.commit()
+    store.check_integrity()
+    assert hidden(store, 4, 0, 2) == [3, 4]
+    assert hidden(store, 0, 0, 8) == list(range(8))
+    assert missing(store, 1, 8, 9) == (8, 9)
+
+
+def test_a_request_that_has_blocks_is_not_attached_again() -> None:
+    store = make_store()
+    store.attach(0, names_of("abcd"))
+    with pytest.raises(InvalidRequest, match="release it first"):
+        store.attach(0, names_of("abcd"))
+
+
+@pytest.mark.parametrize("span", [RowSpan(0, 1, 1), RowSpan(0, 2, 1), RowSpan(0, -1, 1)])
+def test_a_span_has_rows(span: RowSpan) -> None:
+    store = make_store()
+    with pytest.raises(InvalidRequest, match="spans"):
+        store.read([RowSpan(0, 0, 1), span], ["hidden_states"])
+
+
+def test_nothing_is_nothing() -> None:
+    store = make_store()
+    assert store.write([], {}) == []
+    assert store.write([], {"hidden_states": torch.zeros(0, WIDTH)}) == []
+    store.release([5])
+    store.withdraw()
+    assert store.commit() == {}
+    with store.read([], ["hidden_states"]) as rows:
+        assert rows.all("hidden_states") == []
+    store.check_integrity()
+
+
+# ---- reading
+
+
+def test_rows_that_were_read_stay_as_they_are_until_they_are_released() -> None:
+    store = make_store(num_blocks=1)
+    write(store, chunk_of(0, "abcd"))
+    rows = store.read([RowSpan(0, 0, 4)], ["hidden_states"])
+    kept = rows.get("hidden_states", 0)
+    store.release([0])
+    write(store, chunk_of(1, "efgh"), base=100)
+    assert hidden(store, 1, 0, 4) == [100, 101, 102, 103]
+    assert kept[:, 0].tolist() == [0, 1, 2, 3]
+    rows.release()
+    rows.release()
+    with pytest.raises(LocalProtocolError, match="released"):
+        rows.get("hidden_states", 0)
+    with pytest.raises(LocalProtocolError, match="released"):
+        rows.all("hidden_states")
+
+
+def test_buffers_are_used_again_up_to_a_limit() -> None:
+    store = TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=10 * BLOCK_NBYTES, buffer_nbytes=5000)
+    write(store, chunk_of(0, "abcdefgh"))
+    first = store.read([RowSpan(0, 0, 8)], ["hidden_states"])
+    address = first.get("hidden_states", 0).data_ptr()
+    second = store.read([RowSpan(0, 0, 8)], ["hidden_states"])
+    assert second.get("hidden_states", 0).data_ptr() != address
+    first.release()
+    second.release()
+    assert store.stats().pooled_nbytes == 4096
+    with store.read([RowSpan(0, 0, 8)], ["hidden_states"]) as third:
+        assert third.get("hidden_states", 0).data_ptr() == address
+        assert store.stats().pooled_nbytes == 0
+
+
+# ---- memory
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
+
+
+def test_memory_is_taken_as_it_is_used_and_given_back_by_a_reset() -> None:
+    wide = KeySpec("hidden_states", (2048,), torch.bfloat16)
+    before = resident_bytes()
+    store = TensorPrefixStore(16, [wide], byte_budget=1 << 30)
+    assert resident_bytes() - before <= 16 * MIB
+    rows = torch.zeros(16 * 512, 2048, dtype=torch.bfloat16)
+    with_rows = resident_bytes()
+    store.write([RowChunk(0, 0, len(rows))], {"hidden_states": rows})
+    store.commit()
+    assert 30 * MIB <= resident_bytes() - with_rows <= 48 * MIB
+    store.reset()
+    assert resident_bytes() - with_rows <= 16 * MIB
+    assert store.stats().blocks == 0
+
+
+def test_a_reset_forgets_rows_and_requests() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcdef"))
+    store.reset()
+    store.check_integrity()
+    assert missing(store, 0, 0, 6) == (0, 6)
+    assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 0
+    write(store, chunk_of(0, "abcdef"))
+    assert hidden(store, 0, 0, 6) == list(range(6))
+
+
+def test_memory_of_what_a_late_key_has_driven_out_is_given_back() -> None:
+    page = 4096
+    spec = KeySpec("k", (page // BLOCK,), torch.uint8)
+    store = TensorPrefixStore(BLOCK, [spec], byte_budget=4000 * page)
+    rows = torch.ones(4000 * BLOCK, page // BLOCK, dtype=torch.uint8)
+    store.write([RowChunk(0, 0, len(rows))], {"k": rows})
+    store.commit()
+    before = resident_bytes()
+    store.declare(KeySpec("late", (page // BLOCK,), torch.uint8))
+    assert store.stats().blocks == 2000
+    assert before - resident_bytes() >= 6 * MIB
+
+
+# ---- what cannot be
+
+
+SETTINGS: dict[str, Any] = {"block_size": BLOCK, "schema": [HIDDEN], "byte_budget": 1}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"block_size": 0},
+        {"byte_budget": -1},
+        {"byte_budget": 1.5},
+        {"max_positions": 0},
+        {"buffer_nbytes": -1},
+        {"staged_byte_limit": -1},
+        {"staged_byte_limit": "1"},
+    ],
+)
+def test_settings_that_cannot_be(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TensorPrefixStore(**(SETTINGS | setting))
+    assert caught.value.details["field"] in setting
+
+
+def test_positions_beyond_the_limit_are_refused_before_anything_grows_with_them() -> None:
+    store = TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=MIB, max_positions=8)
+    chunks = [RowChunk(0, 7, 1), RowChunk(1, 7, 2), RowChunk(2, 10**30, 1), RowChunk(3, 0, 10**30), RowChunk(4, 8, 1)]
+    refusals = store.write(chunks, {"hidden_states": torch.zeros(5, WIDTH)})
+    assert [(refusal.key, refusal.request_id) for refusal in refusals] == [("", 1), ("", 2), ("", 3), ("", 4)]
+    assert "0 … 7" in str(refusals[0].error)
+    assert store.stats().requests == 1
+    for first, end in ((0, 9), (8, 9), (10**30, 10**30 + 1)):
+        with pytest.raises(InvalidRequest, match=r"request 5: must be 0 <= first < end <= 8"):
+            store.read([RowSpan(0, 0, 8), RowSpan(5, first, end)], ["hidden_states"])
+    store.commit()
+    store.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [RowChunk(0, 0.5, 1), RowChunk(0, 0, 1.0), RowChunk(0, "0", 1), RowChunk(0, 0, None)],  # type: ignore[arg-type]
+)
+def test_positions_are_integers_and_never_truncated(chunk: RowChunk) -> None:
+    store = make_store()
+    with pytest.raises(InvalidRequest, match="chunks"):
+        store.write([RowChunk(1, 0, 1), chunk], {"hidden_states": torch.zeros(2, WIDTH)})
+    with pytest.raises(InvalidRequest, match="spans"):
+        store.read([RowSpan(1, 0, 1), RowSpan(0, chunk.start, chunk.num_rows)], ["hidden_states"])
+    assert store.stats().requests == 0
+    refusals = store.write([RowChunk(0, 0, 1, 0.5, names_of("abcd"))], {})  # type: ignore[arg-type]
+    assert errors(refusals) == {"": "first_block = '0.5': must be an integer"}
+
+
+@pytest.mark.parametrize("num_rows", [-5, 1 << 25, 1.0, None])
+def test_a_prefix_has_a_length(num_rows: Any) -> None:
+    with pytest.raises(InvalidRequest, match="num_rows"):
+        make_store().usable_prefix([], num_rows, ["hidden_states"])
+
+
+def test_a_key_that_cannot_be_mapped_changes_nothing() -> None:
+    store = make_store()
+    write(store, chunk_of(0, "abcd"))
+    with pytest.raises(ConfigError, match="huge"):
+        store.declare(KeySpec("huge", (1 << 55,), torch.int8))
+    assert store.schema == {"hidden_states": HIDDEN}
+    assert store.stats().capacity_blocks == 100
+    assert hidden(store, 0, 0, 4) == [0, 1, 2, 3]
+
+
+# ---- a step whose requests stand behind each other
+
+
+@pytest.mark.parametrize("packed", [(0, 1), (1, 0)], ids=["producer first", "consumer first"])
+@pytest.mark.parametrize("begun", [0, 1, 3], ids=lambda num: f"{num} rows before the step")
+def test_a_hit_behind_a_block_that_is_completed_in_the_same_step(begun: int, packed: tuple[int, int]) -> None:
+    store = make_store()
+    if begun:
+        write(store, RowChunk(1, 0, begun), base=100)
+    chunks = [RowChunk(1, begun, 4 - begun, 0, names_of("abcd")), RowChunk(2, 4, 4, 0, names_of("abcdefgh"))]
+    rows = torch.cat([hidden_of(chunk, 100) for number in packed for chunk in [chunks[number]]])
+    assert store.write([chunks[number] for number in packed], {"hidden_states": rows}) == []
+    assert hidden(store, 2, 0, 8) == [100.0 + position for position in range(8)]
+    assert store.stats().dropped == 0
+    report = store.commit()
+    assert [report[name] for name in names_of("abcdefgh")] == [{"hidden_states": 4}] * 2
+    assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 8
+    store.check_integrity()
+
+
+def test_a_guess_in_a_block_that_is_named_and_hit_in_the_same_step_is_replaced_for_both() -> None:
+    store = make_store()
+    write(store, RowChunk(1, 0, 4), base=100)  # position 3 is a guess
+    chunks = [RowChunk(2, 4, 1, 0, names_of("abcd")), RowChunk(1, 3, 1, 0, names_of("abcd"))]
+    rows = torch.cat([hidden_of(chunks[0], 200), hidden_of(chunks[1], 300)])
+    assert store.write(chunks, {"hidden_states": rows}) == []
+    assert hidden(store, 2, 0, 5) == [100.0, 101.0, 102.0, 303.0, 204.0]
+    store.commit()
+    store.check_integrity()
+
+
+def test_a_guess_is_not_found_under_a_name_after_a_write_that_has_failed() -> None:
+    other = dataclasses.replace(HIDDEN, name="other")
+    store = make_store(HIDDEN, other)
+    rows = torch.ones((4, WIDTH))
+    store.write([RowChunk(1, 0, 4)], {"hidden_states": rows, "other": rows})  # position 3 is a guess
+    store.commit()
+    fails = {"hidden_states": torch.empty((1, WIDTH), device="meta"), "other": rows[:1]}
+    with pytest.raises(NotImplementedError):
+        store.write([RowChunk(1, 3, 1, 0, names_of("abcd"))], fails)
+    store.withdraw()
+    store.commit()
+    assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 3
+    assert store.usable_prefix(names_of("abcd"), 4, ["other"]) == 3
+    store.check_integrity()
+
+
+def test_a_chunk_without_rows_moves_no_rows_of_others() -> None:
+    store = make_store()
+    refusals = store.write([RowChunk(2, 1, 0), RowChunk(3, 0, 2)], {"hidden_states": hidden_of(RowChunk(3, 0, 2))})
+    assert [refusal.request_id for refusal in refusals] == [2]
+    assert hidden(store, 3, 0, 2) == [0, 1]

@@ -1,0 +1,170 @@
+"""Keeps the blocks of a store: their holders, their hashes, and the order in which they are evicted.
+
+    free ──take──> open ──seal──> sealed, held <──hold / let_go──> sealed, evictable ──evict──> free
+      ^              |
+      └───let_go─────┘
+
+A block is the same place in the arena of every key. Ids are handed out from 0 on, a free one before a new one, so a
+block that was never used has never been touched. The evictable stand in the order in which they were let go.
+
+Knows nothing of rows or requests. Invariant: a block is either free or it has a hash or a holder, and at most
+`capacity` blocks are not free.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+from mmcached.wire.errors import InvariantError
+
+
+class BlockPool:
+    """The blocks of one store.
+
+    Args:
+        num_blocks: ids that there are.
+
+    Attributes:
+        capacity: number of blocks that may be in use.
+        hashes: hash of each block; None where it is open or free.
+        is_sealed: `(num_blocks,)` bool; a block that was only announced has a hash, and is not sealed.
+        changed: hashes of blocks that were evicted or have changed since somebody cleared it.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.capacity = num_blocks
+        self.hashes: list[bytes | None] = []
+        self.is_sealed = np.zeros(num_blocks, dtype=np.bool_)
+        self.changed: dict[bytes, None] = {}
+        self.num_evictions = 0
+        self._refs: list[int] = []
+        self._free: list[int] = []
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_used(self) -> int:
+        return len(self._refs) - len(self._free)
+
+    @property
+    def num_sealed(self) -> int:
+        return len(self._block_of)
+
+    @property
+    def num_evictable(self) -> int:
+        return len(self._evictable)
+
+    @property
+    def free(self) -> list[int]:
+        """Blocks that were in use once, the next to be taken last."""
+        return list(self._free)
+
+    def find(self, block_hash: bytes) -> int | None:
+        """Return the block with a hash. Changes nothing."""
+        return self._block_of.get(block_hash)
+
+    def take(self) -> int | None:
+        """Return an open block with one holder, if need be after evicting; None if everything is held."""
+        if self.num_used >= self.capacity and not self.evict():
+            return None
+        if self._free:
+            block_id = self._free.pop()
+        elif len(self._refs) < self.num_blocks:
+            block_id = len(self._refs)
+            self._refs.append(0)
+            self.hashes.append(None)
+        else:
+            return None
+        self._refs[block_id] = 1
+        return block_id
+
+    def announce(self, block_id: int, block_hash: bytes) -> None:
+        """Have an open block found by a hash that no other has. Its rows are not final until `seal`."""
+        self.hashes[block_id] = block_hash
+        self._block_of[block_hash] = block_id
+        self.changed[block_hash] = None
+
+    def seal(self, block_id: int, block_hash: bytes) -> None:
+        """Seal an open block under a hash that no other has."""
+        self.announce(block_id, block_hash)
+        self.is_sealed[block_id] = True
+
+    def note_changed(self, block_ids: np.ndarray) -> None:
+        """Note that rows of these blocks may have changed; negative ids are no blocks."""
+        for block_id in block_ids[self.is_sealed[block_ids] & (block_ids >= 0)].tolist() if self.hashes else ():
+            self.changed[self.hashes[block_id] or b""] = None
+
+    def note_all_changed(self) -> None:
+        self.changed.update(dict.fromkeys(self._block_of))
+
+    def hold(self, block_id: int) -> None:
+        """Add a holder."""
+        if not self._refs[block_id]:
+            del self._evictable[block_id]
+        self._refs[block_id] += 1
+
+    def let_go(self, block_id: int) -> None:
+        """Take a holder away. The last one leaves a sealed block evictable, an open one free."""
+        self._refs[block_id] -= 1
+        if not self._refs[block_id]:
+            if self.hashes[block_id] is None:
+                self._free.append(block_id)
+            else:
+                self._evictable[block_id] = None
+
+    def evict(self) -> bool:
+        """Free the evictable block of longest standing; return whether there was one."""
+        if not self._evictable:
+            return False
+        block_id, _ = self._evictable.popitem(last=False)
+        block_hash = self.hashes[block_id]
+        if block_hash is None:
+            raise InvariantError(f"block {block_id} is evictable and has no hash")
+        del self._block_of[block_hash]
+        self.changed[block_hash] = None
+        self.hashes[block_id] = None
+        self.is_sealed[block_id] = False
+        self._free.append(block_id)
+        self.num_evictions += 1
+        return True
+
+    def resize(self, num_blocks: int) -> None:
+        """Begin anew with so many blocks; none is in use."""
+        if self.num_used:
+            raise InvariantError(f"{self.num_used} blocks are in use and cannot be numbered anew")
+        self.num_blocks = self.capacity = num_blocks
+        self.hashes.clear()
+        self._refs.clear()
+        self._free.clear()
+        self.is_sealed = np.zeros(num_blocks, dtype=np.bool_)
+
+    def clear(self) -> None:
+        """Forget all hashes at once; nobody holds anything. `changed` forgets too."""
+        self._evictable.clear()
+        self._block_of.clear()
+        self.changed.clear()
+        self._free = list(range(len(self._refs) - 1, -1, -1))
+        self.hashes = [None] * len(self._refs)
+        self.is_sealed[:] = False
+
+    def check_integrity(self, refs: Mapping[int, int]) -> None:
+        """Raise `InvariantError` if the pool contradicts itself, or the holders `refs` by block that others count."""
+        free, evictable = set(self._free), set(self._evictable)
+        for block_id, num_holders in enumerate(self._refs):
+            block_hash = self.hashes[block_id]
+            if num_holders != refs.get(block_id, 0):
+                raise InvariantError(f"block {block_id} counts {num_holders} holder(s), not {refs.get(block_id, 0)}")
+            where = (block_id in free, block_id in evictable)
+            if where != (not num_holders and block_hash is None, not num_holders and block_hash is not None):
+                raise InvariantError(f"block {block_id} with {num_holders} holder(s) is in the wrong list")
+            is_found = block_hash is not None and self._block_of[block_hash] == block_id
+            if bool(self.is_sealed[block_id]) != (block_hash is not None) or (block_hash is not None and not is_found):
+                raise InvariantError(f"block {block_id} has hash {block_hash!r}, but is not found so")
+        if len(free) != len(self._free) or len(self._block_of) != sum(each is not None for each in self.hashes):
+            raise InvariantError("a block is free twice, or a hash has no block")
+        if self.num_used > self.capacity:
+            raise InvariantError(f"{self.num_used} blocks are in use, the budget allows {self.capacity}")

@@ -1,0 +1,179 @@
+"""Keeps the blocks that each request holds, from position 0 on, and their hashes.
+
+    hashes      h0 h1 h2 h3            known so far: of full blocks whose tokens are final
+    block_ids   b0 b1 b2 b3 b4 b5      ABSENT: not kept, and nothing behind it either
+                ------------ -----
+                sealed       open
+
+Knows nothing of rows. Invariant: what a request holds is a prefix of its sequence; so is what is sealed in the store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from mmcached.wire.errors import InvalidRequest, InvariantError
+from mmcached.worker.hidden_states.by_content.block_pool import BlockPool
+from mmcached.worker.integers import as_integer
+
+ABSENT = -1
+
+
+class Chain:
+    """One request's blocks."""
+
+    __slots__ = ("block_ids", "hashes")
+
+    def __init__(self) -> None:
+        self.hashes: list[bytes] = []
+        self.block_ids: list[int] = []
+
+
+class RequestBlocks:
+    """The chains of all requests that have one.
+
+    Attributes:
+        of_request: chains in the order in which the requests came; only this class changes it.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.of_request: dict[int, Chain] = {}
+        self._pool = pool
+
+    def open(self, request_id: int) -> Chain:
+        """Return a request's chain; an empty one if it has none."""
+        chain = self.of_request.get(request_id)
+        if chain is None:
+            chain = self.of_request[request_id] = Chain()
+        return chain
+
+    def at(self, request_ids: Sequence[int], numbers: Sequence[int]) -> list[int]:
+        """Return one block of each request, by its number from 0 on; `ABSENT` where it holds none. Changes nothing."""
+        get = self.of_request.get
+        return [
+            ids[number] if (chain := get(request_id)) is not None and number < len(ids := chain.block_ids) else ABSENT
+            for request_id, number in zip(request_ids, numbers, strict=True)
+        ]
+
+    def check_hashes(self, request_id: int, first_block: int, hashes: Sequence[bytes]) -> None:
+        """Return if these may be the hashes of a request's blocks from `first_block` on. Changes nothing.
+
+        Raises:
+            InvalidRequest: there is a gap before them, or a block has another hash already.
+        """
+        chain = self.of_request.get(request_id)
+        known = chain.hashes if chain is not None else []
+        if not 0 <= as_integer("first_block", first_block) <= len(known):
+            limit = f"request {request_id}: hashes of {len(known)} blocks are known, the next is that of {len(known)}"
+            raise InvalidRequest("first_block", first_block, limit)
+        again = known[first_block:]  # most of the time nothing
+        for number, (old, new) in enumerate(zip(again, hashes, strict=False), first_block):
+            if old != new:
+                limit = f"request {request_id}: block {number} has hash {old.hex()}; release the request first"
+                raise InvalidRequest("block_hashes", new.hex(), limit)
+
+    def add_hashes(self, chain: Chain, first_block: int, hashes: Sequence[bytes]) -> list[int]:
+        """Add hashes that were checked; hold what is sealed under them.
+
+        Returns:
+            Numbers of the blocks with these hashes that are still open: to be sealed when their rows have been written.
+            They are found from now on, but where another block has the hash.
+        """
+        open_blocks: list[int] = []
+        for number in range(len(chain.hashes), first_block + len(hashes)):
+            block_hash = hashes[number - first_block]
+            chain.hashes.append(block_hash)
+            if number < len(chain.block_ids) and chain.block_ids[number] != ABSENT:
+                open_blocks.append(number)
+                if self._pool.find(block_hash) is None:
+                    self._pool.announce(chain.block_ids[number], block_hash)
+            else:
+                self._find(chain, number)
+        return open_blocks
+
+    def place(self, chain: Chain, first: int, end: int) -> list[int]:
+        """Find or make room for blocks `[first, end)` of a chain, as far as there is any; return those that are new."""
+        ids, new = chain.block_ids, []
+        ids.extend([ABSENT] * (end - len(ids)))
+        for number in range(first, end):
+            if ids[number] != ABSENT or self._find(chain, number):
+                continue
+            if number and ids[number - 1] == ABSENT and not self._find(chain, number - 1):
+                continue  # useless without what comes before it
+            block_hash = chain.hashes[number] if number < len(chain.hashes) else None
+            if block_hash is not None and self._pool.find(block_hash) is not None:
+                continue  # what comes before it is not: these hashes do not belong together
+            block_id = self._pool.take()
+            if block_id is not None:
+                ids[number] = block_id
+                new.append(block_id)
+                if block_hash is not None:
+                    self._pool.seal(block_id, block_hash)
+        return new
+
+    def seal(self, chain: Chain, number: int, merge: Callable[[int, int], None]) -> None:
+        """Seal an open block. If another has its hash, hold that one, after `merge(mine, other)`."""
+        mine, block_hash = chain.block_ids[number], chain.hashes[number]
+        other = self._pool.find(block_hash)
+        if other is None or other == mine:
+            self._pool.seal(mine, block_hash)
+        else:
+            self._pool.hold(other)
+            chain.block_ids[number] = other
+            self._pool.changed[block_hash] = None
+            merge(mine, other)
+            self._pool.let_go(mine)
+
+    def release(self, request_id: int) -> None:
+        """Let go of all that a request holds, its tail first; an unknown one changes nothing."""
+        chain = self.of_request.pop(request_id, None)
+        if chain is not None:
+            for block_id in reversed(chain.block_ids):
+                if block_id != ABSENT:
+                    self._pool.let_go(block_id)
+
+    def cut(self) -> bool:
+        """Let go of the last block of the youngest request that holds any; return whether there was one."""
+        for chain in reversed(self.of_request.values()):
+            num_held = sum(block_id != ABSENT for block_id in chain.block_ids)
+            if num_held:
+                self._pool.let_go(chain.block_ids[num_held - 1])
+                chain.block_ids[num_held - 1] = ABSENT
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for request_id in list(self.of_request):
+            self.release(request_id)
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if holders, hashes or order contradict the pool."""
+        chains = self.of_request.values()
+        self._pool.check_integrity(Counter(each for chain in chains for each in chain.block_ids if each != ABSENT))
+        for request_id, chain in self.of_request.items():
+            num_held = sum(block_id != ABSENT for block_id in chain.block_ids)
+            if ABSENT in chain.block_ids[:num_held]:
+                raise InvariantError(f"request {request_id} holds a block without the one before: {chain.block_ids}")
+            for number, block_id in enumerate(chain.block_ids[:num_held]):
+                block_hash = chain.hashes[number] if number < len(chain.hashes) else None
+                if self._pool.hashes[block_id] != block_hash:
+                    raise InvariantError(f"block {number} of request {request_id} is block {block_id} of another hash")
+
+    def _find(self, chain: Chain, number: int) -> bool:
+        """Hold a block that is sealed, and all before it; return whether it is there."""
+        ids, hashes = chain.block_ids, chain.hashes
+        ids.extend([ABSENT] * (number + 1 - len(ids)))
+        if number >= len(hashes) or self._pool.find(hashes[number]) is None:
+            return False
+        first = number
+        while first and ids[first - 1] == ABSENT:
+            first -= 1
+        for at in range(first, number + 1):
+            block_id = self._pool.find(hashes[at])
+            if block_id is None:
+                return False
+            self._pool.hold(block_id)
+            ids[at] = block_id
+        return True

@@ -1,0 +1,145 @@
+"""Reads the rows of many spans, one gather for each key, and holds them until they are released.
+
+Knows nothing of block hashes or requests. A span's rows are a view of a pooled buffer; after `release` the buffer
+serves the next read. Who keeps rows longer clones them, or never releases: then the buffer is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mmcached.wire.errors import LocalProtocolError, MissingRows
+from mmcached.worker.hidden_states.buffer_pool import BufferPool
+from mmcached.worker.hidden_states.by_content.layout import Runs
+from mmcached.worker.hidden_states.row_arena import RowArena, first_missing
+
+
+class LackingSpan(NamedTuple):
+    """A span that lacks rows of a key: the first run of them is `[first, end)`."""
+
+    span: int
+    key: str
+    first: int
+    end: int
+
+
+class _KeyRows(NamedTuple):
+    """One key's rows of all spans, `(rows, *shape)`; of each span that lacks rows, the first run of their positions."""
+
+    rows: torch.Tensor
+    missing: Mapping[int, tuple[int, int]]
+
+
+class RowsRead:
+    """The rows of one read, spans by their number in the call. Release it, or use it in `with`.
+
+    Args:
+        arenas: those that are read; they have the bytes of all rows that were written.
+        runs: one for each span.
+        indexes: indexes of the rows of all runs.
+        firsts: first position of each run, to tell what is missing.
+        pool: gives the buffers.
+    """
+
+    __slots__ = ("_buffers", "_counts", "_first_rows", "_is_released", "_keys", "_pool")
+
+    def __init__(
+        self,
+        arenas: Iterable[RowArena],
+        runs: Runs,
+        indexes: np.ndarray,
+        firsts: Sequence[int],
+        pool: BufferPool[np.ndarray],
+    ) -> None:
+        self._pool = pool
+        self._buffers: list[np.ndarray] = []
+        self._keys: dict[str, _KeyRows] = {}
+        self._first_rows = runs.first_rows
+        self._counts = runs.counts
+        self._is_released = False
+        for arena in arenas:
+            spec = arena.spec
+            missing = _missing(arena.are_written(indexes), runs, firsts)
+            if len(missing) == len(firsts):
+                rows = torch.empty((0, *spec.shape), dtype=spec.dtype)
+            else:
+                nbytes = len(indexes) * spec.row_nbytes
+                buffer = pool.take(nbytes)
+                self._buffers.append(buffer)
+                rows = torch.from_numpy(buffer[:nbytes]).view(spec.dtype).view(len(indexes), *spec.shape)
+                arena.take(indexes, rows)
+            self._keys[spec.name] = _KeyRows(rows, missing)
+
+    def __enter__(self) -> RowsRead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def num_missing(self) -> int:
+        """Rows of one key that cannot be had, because their span lacks at least one."""
+        return sum(int(self._counts[span]) for _, missing in self._keys.values() for span in missing)
+
+    def get(self, key: str, span: int) -> torch.Tensor:
+        """Return the rows `(rows, *shape)` of a span; a view that is valid until `release`.
+
+        Raises:
+            MissingRows: at least one was not written; names the first run of such positions.
+            LocalProtocolError: it was released.
+        """
+        rows, missing = self._rows_of(key)
+        if span in missing:
+            raise MissingRows(key, *missing[span])
+        first = int(self._first_rows[span])
+        return rows[first : first + int(self._counts[span])]
+
+    def all(self, key: str) -> list[torch.Tensor | None]:
+        """Return what `get` would for every span; None where rows are missing. A third of the time for many spans.
+
+        Raises:
+            LocalProtocolError: it was released.
+        """
+        rows, missing = self._rows_of(key)
+        if not len(rows):
+            return [None] * len(self._counts)
+        spans: list[torch.Tensor | None] = list(torch.split(rows, self._counts.tolist()))
+        for span in missing:
+            spans[span] = None
+        return spans
+
+    def missing(self) -> Iterator[LackingSpan]:
+        """Yield each span that lacks rows, once for each key that lacks them."""
+        for key, (_, missing) in self._keys.items():
+            for span, run in missing.items():
+                yield LackingSpan(span, key, *run)
+
+    def release(self) -> None:
+        """Give the buffers back; the second time changes nothing."""
+        if not self._is_released:
+            self._is_released = True
+            self._keys.clear()
+            for buffer in self._buffers:
+                self._pool.give_back(buffer)
+            self._buffers.clear()
+
+    def _rows_of(self, key: str) -> _KeyRows:
+        if self._is_released:
+            raise LocalProtocolError(f"the rows of {key!r} were released")
+        return self._keys[key]
+
+
+def _missing(written: np.ndarray, runs: Runs, firsts: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return of each span that lacks rows the first run of positions without one."""
+    missing: dict[int, tuple[int, int]] = {}
+    if not written.all():
+        spans = zip(firsts, runs.first_rows.tolist(), runs.counts.tolist(), strict=True)
+        for number, (position, start, count) in enumerate(spans):
+            run = first_missing(written[start : start + count])
+            if run is not None:
+                missing[number] = (position + run[0], position + run[1])
+    return missing

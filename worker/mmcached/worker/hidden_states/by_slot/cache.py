@@ -1,0 +1,467 @@
+"""Offers the methods of vllm-omni's tensor prefix cache over rows by KV slot.
+
+Knows nothing of models, engines or devices beyond what its arguments say; keeps everything on the CPU but what is
+deferred. Whoever writes a slot replaces what stood there. The order of one step's calls:
+
+    commit_deferred_mm_outputs(finished)
+    reset_prefix_cached_new_req_ids()               the step begins
+    discard_deferred_mm_outputs(each finished)
+    add_prefix_cached_new_req_id(each new hit)
+    … forward …
+    update_omni_tensor_prefix_cache(…)              before merging: a hit may be on rows of this very step
+    stage_deferred_mm_outputs(…)
+    get_merged_hidden_states(…), get_merged_multimodal_states(…)
+
+Invariant: no row is delivered that was not written for its slot by the slot's present tenant. A row that is missing is
+`MissingPrefix`, a `MissingRows`, never zeros. A result is the step's own rows; for a hit of this step it starts at
+position 0. Results are copies and never views of the step's buffers or of the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.hidden_states.by_slot.engine_batch import EngineBatch, Starts, Step
+from mmcached.worker.hidden_states.by_slot.merging import Merger, MissingPrefix, MissingRun, Prefixes
+from mmcached.worker.hidden_states.by_slot.output_keys import Discover, OutputKeys, key_spec
+from mmcached.worker.hidden_states.by_slot.passthrough import split_per_request
+from mmcached.worker.hidden_states.by_slot.slots import BlockTable, SlotChecker
+from mmcached.worker.hidden_states.by_slot.staging import Staging
+from mmcached.worker.hidden_states.by_slot.step_outputs import StepOutputs
+from mmcached.worker.hidden_states.device_copy import TransferFor, transfer_for
+from mmcached.worker.hidden_states.pending_rows import DEFAULT_BYTE_LIMIT, PendingRows
+from mmcached.worker.hidden_states.row_arena import RowArena
+from mmcached.worker.hidden_states.schema import KeySpec
+from mmcached.worker.integers import as_integer
+
+HIDDEN_STATES = "hidden_states"
+log = logging.getLogger("mmcached.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """`row_queries` and `row_hits` count rows asked for behind hits and delivered; the rest are gauges.
+
+    `written_bytes` are the bytes of rows that can be delivered, `deferred_rows` those staged and not written out.
+    """
+
+    keys: int
+    row_queries: int
+    row_hits: int
+    written_bytes: int
+    deferred_rows: int
+
+
+class OmniTensorPrefixCache:
+    """Slot-addressed rows of hidden states and of other per-token outputs.
+
+    Rows lie in host memory. What a step writes leaves its device in one copy that nobody waits for; merging waits for
+    it, because it hands out the step's rows on the CPU. Who must not wait takes `TensorPrefixStore`.
+
+    Args:
+        num_blocks, block_size: as of the KV pool: slots 0 … num_blocks * block_size - 1.
+        hidden_size, hs_dtype: of the hidden states. Their memory is not touched before they are written.
+        discover: when an output becomes a key that was not declared; see `output_keys`.
+        transfer_for: makes what copies the rows of a device.
+
+    Raises:
+        InvalidRequest: a size below 1.
+        ConfigError: there is no memory for so many rows.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        hidden_size: int,
+        hs_dtype: torch.dtype,
+        *,
+        discover: Discover = "two_lengths",
+        transfer_for: TransferFor = transfer_for,
+    ) -> None:
+        for field, value in (("num_blocks", num_blocks), ("block_size", block_size), ("hidden_size", hidden_size)):
+            if as_integer(field, value) < 1:
+                raise InvalidRequest(field, value, "must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.default_hidden_size = hidden_size
+        num_slots = num_blocks * block_size
+        self._slots = SlotChecker(num_slots)
+        self._tenants = np.zeros(num_slots, dtype=np.int64)  # number of the step that wrote each slot last
+        self._step_number = 1
+        self._pending = PendingRows(byte_limit=DEFAULT_BYTE_LIMIT, transfer_for=transfer_for)
+        self._hidden = self._make_arena(key_spec(HIDDEN_STATES, hidden_size, hs_dtype))
+        self._keys = OutputKeys(self._make_arena, discover)
+        self._staging = Staging(self._keys, self._pending, num_slots)
+        self._merger = Merger(self._pending)
+        self._written = StepOutputs()
+        self._has_warned = False
+
+    @property
+    def hidden_states_cache(self) -> torch.Tensor:
+        """`(num_blocks, block_size, hidden_size)`; rows that were not written hold anything."""
+        self._pending.settle_all()
+        return self._hidden.tensor
+
+    @property
+    def mm_outputs_cache(self) -> dict[str, torch.Tensor]:
+        """Key -> `(num_blocks, block_size, width)`; rows that were not written, or are staged, hold anything."""
+        self._pending.settle_all()
+        return {key: arena.tensor for key, arena in self._keys.known.items()}
+
+    @property
+    def mm_cache_keys(self) -> set[str]:
+        return set(self._keys.known)
+
+    # ---- which requests are hits of this step
+
+    def add_prefix_cached_new_req_id(self, req_id: str) -> None:
+        """Say that the request's first rows of this step follow a prefix hit; of a resumed request, too."""
+        self._merger.hits.add(req_id)
+
+    def reset_prefix_cached_new_req_ids(self) -> None:
+        """Begin a step: no request is a hit."""
+        self._merger.hits.clear()
+        self._step_number += 1
+        self._written.clear()
+
+    def has_prefix_cached_new_req_ids(self) -> bool:
+        return bool(self._merger.hits)
+
+    # ---- keys
+
+    def declare(self, key: str, width: int, dtype: torch.dtype) -> None:
+        """Make an output a key: `(tokens, width)` of `dtype` in each step that has it.
+
+        Raises:
+            InvalidRequest: it is known otherwise.
+        """
+        self._keys.declare(key, width, dtype)
+
+    def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, Any], seq_len: int) -> None:
+        """Look for keys among the outputs of a step of `seq_len` tokens; known keys are not touched.
+
+        Raises:
+            ConfigError: there is no memory for a key's rows.
+        """
+        _raise_first(self._keys.observe(_as_outputs(multimodal_outputs), (seq_len,)))
+
+    # ---- writing
+
+    def update_omni_tensor_prefix_cache(  # noqa: PLR0917 (the seed's signature)
+        self,
+        hidden_states: torch.Tensor | None,
+        multimodal_outputs: Mapping[str, Any] | None,
+        num_tokens_unpadded: int,
+        slot_mapping: torch.Tensor,
+        num_tokens_padded: int | None = None,
+        skip_mm_cache_keys: Collection[str] | None = None,
+        hidden_states_cpu: torch.Tensor | None = None,
+    ) -> None:
+        """Write a step's rows to their slots.
+
+        The slots have new tenants: whatever the step has no rows of is missing there from now on. Of what is None, rows
+        that another call has written in the same step stay.
+
+        Args:
+            hidden_states: `(tokens, hidden_size)`, or None: the model has none.
+            multimodal_outputs: by name; which are keys, see `output_keys`.
+            num_tokens_unpadded: rows that count; further ones are padding.
+            slot_mapping: `(at least num_tokens_unpadded,)` integers on the CPU.
+            num_tokens_padded: rows of a padded step; default: no padding.
+            skip_mm_cache_keys: deferred keys: known, but not written now.
+            hidden_states_cpu: the hidden states, already copied to the CPU: contiguous; preferred.
+
+        Raises:
+            InvalidRequest: names what does not fit. If it is a key, its rows are missing in these slots, and all others
+                are written. If it is the slots or the number of tokens, nothing has changed: forget the slots.
+            Anything else, of a device or for want of memory: rows that were not written yet are missing.
+        """
+        num_rows = as_integer("num_tokens_unpadded", num_tokens_unpadded)
+        padded = as_integer("num_tokens_padded", num_tokens_padded) if num_tokens_padded else num_rows
+        if padded < num_rows:
+            raise InvalidRequest("num_tokens_padded", padded, f"must be at least {num_rows}")
+        outputs = None if multimodal_outputs is None else _as_outputs(multimodal_outputs)
+        slots = self._slots.check(slot_mapping, num_rows)
+        self._written.begin(slots)
+        self._pending.poll()
+        # Whatever is raised from here on, no row of a former tenant is left.
+        self._forget(slots, has_hidden=hidden_states is not None, has_outputs=outputs is not None)
+        errors: list[InvalidRequest] = []
+        with self._pending:
+            if hidden_states is not None:
+                try:
+                    self._put(self._hidden, self._hidden_rows(hidden_states, hidden_states_cpu, num_rows), slots)
+                except InvalidRequest as error:
+                    errors.append(error)
+            if outputs is not None:
+                errors += self._put_outputs(outputs, skip_mm_cache_keys or (), slots, padded)
+        _raise_first(errors)
+
+    def stage_deferred_mm_outputs(
+        self,
+        query_start_loc: Starts,
+        input_batch: EngineBatch,
+        multimodal_outputs: Mapping[str, Any] | None,
+        num_scheduled_tokens: Mapping[str, int],
+        deferred_mm_cache_keys: Collection[str],
+    ) -> None:
+        """Keep copies of a step's rows of the deferred keys, on their device, until somebody needs them.
+
+        Rows belong to positions `num_computed_tokens_cpu …` of their request: the number BEFORE the step, and so to
+        the slots of these positions, until the slots are written anew. The slots are compared with those that the step
+        has written, if `update_omni_tensor_prefix_cache` was called before; otherwise a request's rows must follow
+        those that it had in the last step, or begin earlier, or follow a hit. A deferred key needs no discovery.
+
+        Staged rows are found by hits as if they were written: then, when a request that has staged some is committed,
+        or when there are as many of a key as slots, all are written, in one transfer for each key.
+
+        Raises:
+            InvalidRequest: names the request whose positions contradict, or the key whose rows do not fit: of that
+                nothing is staged, of all others everything.
+        """
+        slots = self._written.take_slots()
+        if not deferred_mm_cache_keys:
+            return
+        # Requests without rows need not be named here.
+        scheduled = {req_id: num_scheduled_tokens.get(req_id, 0) for req_id in input_batch.req_ids}
+        step = Step(query_start_loc, input_batch, scheduled)
+        refused = self._staging.stage(
+            _as_outputs(multimodal_outputs or {}),
+            deferred_mm_cache_keys,
+            step,
+            input_batch,
+            self._block_table(input_batch),
+            written=slots if slots is not None and step.num_rows <= len(slots) else None,
+            hits=self._merger.hits,
+        )
+        _raise_first(refused)
+
+    def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: EngineBatch) -> None:
+        """Write the staged rows of requests that end to their slots, but those whose slot a later step has written.
+
+        Args:
+            input_batch: not looked at: rows have their slots since they were staged.
+        """
+        self._staging.commit(finished_req_ids)
+
+    def discard_deferred_mm_outputs(self, req_id: str) -> None:
+        """Forget the rows of a request that are still staged; an unknown one changes nothing."""
+        self._staging.discard(req_id)
+
+    def forget_slots(self, slot_mapping: torch.Tensor) -> None:
+        """Say that slots hold nothing, nor get what is staged for them: the step that wrote them was withdrawn."""
+        self._forget(self._slots.check(slot_mapping), has_hidden=True, has_outputs=True)
+
+    def clear(self) -> None:
+        """Forget all rows, hits and staged rows; keys stay known, counters go on."""
+        self._pending.clear()
+        for arena in (self._hidden, *self._keys.arenas):
+            arena.clear()
+        self._merger.hits.clear()
+        self._staging.clear()
+        self._written.clear()
+
+    # ---- merging
+
+    def get_merged_hidden_states(
+        self,
+        query_start_loc: Starts,
+        input_batch: EngineBatch,
+        hidden_states: torch.Tensor,
+        num_scheduled_tokens: Mapping[str, int],
+        hidden_states_cpu: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return each request's rows of this step, with the cached prefix before them if it is a hit of this step.
+
+        Args:
+            query_start_loc: first packed row of each request.
+            hidden_states: `(tokens, hidden_size)` of the step.
+            num_scheduled_tokens: rows of each request.
+        Returns:
+            request id -> `(rows, hidden_size)` on the CPU, a copy.
+        Raises:
+            MissingPrefix: rows of a prefix were never written; has the results of all other requests.
+            InvalidRequest: the step's tensor is too short or of another shape.
+        """
+        step = Step(query_start_loc, input_batch, num_scheduled_tokens)
+        chosen = self._hidden_rows(hidden_states, hidden_states_cpu, step.num_rows)
+        rows = self._on_host(self._hidden, chosen, step.num_rows)
+        missing: list[MissingRun] = []
+        merged = self._merger.merge(self._hidden, rows, step, self._prefixes(step, input_batch), missing)
+        if missing:
+            raise MissingPrefix(missing, merged)
+        return merged
+
+    def get_merged_multimodal_states(
+        self,
+        query_start_loc: Starts,
+        input_batch: EngineBatch,
+        multimodal_outputs: Mapping[str, Any] | None,
+        num_scheduled_tokens: Mapping[str, int],
+    ) -> dict[str, dict[str, object]]:
+        """Return key -> request id -> its part of the step's outputs; known keys are merged with the cached prefix.
+
+        A known key that the step lacks is delivered to hits that have its prefix: the prefix alone. What is no known
+        key follows `passthrough.split_per_request`; while a key is undecided its prefix is missing.
+
+        Raises:
+            MissingPrefix, InvalidRequest: as `get_merged_hidden_states`; to go on without a key that does not fit,
+                leave it out of `multimodal_outputs`.
+        """
+        outputs = {key: value for key, value in _as_outputs(multimodal_outputs or {}).items() if value is not None}
+        step = Step(query_start_loc, input_batch, num_scheduled_tokens)
+        prefixes = self._prefixes(step, input_batch)
+        for slots in prefixes.values():
+            self._staging.rows.settle(slots)
+        missing: list[MissingRun] = []
+        merged: dict[str, dict[str, Any]] = {}
+        for key, value in outputs.items():
+            known, undecided = self._keys.known.get(key), self._keys.may_be_rows(key, value)
+            if known is not None:
+                rows = self._on_host(known, _at_least(known.spec.check_rows(value), step.num_rows, key), step.num_rows)
+                merged[key] = self._merger.merge(known, rows, step, prefixes, missing)
+            elif undecided is not None and len(value) >= step.num_rows:
+                rows = self._on_host(undecided, value, step.num_rows)
+                merged[key] = self._merger.merge(undecided, rows, step, prefixes, missing, is_known=False)
+            else:
+                merged[key] = split_per_request(key, value, step)
+        if prefixes:
+            for arenas, is_known in ((self._keys.known, True), (self._keys.undecided, False)):
+                for key in [key for key in arenas if key not in outputs]:
+                    merged[key] = self._merger.merge(arenas[key], None, step, prefixes, missing, is_known=is_known)
+        merged = {key: parts for key, parts in merged.items() if parts}
+        if missing:
+            raise MissingPrefix(missing, merged)
+        return merged
+
+    # ---- the state itself
+
+    def stats(self) -> PrefixCacheStats:
+        arenas = (self._hidden, *self._keys.known.values())
+        return PrefixCacheStats(
+            len(self._keys.known),
+            self._merger.row_queries,
+            self._merger.row_hits,
+            sum(int(np.count_nonzero(arena.written)) * arena.spec.row_nbytes for arena in arenas),
+            self._staging.rows.num_rows,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if rows are nowhere, staged for two slots, or delivered unasked."""
+        self._pending.check_integrity()
+        self._staging.check_integrity()
+        self._merger.check_integrity()
+
+    # ---- inside
+
+    def _make_arena(self, spec: KeySpec) -> RowArena:
+        return RowArena(spec, block_size=self.block_size, num_blocks=self.num_blocks)
+
+    def _forget(self, slots: np.ndarray, *, has_hidden: bool, has_outputs: bool) -> None:
+        """Give slots to the step at hand: forget what it has rows of, and all that earlier steps have written there."""
+        former = slots if has_hidden and has_outputs else slots[self._tenants[slots] != self._step_number]
+        self._tenants[slots] = self._step_number
+        self._pending.forget(self._hidden, slots if has_hidden else former)
+        for arena in self._keys.arenas:
+            self._pending.forget(arena, slots if has_outputs else former)
+        self._staging.rows.forget(slots)
+
+    def _put_outputs(
+        self, outputs: Mapping[str, Any], skipped: Collection[str], slots: np.ndarray, padded: int
+    ) -> list[InvalidRequest]:
+        """Write all keys, but those that are `skipped`; return what went wrong. `padded`: rows with the padding."""
+        lengths = (len(slots), padded)
+        errors = self._keys.observe(outputs, lengths, skipped)
+        for key, arena in tuple(self._keys.known.items()):
+            value = outputs.get(key) if key not in skipped else None
+            if value is None:
+                continue
+            try:
+                rows = arena.spec.check_rows(value)
+                if len(rows) not in lengths:
+                    more = "; it is no key any more" if self._keys.refuse(key) else ""
+                    raise InvalidRequest(key, len(rows), f"must have {len(slots)} or {padded} rows{more}")
+                self._put(arena, rows, slots)
+            except InvalidRequest as error:
+                errors.append(error)
+        for key, arena in self._keys.undecided.items():
+            if self._keys.may_be_rows(key, outputs.get(key)):
+                self._put(arena, outputs[key], slots)
+        return errors
+
+    def _put(self, arena: RowArena, rows: torch.Tensor, slots: np.ndarray) -> None:
+        """Write the first of `rows` to `slots`."""
+        if rows.shape[0] != len(slots):  # no new view otherwise: each takes as long as to write a row
+            rows = rows[: len(slots)]
+        self._pending.put(arena, rows, slots)
+        if self._pending.transfer_of(rows.device) is not None:
+            self._written.add(arena.spec.name, rows, slots)
+
+    def _hidden_rows(self, hidden_states: torch.Tensor, staged: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+        """Return the tensor to take hidden states from: `staged` if given, after it was compared with the other.
+
+        Raises:
+            InvalidRequest: one of them does not fit.
+        """
+        spec = self._hidden.spec
+        rows = _at_least(spec.check_rows(hidden_states), num_rows, HIDDEN_STATES)
+        if staged is None:
+            return rows
+        field = "hidden_states_cpu"
+        checked = spec.check_rows(staged, field=field)
+        if not checked.is_cpu or not checked.is_contiguous():
+            raise InvalidRequest(field, str(checked.device), "must be contiguous on the CPU")
+        return _at_least(checked, num_rows, field)
+
+    def _on_host(self, arena: RowArena, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Return the first `num_rows` of a step's rows on the CPU: out of the arena, if they have been copied there."""
+        slots = self._written.take(arena.spec.name, rows, num_rows)
+        if slots is not None and arena.are_written(slots).all():
+            found = torch.empty((num_rows, *arena.spec.shape), dtype=arena.spec.dtype)
+            self._merger.read(arena, slots, found)
+            return found
+        if rows.shape[0] != num_rows:
+            rows = rows[:num_rows]
+        return rows.detach().cpu() if rows.requires_grad or not rows.is_cpu else rows
+
+    def _block_table(self, input_batch: EngineBatch) -> BlockTable:
+        table = BlockTable(input_batch, num_blocks=self.num_blocks, block_size=self.block_size)
+        if not self._has_warned and table.num_kv_groups > 1:
+            self._has_warned = True
+            log.warning("%d KV groups: slots are those of the first", table.num_kv_groups)
+        return table
+
+    def _prefixes(self, step: Step, input_batch: EngineBatch) -> Prefixes:
+        if not self._merger.hits:
+            return {}
+        return self._merger.prefixes(step, input_batch, self._block_table(input_batch))
+
+
+def _as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a step's outputs if they have names. Raises: InvalidRequest."""
+    if not isinstance(outputs, Mapping):
+        raise InvalidRequest("multimodal_outputs", type(outputs).__name__, "must be outputs by name")
+    return outputs
+
+
+def _at_least(rows: torch.Tensor, num_rows: int, field: str) -> torch.Tensor:
+    """Return `rows` if they are so many. Raises: InvalidRequest."""
+    if rows.shape[0] < num_rows:  # `len` takes three times as long
+        raise InvalidRequest(field, len(rows), f"must have at least {num_rows} rows")
+    return rows
+
+
+def _raise_first(errors: list[InvalidRequest]) -> None:
+    """Raise the first of them, with notes of the others, if there is any."""
+    for other in errors[1:]:
+        errors[0].add_note(str(other))
+    if errors:
+        raise errors[0]

@@ -1,0 +1,154 @@
+"""Tells which of a step's outputs are per-token rows, and keeps the arena of each.
+
+Knows nothing of requests. A tensor `(tokens, width)` of a step looks like rows; a constant can look so too, in a step
+that happens to have as many tokens. So an output is, by its name:
+
+    known        it was declared, or named as deferred, or has had two different lengths, each that of its step
+    undecided    it has had one such length: its rows are kept, in case; nobody is served from them
+    refused      it was undecided and then had another length than its step: it is no rows, its rows are forgotten
+    anything     all the rest, such as tensors of other dimensions
+
+With `discover="first"` the first length decides, as in vllm-omni: a constant that meets a step of its own length is a
+key for good then, and every step of another length is an error for it.
+
+A key that was discovered by two lengths and then has a length that is not its step's is refused from there on, and
+said so once. Per-request outputs are known in this way for as long as every request has one token a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.hidden_states.row_arena import RowArena
+from mmcached.worker.hidden_states.schema import KeySpec
+from mmcached.worker.integers import as_integer
+
+Discover = Literal["two_lengths", "first"]
+
+
+class _Undecided(NamedTuple):
+    arena: RowArena
+    length: int
+
+
+class OutputKeys:
+    """The outputs that are rows, or may be.
+
+    Args:
+        make_arena: makes the arena of a key.
+
+    Attributes:
+        known: arenas of the known keys.
+    """
+
+    def __init__(self, make_arena: Callable[[KeySpec], RowArena], discover: Discover) -> None:
+        if discover not in ("two_lengths", "first"):
+            raise InvalidRequest("discover", discover, 'must be "two_lengths" or "first"')
+        self._make_arena = make_arena
+        self._discover = discover
+        self.known: dict[str, RowArena] = {}
+        self._undecided: dict[str, _Undecided] = {}
+        self._refused: set[str] = set()
+        self._by_two_lengths: set[str] = set()
+
+    @property
+    def undecided(self) -> dict[str, RowArena]:
+        """Arenas of the undecided keys."""
+        return {key: seen.arena for key, seen in self._undecided.items()}
+
+    @property
+    def arenas(self) -> list[RowArena]:
+        """All arenas, of known and of undecided keys."""
+        return [*self.known.values(), *(seen.arena for seen in self._undecided.values())]
+
+    def declare(self, key: str, width: int, dtype: torch.dtype) -> None:
+        """Make `key` known, or compare it with what is known.
+
+        Raises:
+            InvalidRequest: it is known with another width or dtype.
+            ConfigError: there is no memory for its rows.
+        """
+        spec = key_spec(key, width, dtype)
+        arena = self.known.get(key)
+        if arena is None:
+            seen = self._undecided.get(key)
+            is_fit = seen is not None and seen.arena.spec == spec
+            self._learn(seen.arena if seen is not None and is_fit else self._make_arena(spec))
+        elif arena.spec != spec:
+            is_so = f"must be width {arena.spec.shape[0]}, {arena.spec.dtype}"
+            raise InvalidRequest(key, f"width {width}, {dtype}", is_so)
+        self._by_two_lengths.discard(key)  # what is declared stays a key, whatever its lengths
+
+    def observe(
+        self, outputs: Mapping[str, Any], lengths: Collection[int], declared: Collection[str] = ()
+    ) -> list[InvalidRequest]:
+        """Look at the outputs of a step whose outputs of rows have one of `lengths`; return what went wrong.
+
+        Args:
+            declared: keys that are rows if they look like it.
+        """
+        errors: list[InvalidRequest] = []
+        for key, value in outputs.items():
+            if key in self.known:
+                continue
+            looks_like_rows = isinstance(value, torch.Tensor) and value.ndim == 2 and len(value) in lengths
+            if looks_like_rows and value.shape[1]:
+                try:
+                    if key in declared:
+                        self.declare(key, value.shape[1], value.dtype)
+                    elif key not in self._refused:
+                        self._see(key, value)
+                except InvalidRequest as error:  # no memory for its rows: the others have theirs
+                    errors.append(error)
+            elif isinstance(value, torch.Tensor) and key in self._undecided:
+                del self._undecided[key]
+                self._refused.add(key)
+        return errors
+
+    def refuse(self, key: str) -> bool:
+        """Refuse a key that two lengths have made known, return whether it was one; a declared one stays."""
+        if key not in self._by_two_lengths:
+            return False
+        self._by_two_lengths.discard(key)
+        del self.known[key]
+        self._refused.add(key)
+        return True
+
+    def may_be_rows(self, key: str, value: object) -> RowArena | None:
+        """Return the arena of an undecided key if `value` looks like what has made it one."""
+        seen = self._undecided.get(key)
+        if seen is None or not isinstance(value, torch.Tensor):
+            return None
+        is_alike = value.shape == (seen.length, *seen.arena.spec.shape) and value.dtype == seen.arena.spec.dtype
+        return seen.arena if is_alike else None
+
+    def _see(self, key: str, value: torch.Tensor) -> None:
+        spec = key_spec(key, value.shape[1], value.dtype)
+        seen = self._undecided.get(key)
+        if seen is not None and seen.arena.spec == spec:
+            if seen.length != len(value):
+                self._learn(seen.arena)
+                self._by_two_lengths.add(key)
+        elif self._discover == "first":
+            self._learn(self._make_arena(spec))
+        else:
+            self._undecided[key] = _Undecided(self._make_arena(spec), len(value))
+
+    def _learn(self, arena: RowArena) -> None:
+        key = arena.spec.name
+        self._undecided.pop(key, None)
+        self._refused.discard(key)
+        self.known[key] = arena
+
+
+def key_spec(key: str, width: int, dtype: torch.dtype) -> KeySpec:
+    """Return a key of rows `(width,)`. Raises: InvalidRequest."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidRequest(f"{key}.dtype", repr(dtype), "must be a torch.dtype")
+    if as_integer(f"{key}.width", width) < 1:
+        raise InvalidRequest(f"{key}.width", width, "must be at least 1")
+    return KeySpec(key, (int(width),), dtype)

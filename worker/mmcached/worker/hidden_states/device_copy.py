@@ -1,0 +1,155 @@
+"""Copies rows of a CUDA device to host memory, behind the engine's back.
+
+    tensors of a step  --clone, all packed-->  device buffer  --one copy-->  pinned buffer    one event behind it
+                          engine's stream                      side stream, which waits for the clone
+
+The engine may write into its tensors as soon as `start` returns, on the stream on which it has called. `start` does not
+wait for the device. All calls come on one stream, or on streams that the caller has put in order.
+
+Knows nothing of arenas, requests or steps. Invariant: the rows of a copy are right once `is_done` has said so or `wait`
+has returned, until `release`; a pinned buffer is used again only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from mmcached.worker.hidden_states.buffer_pool import BufferPool
+
+PADDING = 16
+"""Each tensor begins at a multiple of it, which is one of every element's size; it takes less than that on top."""
+
+
+class Copy(Protocol):
+    """Rows under way.
+
+    Attributes:
+        nbytes: bytes of host memory that are taken until `release`, and of device memory as well.
+    """
+
+    nbytes: int
+
+    def is_done(self) -> bool:
+        """Return whether the rows are there; does not wait."""
+
+    def wait(self) -> None:
+        """Wait for these rows, and for nothing that was begun later."""
+
+    def rows(self) -> Sequence[torch.Tensor]:
+        """Return each tensor, on the CPU, valid until `release`. The copy must be done."""
+
+    def release(self) -> None:
+        """Give the memory back. The copy must be done."""
+
+
+class Transfer(Protocol):
+    """Copies from one device."""
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Host memory that waits to be used again."""
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> Copy:
+        """Begin one copy of all these tensors."""
+
+
+TransferFor = Callable[[torch.device, int], Transfer | None]
+"""Given a device, and how many bytes of host memory may wait to be used again; None: its rows are simply read."""
+
+
+def transfer_for(device: torch.device, keep_nbytes: int) -> Transfer | None:
+    """Return what copies the rows of a device; None: of the CPU, or of one that is waited for."""
+    return CudaTransfer(device, keep_nbytes) if device.type == "cuda" else None
+
+
+class CudaTransfer:
+    """Copies from one CUDA device. Pinned memory is allocated as it is needed, and used again."""
+
+    def __init__(self, device: torch.device, keep_nbytes: int) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = BufferPool(keep_nbytes, _pinned)
+
+    @property
+    def pinned_nbytes(self) -> int:
+        return self._pool.kept_nbytes
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> Copy:
+        with torch.cuda.device(self._device):
+            packing = Packing(tensors)
+            packed = torch.empty(packing.nbytes, dtype=torch.uint8, device=self._device)
+            for tensor, view in zip(tensors, packing.views(packed), strict=True):
+                view.copy_(tensor)
+            pinned = self._pool.take(packing.nbytes)
+            # The clone must be complete before it is read. What the engine starts from here on, nobody waits for.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                pinned[: packing.nbytes].copy_(packed, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+            # Freed as memory of the engine's stream, it would be handed out again while the side stream still reads.
+            packed.record_stream(self._stream)
+        return _CudaCopy(self._pool, pinned, packed, event, packing)
+
+
+class _CudaCopy:
+    """A copy from a CUDA device. Holds the device buffer, so that it is counted as long as it is needed."""
+
+    def __init__(
+        self,
+        pool: BufferPool[torch.Tensor],
+        pinned: torch.Tensor,
+        packed: torch.Tensor,
+        event: torch.cuda.Event,
+        packing: Packing,
+    ) -> None:
+        self.nbytes = len(packed)
+        self._pool = pool
+        self._pinned = pinned
+        self._packed: torch.Tensor | None = packed
+        self._event = event
+        self._packing = packing
+
+    def is_done(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def rows(self) -> Sequence[torch.Tensor]:
+        return self._packing.views(self._pinned)
+
+    def release(self) -> None:
+        if self._packed is not None:
+            self._packed = None
+            self._pool.give_back(self._pinned)
+
+
+class Packing:
+    """The places of tensors in one buffer of bytes.
+
+    Attributes:
+        nbytes: length of the buffer.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._places: list[tuple[int, torch.Size, torch.dtype]] = []
+        self.nbytes = 0
+        for tensor in tensors:
+            begin = -(-self.nbytes // PADDING) * PADDING
+            self._places.append((begin, tensor.shape, tensor.dtype))
+            self.nbytes = begin + tensor.nbytes
+
+    def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Return each tensor's place in a buffer, in its shape and dtype."""
+        return [
+            buffer[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for begin, shape, dtype in self._places
+        ]
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

@@ -1,0 +1,355 @@
+"""Brings rows into arenas: those of the host at once, those of a device by one copy for each step.
+
+    put ── host memory ───────────────────────────────────────────────────────────> arena
+     └──── device: noted, marked as written ── end of the step ── copy under way ──> arena, at a later call
+                                                                    └── a reader who needs the rows waits for it
+
+    source   of each row: 0: the arena has its bytes · NOTED: the tensor that was put · n > 0: copy number n
+    place    of each row: its number in that tensor, or in that copy's part
+
+The row decides, not the copy: a row that is forgotten, written anew or moved belongs to no former copy, and what a copy
+brings for it is thrown away. So a block that has got another owner is safe from what comes late.
+
+`poll` lands what is done, and waits for nothing. Two wait, each only for the copies that it needs: `settle`, for a
+reader; and the end of a step that exceeds `byte_limit`, for the oldest copy. A copy that fails is lost: its rows were
+not written, its memory is not used again, and the caller gets its error, once, if any row was waiting for it.
+
+Knows nothing of requests or block hashes. Invariant: between two steps each row that is marked as written is in its
+arena or under way, and at most `byte_limit` bytes are under way, or one copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from mmcached.wire.errors import InvariantError
+from mmcached.worker.hidden_states.device_copy import PADDING, Copy, Transfer, TransferFor
+from mmcached.worker.hidden_states.row_arena import RowArena
+
+DEFAULT_BYTE_LIMIT = 256 << 20
+NOTED = -1
+Answer = TypeVar("Answer")
+
+
+class RowSources:
+    """The sources of the rows of one arena.
+
+    Attributes:
+        noted: the tensor that the step at hand has put, if any.
+        noted_indexes: indexes of its rows, as they were put.
+    """
+
+    __slots__ = ("arena", "noted", "noted_indexes", "place", "source")
+
+    def __init__(self, arena: RowArena) -> None:
+        self.arena = arena
+        self.source = np.zeros(arena.num_rows, dtype=np.int64)
+        self.place = np.zeros(arena.num_rows, dtype=np.int64)
+        self.noted: torch.Tensor | None = None
+        self.noted_indexes: list[np.ndarray] = []
+
+    def note(self, rows: torch.Tensor, indexes: np.ndarray, places: np.ndarray | None) -> None:
+        self.arena.mark(indexes)
+        self.source[indexes] = NOTED
+        self.place[indexes] = np.arange(len(indexes)) if places is None else places
+        self.noted = rows.detach()
+        self.noted_indexes.append(indexes)
+
+    def of(self, number: int, indexes: Sequence[np.ndarray]) -> np.ndarray:
+        """Return which of these rows have this source, each once."""
+        each = indexes[0] if len(indexes) == 1 else np.unique(np.concatenate(indexes))
+        found: np.ndarray = each[self.source[each] == number]
+        return found
+
+    def forget_noted(self) -> None:
+        self.noted = None
+        self.noted_indexes = []
+
+    def clear(self) -> None:
+        """Say that no row is under way."""
+        self.source = np.zeros_like(self.source)
+        self.forget_noted()
+
+
+class _Part(NamedTuple):
+    """The rows of one arena in a copy.
+
+    Attributes:
+        indexes: all rows that the copy has ever been the source of.
+    """
+
+    sources: RowSources
+    indexes: list[np.ndarray]
+
+
+class _Flight(NamedTuple):
+    """A copy under way, and the arena of each of its tensors."""
+
+    number: int
+    copy: Copy
+    parts: Sequence[_Part]
+
+    def lost(self) -> list[tuple[RowSources, np.ndarray]]:
+        """Return the rows that still wait for it, arena by arena."""
+        waiting = [(part.sources, part.sources.of(self.number, part.indexes)) for part in self.parts]
+        return [(sources, rows) for sources, rows in waiting if len(rows)]
+
+
+class PendingRows:
+    """The rows under way to the arenas of one store. What is put within `with` is sent at its end, as one copy.
+
+    Args:
+        byte_limit: bytes of copies under way, and of pinned memory that waits for the next one.
+        transfer_for: makes what copies the rows of a device.
+        note_lost: told which rows of some arena may not have been written after all.
+
+    Attributes:
+        in_flight_nbytes: bytes of copies under way: pinned, and as much on the device.
+        num_copies: copies begun.
+        num_read_waits, num_limit_waits: copies that were waited for: by readers, because of the limit.
+    """
+
+    def __init__(
+        self, *, byte_limit: int, transfer_for: TransferFor, note_lost: Callable[[np.ndarray], None] | None = None
+    ) -> None:
+        self.byte_limit = byte_limit
+        self.in_flight_nbytes = self.num_copies = self.num_read_waits = self.num_limit_waits = 0
+        self._transfer_for = transfer_for
+        self._note_lost = note_lost
+        self._transfers: dict[torch.device, Transfer | None] = {}
+        self._of_arena: dict[RowArena, RowSources] = {}
+        self._flights: deque[_Flight] = deque()
+        self._numbers = count(1)
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of copies under way, and of memory that waits for the next ones."""
+        return self.in_flight_nbytes + sum(each.pinned_nbytes for each in self._transfers.values() if each is not None)
+
+    def transfer_of(self, device: torch.device) -> Transfer | None:
+        """Return what copies the rows of a device; None: nothing needs to."""
+        if device not in self._transfers:
+            self._transfers[device] = self._transfer_for(device, self.byte_limit)
+        return self._transfers[device]
+
+    # ---- writing
+
+    def __enter__(self) -> PendingRows:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._of_arena:
+            try:
+                if error is None:
+                    self._send()
+            finally:
+                self._abandon()
+
+    def put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Write `rows[places[i]]`, or without places all rows, at `indexes[i]`; no index occurs twice in one call.
+
+        All that is put into one arena within one `with` are rows of the same tensor; later calls are right.
+        """
+        sources = self._of_arena.get(arena)
+        if self.transfer_of(rows.device) is None:
+            if sources is not None:
+                sources.source[indexes] = 0
+            arena.put(indexes, rows, places)
+            return
+        if sources is None:
+            sources = self._of_arena[arena] = RowSources(arena)
+        sources.note(rows, indexes, places)
+
+    # ---- reading
+
+    def poll(self) -> None:
+        """Land what is done; waits for nothing."""
+        while self._flights:
+            oldest = self._flights[0]
+            is_done = self._ask(oldest, _is_done)
+            if is_done:
+                self._land(oldest)
+            elif is_done is not None:
+                return
+
+    def settle(self, arenas: Iterable[RowArena], indexes: np.ndarray) -> None:
+        """Wait until these arenas have the rows of these indexes, as far as they were written."""
+        if self._flights:
+            indexes = indexes[indexes >= 0]
+            asked = [sources for arena in arenas if (sources := self._of_arena.get(arena)) is not None]
+            numbers = {number for sources in asked for number in np.unique(sources.source[indexes]).tolist()}
+            for flight in [flight for flight in self._flights if flight.number in numbers]:
+                self.num_read_waits += self._wait(flight)
+
+    def settle_all(self) -> None:
+        """Wait for all copies."""
+        while self._flights:
+            self._wait(self._flights[0])
+
+    # ---- forgetting
+
+    def forget(self, arena: RowArena, indexes: np.ndarray) -> None:
+        """Say that rows were not written."""
+        arena.forget(indexes)
+        sources = self._of_arena.get(arena)
+        if sources is not None:
+            sources.source[indexes] = 0
+
+    def forget_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:
+        """Say that no row of these blocks was written."""
+        arena.written[block_ids] = False
+        self.drop_blocks(arena, block_ids)
+
+    def drop_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:
+        """Say that nobody will look at these blocks again; their rows need not come."""
+        sources = self._of_arena.get(arena)
+        if sources is not None:
+            sources.source.reshape(arena.written.shape)[block_ids] = 0
+
+    def move(self, arena: RowArena, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Have rows `targets` come from where rows `sources` come from."""
+        of_arena = self._of_arena.get(arena)
+        if of_arena is None:
+            return
+        numbers = of_arena.source[targets] = of_arena.source[sources]
+        of_arena.place[targets] = of_arena.place[sources]
+        of_arena.noted_indexes.append(targets)
+        for flight in self._flights:
+            if flight.number in numbers:
+                for part in flight.parts:
+                    if part.sources is of_arena:
+                        part.indexes.append(targets)
+
+    def drop_arena(self, arena: RowArena) -> None:
+        """Say that nobody will look at this arena again."""
+        sources = self._of_arena.pop(arena, None)
+        if sources is not None:
+            sources.clear()
+
+    def clear(self) -> None:
+        """Forget everything. Memory of copies under way is given back when they are done."""
+        for arena in list(self._of_arena):
+            self.drop_arena(arena)
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if a row that was written is nowhere, or bytes are counted wrongly."""
+        for arena, sources in self._of_arena.items():
+            pending = np.flatnonzero(sources.source)
+            known = [
+                sources.of(flight.number, part.indexes)
+                for flight in self._flights
+                for part in flight.parts
+                if part.sources is sources
+            ]
+            if (
+                not arena.are_written(pending).all()
+                or sum(map(len, known)) != len(pending)
+                or sources.noted is not None
+            ):
+                raise InvariantError(
+                    f"{arena.spec.name}: {len(pending)} rows are pending, not all of them are under way"
+                )
+        nbytes = sum(flight.copy.nbytes for flight in self._flights)
+        if nbytes != self.in_flight_nbytes or (nbytes > self.byte_limit and len(self._flights) > 1):
+            counted = f"{self.in_flight_nbytes} are counted, {self.byte_limit} allowed"
+            raise InvariantError(f"{nbytes} bytes are under way in {len(self._flights)} copies, {counted}")
+
+    # ---- inside
+
+    def _send(self) -> None:
+        """Begin one copy, for each device, of what was noted."""
+        of_device: dict[torch.device, list[tuple[RowSources, np.ndarray, torch.Tensor]]] = {}
+        for sources in self._of_arena.values():
+            if sources.noted is not None and len(rows := sources.of(NOTED, sources.noted_indexes)):
+                # One piece: few steps have rows that nobody wants, and to pick them out needs an index on the device.
+                places = sources.place[rows]
+                first, end = int(places.min()), int(places.max()) + 1
+                sources.place[rows] -= first
+                of_device.setdefault(sources.noted.device, []).append((sources, rows, sources.noted[first:end]))
+        for device, parts in of_device.items():
+            transfer = self.transfer_of(device)
+            if transfer is None:
+                raise InvariantError(f"rows on {device} were noted, and nothing copies them")
+            self._stay_below_limit(sum(tensor.nbytes + PADDING for _, _, tensor in parts))
+            copy, number = transfer.start([tensor for _, _, tensor in parts]), next(self._numbers)
+            for sources, rows, _ in parts:
+                sources.source[rows] = number
+            self._flights.append(_Flight(number, copy, [_Part(sources, [rows]) for sources, rows, _ in parts]))
+            self.in_flight_nbytes += copy.nbytes
+            self.num_copies += 1
+
+    def _abandon(self) -> None:
+        """Say that what is still noted was not written; note nothing any more."""
+        for arena, sources in self._of_arena.items():
+            if sources.noted is not None:
+                rows = sources.of(NOTED, sources.noted_indexes)
+                arena.forget(rows)
+                sources.source[rows] = 0
+            sources.forget_noted()
+
+    def _stay_below_limit(self, nbytes: int) -> None:
+        while self._flights and self.in_flight_nbytes + nbytes > self.byte_limit:
+            self.num_limit_waits += self._wait(self._flights[0])
+
+    def _wait(self, flight: _Flight) -> bool:
+        """Have a copy landed; return whether it was not done."""
+        has_waited = self._ask(flight, _wait_for)
+        if has_waited is None:
+            return False
+        self._land(flight)
+        return has_waited
+
+    def _land(self, flight: _Flight) -> None:
+        """Bring the rows of a copy that is done where they belong, as far as they still do."""
+        all_rows = self._ask(flight, lambda copy: copy.rows())
+        if all_rows is None:
+            return
+        for part, tensor in zip(flight.parts, all_rows, strict=True):
+            sources = part.sources
+            rows = sources.of(flight.number, part.indexes)
+            if len(rows):
+                sources.arena.put(rows, tensor, sources.place[rows])
+                sources.source[rows] = 0
+        self._remove(flight)
+        flight.copy.release()
+
+    def _ask(self, flight: _Flight, question: Callable[[Copy], Answer]) -> Answer | None:
+        """Return what a copy answers; None if it has failed and no row waits for it any more.
+
+        Raises:
+            Exception: it has failed, and its rows are lost.
+        """
+        try:
+            return question(flight.copy)
+        except Exception:
+            self._remove(flight)
+            lost = flight.lost()
+            for sources, rows in lost:
+                self.forget(sources.arena, rows)
+                if self._note_lost is not None:
+                    self._note_lost(rows)
+            if lost:
+                raise
+            return None
+
+    def _remove(self, flight: _Flight) -> None:
+        self._flights.remove(flight)
+        self.in_flight_nbytes -= flight.copy.nbytes
+
+
+def _is_done(copy: Copy) -> bool:
+    return copy.is_done()
+
+
+def _wait_for(copy: Copy) -> bool:
+    """Wait for a copy; return whether it was not done."""
+    if copy.is_done():
+        return False
+    copy.wait()
+    return True

@@ -1,0 +1,62 @@
+"""Declares what a row of a key looks like; nothing is guessed from a tensor that happens to fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from mmcached.wire.errors import ConfigError, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """A key: a named tensor of which each token of a step has one row.
+
+    Attributes:
+        shape: shape of one row; () is one number.
+        dtype: element type of the rows.
+
+    Raises:
+        ConfigError: no name, or a shape or dtype that cannot be.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError("name", repr(self.name), "a key has a name")
+        if not isinstance(self.shape, tuple) or any(type(size) is not int or size < 1 for size in self.shape):
+            raise ConfigError(f"{self.name}.shape", repr(self.shape), "a tuple of integers, each at least 1")
+        if not isinstance(self.dtype, torch.dtype):
+            raise ConfigError(f"{self.name}.dtype", repr(self.dtype), "a torch.dtype")
+
+    @property
+    def row_nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def check_rows(self, value: object, num_rows: int | None = None, *, field: str = "") -> torch.Tensor:
+        """Return `value` if it is a tensor `(num_rows, *shape)`. Never broadcasts, converts or cuts.
+
+        Args:
+            num_rows: None: any number of rows.
+            field: name of the value in the error; default: the key.
+
+        Raises:
+            InvalidRequest: names what it is instead.
+        """
+        field = field or self.name
+        if not isinstance(value, torch.Tensor):
+            raise InvalidRequest(field, type(value).__name__, f"must be a tensor {self._shape_of(num_rows)}")
+        if value.dtype != self.dtype:
+            raise InvalidRequest(f"{field}.dtype", str(value.dtype), f"must be {self.dtype}")
+        is_fit = value.shape[1:] == self.shape and value.ndim == len(self.shape) + 1
+        if not is_fit or (num_rows is not None and value.shape[0] != num_rows):
+            raise InvalidRequest(f"{field}.shape", str(tuple(value.shape)), f"must be {self._shape_of(num_rows)}")
+        return value
+
+    def _shape_of(self, num_rows: int | None) -> str:
+        return f"({', '.join(map(str, ('tokens' if num_rows is None else num_rows, *self.shape)))})"
