@@ -18,6 +18,7 @@ PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
 VLLM := vllm==0.33.0
 VLLM_OMNI := vllm-omni==0.22.0
+VLLM_OMNI_MANAGER := vllm-omni==0.30.0
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
@@ -78,4 +79,5 @@ $(PEERS_INSTALLED): scripts/bench/peers.txt pyproject.toml $(CONSTRAINTS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/bench/peers.txt --editable '.[server]'
 	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM) $(VLLM_OMNI)
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/vllm-omni-0.30 $(VLLM_OMNI_MANAGER)
 	touch $@

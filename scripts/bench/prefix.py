@@ -20,6 +20,7 @@ from scripts.bench.prefix_sides import (
     PREFIX_REQUESTS,
     PREFIX_TOKENS,
     Omni,
+    OmniManager,
     Side,
     Slots,
     Store,
@@ -90,10 +91,12 @@ def _rows(name: str, params: str, figures: dict[str, float], unit: str) -> list[
 
 
 def _rows_by_slots(name: str, params: str, figures: dict[str, float], unit: str) -> list[Row]:
-    """Compare the two caches that take the same calls."""
-    if Omni.name not in figures:
-        return []
-    return [row(name, params, figures[Slots.name], unit, peer=Omni.name, peer_value=figures[Omni.name])]
+    """Compare ours by slots with vllm-omni's: the same calls for 0.22, the same step for 0.30."""
+    return [
+        row(name, params, figures[Slots.name], unit, peer=peer, peer_value=figures[peer])
+        for peer in (Omni.name, OmniManager.name)
+        if peer in figures
+    ]
 
 
 BOUNDS = (
@@ -107,6 +110,9 @@ BOUNDS = (
     Bound("reach", DECODE_BY_SLOTS, "64 requests", "vllm-omni", 1.0),
     Bound("reach", DECODE_BY_SLOTS, "256 requests", "vllm-omni", 1.0),
     Bound("reach", PREFIXES_BY_SLOTS, "64 x 512 rows", "vllm-omni", 1.0),
+    Bound("reach", DECODE_BY_SLOTS, "1 request", "vllm-omni 0.30", 0.5),
+    Bound("reach", DECODE_BY_SLOTS, "64 requests", "vllm-omni 0.30", 0.1),
+    Bound("reach", DECODE_BY_SLOTS, "256 requests", "vllm-omni 0.30", 0.1),
     Bound("reach", RESIDENT, "1 GiB", LIMIT, 1.0),
 )
 SECTIONS = {"memory": memory, "decode": decode_steps, "prefixes": prefixes}
@@ -114,8 +120,8 @@ SECTIONS = {"memory": memory, "decode": decode_steps, "prefixes": prefixes}
 
 def open_sections(undo: ExitStack) -> Mapping[str, Section]:
     torch.set_num_threads(1)
-    omni = harness.installed(Omni)
-    sides: list[Side] = [Store(), Slots(), *([omni] if omni is not None else [])]
+    peers = [harness.installed(Omni), harness.installed(OmniManager)]
+    sides: list[Side] = [Store(), Slots(), *(peer for peer in peers if peer is not None)]
     return {name: partial(section, sides) for name, section in SECTIONS.items()}
 
 

@@ -20,7 +20,7 @@ import torch
 from mmcached.worker import InputBatch, OmniTensorPrefixCache
 from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
 from scripts.bench.harness import Sampler, cpu_ns
-from scripts.bench.vllm import load_omni_class
+from scripts.bench.vllm import load_omni_class, load_omni_manager
 
 BLOCK_SIZE = 16
 HIDDEN_SIZE = 2_048
@@ -228,13 +228,85 @@ class Omni(Slots):
         return self._class(num_bytes // BLOCK_BYTES, BLOCK_SIZE, HIDDEN_SIZE, DTYPE)
 
     def _batch(self, batch: _Batch) -> Any:
-        group = SimpleNamespace(block_table=SimpleNamespace(cpu=batch.table))
-        return SimpleNamespace(
-            req_ids=batch.ids,
-            req_id_to_index={request_id: index for index, request_id in enumerate(batch.ids)},
-            num_computed_tokens_cpu=batch.num_computed,
-            block_table=_Groups([group]),
-        )
+        return _vllm_batch(batch)
+
+
+class OmniManager(Slots):
+    """vllm-omni 0.30's manager, which copies at once on the CPU. Requests get views of a copy. Raises `Unavailable`."""
+
+    name = "vllm-omni 0.30"
+
+    def __init__(self) -> None:
+        self._package = load_omni_manager()
+
+    def decode(self, num_requests: int) -> Sampler:
+        blocks_each = (PROMPT_TOKENS + STEPS) // BLOCK_SIZE
+        batch = _Batch.of(num_requests, blocks_each, PROMPT_TOKENS)
+        manager = self._manager(_vllm_batch(batch))
+        rows = torch.rand(num_requests, HIDDEN_SIZE).to(DTYPE)
+        step = _scheduled(batch)
+
+        def run() -> None:
+            for at in range(STEPS):
+                batch.num_computed[:] = PROMPT_TOKENS + at
+                self._step(manager, step, rows, batch.ids)
+
+        return lambda: cpu_ns(run) / STEPS
+
+    def prefixes(self) -> Sampler:
+        blocks_each = PREFIX_TOKENS // BLOCK_SIZE
+        batch = _Batch.of(PREFIX_REQUESTS, blocks_each + 1, 0)
+        vllm_batch = _vllm_batch(batch)
+        manager = self._manager(vllm_batch)
+        rows = torch.zeros(PREFIX_TOKENS, HIDDEN_SIZE, dtype=DTYPE)
+        for request_id in batch.ids:
+            vllm_batch.req_ids = [request_id]
+            self._step(manager, _scheduled(batch, {request_id: PREFIX_TOKENS}), rows, [request_id])
+        vllm_batch.req_ids = batch.ids
+        batch.num_computed[:] = PREFIX_TOKENS
+        hits = [
+            SimpleNamespace(req_id=request_id, num_computed_tokens=PREFIX_TOKENS, block_ids=[blocks])
+            for request_id, blocks in zip(batch.ids, batch.table[:, :blocks_each].tolist(), strict=True)
+        ]
+        step = _scheduled(batch, new=hits, finished=batch.ids)
+
+        def run() -> None:
+            self._step(manager, step, rows[:PREFIX_REQUESTS], batch.ids)
+
+        return lambda: cpu_ns(run)
+
+    def fresh(self, num_bytes: int) -> Any:
+        return self._manager(_vllm_batch(_Batch.of(1, 1, 0)), num_bytes // BLOCK_BYTES)
+
+    def _manager(self, vllm_batch: Any, num_blocks: int = NUM_BLOCKS) -> Any:
+        config = self._package.PrefixCacheConfig(num_blocks, BLOCK_SIZE, staging_capacity_tokens=1024)
+        view = self._package.FullAttentionGroupView(vllm_batch, BLOCK_SIZE)
+        return self._package.OmniPrefixCacheManager(config, view, eager=True)
+
+    @staticmethod
+    def _step(manager: Any, step: Any, rows: torch.Tensor, request_ids: list[str]) -> None:
+        manager.new_step_starts(step)
+        num_rows = len(rows)
+        saved = manager.save_outputs(rows, None, num_tokens_unpadded=num_rows, num_tokens_padded=num_rows)
+        manager.materialize(saved, request_ids)
+
+
+def _scheduled(
+    batch: _Batch, counts: dict[str, int] | None = None, *, new: Sequence[Any] = (), finished: Sequence[str] = ()
+) -> Any:
+    """Return what vLLM's scheduler says of a step."""
+    counts = batch.scheduled if counts is None else counts
+    return SimpleNamespace(finished_req_ids=finished, scheduled_new_reqs=new, num_scheduled_tokens=counts)
+
+
+def _vllm_batch(batch: _Batch) -> Any:
+    """Return a batch as vLLM's runner has it."""
+    return SimpleNamespace(
+        req_ids=batch.ids,
+        req_id_to_index={request_id: index for index, request_id in enumerate(batch.ids)},
+        num_computed_tokens_cpu=batch.num_computed,
+        block_table=_Groups([SimpleNamespace(block_table=SimpleNamespace(cpu=batch.table))]),
+    )
 
 
 class _Groups:

@@ -3,7 +3,8 @@
 vLLM 0.33's modules import, at their top, packages that what is measured never calls. For those that are missing *and*
 in the list below, a finder at the end of `sys.meta_path` serves empty stand-ins; what is installed is never replaced.
 Of vllm-omni 0.22 the prefix cache's own module is imported, beside a vLLM of another version: the package's `__init__`
-patches the vLLM that it was made for, so an empty package with the same path stands in for it.
+patches the vLLM that it was made for, so an empty package with the same path stands in for it. Of 0.30 its package is
+imported in the same way, out of a folder of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import types
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from scripts.bench.harness import Unavailable
@@ -27,6 +29,8 @@ SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "",
 }
 _OMNI = "vllm_omni"
+OMNI_MANAGER = "vllm-omni-0.30"
+"""The folder of a second vllm-omni in the environment: `pip install --no-deps --target`, see the Makefile."""
 STAND_INS = frozenset(
     (
         "anthropic",
@@ -92,6 +96,32 @@ def load_omni_class() -> Any:
     finally:
         if before is not None:
             sys.modules[_OMNI] = before
+
+
+def load_omni_manager() -> Any:
+    """Return the package of vllm-omni 0.30's prefix cache manager, imported beside the 0.22 that is installed.
+
+    Raises:
+        Unavailable: it is not in the environment.
+    """
+    folder = Path(sys.prefix) / OMNI_MANAGER / _OMNI
+    if not folder.exists():
+        raise Unavailable("vllm-omni 0.30 is not installed")
+    others = _take_modules(_OMNI)
+    try:
+        for name, path in ((_OMNI, folder), (f"{_OMNI}.core", folder / "core")):
+            sys.modules[name] = package = types.ModuleType(name)
+            package.__path__ = [str(path)]
+        return importlib.import_module(f"{_OMNI}.core.prefix_cache")
+    finally:
+        _take_modules(_OMNI)
+        sys.modules.update(others)
+
+
+def _take_modules(package: str) -> dict[str, types.ModuleType]:
+    """Take a package and all below it out of `sys.modules`, and return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] == package]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 class _StandInFinder(MetaPathFinder, Loader):

@@ -1,0 +1,35 @@
+"""An engine of another house embeds the store, and has neither our sockets nor our shared memory with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import mmcached.worker
+
+OURS = {"mmcached.wire.errors", "mmcached.worker.integers"}
+HEAVY = {"zmq", "pydantic", "pydantic_settings", "posix_ipc", "structlog", "starlette", "uvicorn", "prometheus_client"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import mmcached.worker.hidden_states", "from mmcached.worker import OmniTensorPrefixCache, TensorPrefixStore"],
+)
+def test_hidden_states_need_torch_and_numpy_only(program: str) -> None:
+    listing = f"{program}; import json, sys; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True, timeout=60)
+    modules = set(json.loads(run.stdout))
+    assert {name.split(".")[0] for name in modules} & HEAVY == set()
+    ours = {name for name in modules if name.startswith("mmcached.")} - OURS
+    assert {name for name in ours if not name.startswith(("mmcached.wire", "mmcached.worker.hidden_states"))} == {
+        "mmcached.worker"
+    }
+
+
+def test_published_names_are_there() -> None:
+    assert all(hasattr(mmcached.worker, name) for name in mmcached.worker.__all__)
+    with pytest.raises(AttributeError, match="no attribute"):
+        mmcached.worker.nothing_of_this_name  # noqa: B018
