@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmcached.wire.errors import MissingRows
+    from mmcached.worker.compat.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
     from mmcached.worker.encoder_cache import EncoderCache
     from mmcached.worker.hidden_states import InputBatch, MissingPrefix, OmniTensorPrefixCache, TensorPrefixStore
-    from mmcached.worker.compat.receiver import ShmObjectStoreReceiverCache, worker_receiver_cache_from_config
 
 __all__ = [
     "EncoderCache",

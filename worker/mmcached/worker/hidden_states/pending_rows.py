@@ -132,12 +132,6 @@ class PendingRows:
         """Bytes of copies under way, and of memory that waits for the next ones."""
         return self.in_flight_nbytes + sum(each.pinned_nbytes for each in self._transfers.values() if each is not None)
 
-    def transfer_of(self, device: torch.device) -> Transfer | None:
-        """Return what copies the rows of a device; None: nothing needs to."""
-        if device not in self._transfers:
-            self._transfers[device] = self._transfer_for(device, self.byte_limit)
-        return self._transfers[device]
-
     # ---- writing
 
     def __enter__(self) -> PendingRows:
@@ -151,20 +145,27 @@ class PendingRows:
             finally:
                 self._abandon()
 
-    def put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray, places: np.ndarray | None = None) -> None:
+    def put(self, arena: RowArena, rows: torch.Tensor, indexes: np.ndarray, places: np.ndarray | None = None) -> bool:
         """Write `rows[places[i]]`, or without places all rows, at `indexes[i]`; no index occurs twice in one call.
 
         All that is put into one arena within one `with` are rows of the same tensor; later calls are right.
+
+        Returns:
+            Whether the rows must be copied from their device.
         """
-        sources = self._of_arena.get(arena)
-        if self.transfer_of(rows.device) is None:
+        device = rows.device
+        if device not in self._transfers:
+            self._transfers[device] = self._transfer_for(device, self.byte_limit)
+        sources = self._of_arena.get(arena) if self._of_arena else None
+        if self._transfers[device] is None:
             if sources is not None:
                 sources.source[indexes] = 0
             arena.put(indexes, rows, places)
-            return
+            return False
         if sources is None:
             sources = self._of_arena[arena] = RowSources(arena)
         sources.note(rows, indexes, places)
+        return True
 
     # ---- reading
 
@@ -197,9 +198,8 @@ class PendingRows:
     def forget(self, arena: RowArena, indexes: np.ndarray) -> None:
         """Say that rows were not written."""
         arena.forget(indexes)
-        sources = self._of_arena.get(arena)
-        if sources is not None:
-            sources.source[indexes] = 0
+        if arena in self._of_arena:
+            self._of_arena[arena].source[indexes] = 0
 
     def forget_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:
         """Say that no row of these blocks was written."""
@@ -208,9 +208,8 @@ class PendingRows:
 
     def drop_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:
         """Say that nobody will look at these blocks again; their rows need not come."""
-        sources = self._of_arena.get(arena)
-        if sources is not None:
-            sources.source.reshape(arena.written.shape)[block_ids] = 0
+        if arena in self._of_arena:
+            self._of_arena[arena].source.reshape(arena.written.shape)[block_ids] = 0
 
     def move(self, arena: RowArena, sources: np.ndarray, targets: np.ndarray) -> None:
         """Have rows `targets` come from where rows `sources` come from."""
@@ -273,7 +272,7 @@ class PendingRows:
                 sources.place[rows] -= first
                 of_device.setdefault(sources.noted.device, []).append((sources, rows, sources.noted[first:end]))
         for device, parts in of_device.items():
-            transfer = self.transfer_of(device)
+            transfer = self._transfers[device]
             if transfer is None:
                 raise InvariantError(f"rows on {device} were noted, and nothing copies them")
             self._stay_below_limit(sum(tensor.nbytes + PADDING for _, _, tensor in parts))

@@ -53,9 +53,9 @@ class KeySpec:
             raise InvalidRequest(field, type(value).__name__, f"must be a tensor {self._shape_of(num_rows)}")
         if value.dtype != self.dtype:
             raise InvalidRequest(f"{field}.dtype", str(value.dtype), f"must be {self.dtype}")
-        is_fit = value.shape[1:] == self.shape and value.ndim == len(self.shape) + 1
-        if not is_fit or (num_rows is not None and value.shape[0] != num_rows):
-            raise InvalidRequest(f"{field}.shape", str(tuple(value.shape)), f"must be {self._shape_of(num_rows)}")
+        shape = value.shape
+        if not shape or shape != (shape[0] if num_rows is None else num_rows, *self.shape):
+            raise InvalidRequest(f"{field}.shape", str(tuple(shape)), f"must be {self._shape_of(num_rows)}")
         return value
 
     def _shape_of(self, num_rows: int | None) -> str:

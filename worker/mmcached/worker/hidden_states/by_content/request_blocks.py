@@ -50,11 +50,12 @@ class RequestBlocks:
 
     def at(self, request_ids: Sequence[int], numbers: Sequence[int]) -> list[int]:
         """Return one block of each request, by its number from 0 on; `ABSENT` where it holds none. Changes nothing."""
-        get = self.of_request.get
-        return [
-            ids[number] if (chain := get(request_id)) is not None and number < len(ids := chain.block_ids) else ABSENT
-            for request_id, number in zip(request_ids, numbers, strict=True)
-        ]
+        chains = self.of_request
+        try:
+            return [chains[each].block_ids[number] for each, number in zip(request_ids, numbers, strict=True)]
+        except (KeyError, IndexError):  # rare: one of them has none, or begins a block
+            held = [chains[each].block_ids if each in chains else [] for each in request_ids]
+            return [ids[number] if number < len(ids) else ABSENT for ids, number in zip(held, numbers, strict=True)]
 
     def check_hashes(self, request_id: int, first_block: int, hashes: Sequence[bytes]) -> None:
         """Return if these may be the hashes of a request's blocks from `first_block` on. Changes nothing.

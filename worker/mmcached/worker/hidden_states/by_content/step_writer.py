@@ -254,4 +254,4 @@ class StepWriter:
 
 def _columns(chunks: Sequence[RowChunk]) -> Sequence[Sequence[Any]]:
     """Return the chunks' request ids, starts, numbers of rows, first blocks and hashes."""
-    return list(zip(*chunks, strict=True)) if chunks else ((),) * len(RowChunk._fields)
+    return tuple(zip(*chunks, strict=True)) if chunks else ((),) * len(RowChunk._fields)

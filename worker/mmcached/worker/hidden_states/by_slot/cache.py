@@ -367,10 +367,13 @@ class OmniTensorPrefixCache:
 
     def _forget(self, slots: np.ndarray, *, has_hidden: bool, has_outputs: bool) -> None:
         """Give slots to the step at hand: forget what it has rows of, and all that earlier steps have written there."""
-        former = slots if has_hidden and has_outputs else slots[self._tenants[slots] != self._step_number]
+        arenas = self._keys.arenas
+        former = slots
+        if not has_hidden or (arenas and not has_outputs):
+            former = slots[self._tenants[slots] != self._step_number]
         self._tenants[slots] = self._step_number
         self._pending.forget(self._hidden, slots if has_hidden else former)
-        for arena in self._keys.arenas:
+        for arena in arenas:
             self._pending.forget(arena, slots if has_outputs else former)
         self._staging.rows.forget(slots)
 
@@ -401,8 +404,7 @@ class OmniTensorPrefixCache:
         """Write the first of `rows` to `slots`."""
         if rows.shape[0] != len(slots):  # no new view otherwise: each takes as long as to write a row
             rows = rows[: len(slots)]
-        self._pending.put(arena, rows, slots)
-        if self._pending.transfer_of(rows.device) is not None:
+        if self._pending.put(arena, rows, slots):
             self._written.add(arena.spec.name, rows, slots)
 
     def _hidden_rows(self, hidden_states: torch.Tensor, staged: torch.Tensor | None, num_rows: int) -> torch.Tensor:

@@ -63,7 +63,7 @@ class OutputKeys:
     @property
     def arenas(self) -> list[RowArena]:
         """All arenas, of known and of undecided keys."""
-        return [*self.known.values(), *(seen.arena for seen in self._undecided.values())]
+        return [*self.known.values(), *[seen.arena for seen in self._undecided.values()]]
 
     def declare(self, key: str, width: int, dtype: torch.dtype) -> None:
         """Make `key` known, or compare it with what is known.

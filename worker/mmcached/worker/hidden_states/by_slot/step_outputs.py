@@ -39,10 +39,11 @@ class StepOutputs:
 
     def take(self, name: str, rows: torch.Tensor, num_rows: int) -> np.ndarray | None:
         """Return, once, the slots that hold the first `num_rows` of `rows`; None if they were not written so."""
-        written, version, slots = self._written.pop(name, (None, 0, None))
-        if written is None or slots is None or num_rows > len(slots) or not _is_same(rows, written, version):
+        found = self._written.pop(name, None)
+        if found is None:
             return None
-        return slots[:num_rows]
+        written, version, slots = found
+        return slots[:num_rows] if num_rows <= len(slots) and _is_same(rows, written, version) else None
 
 
 def _is_same(rows: torch.Tensor, earlier: torch.Tensor, version: int) -> bool:
