@@ -53,19 +53,9 @@ class RequestLRU(Generic[V]):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def find(self, key: str) -> Entry[V] | None:
         """Return the entry of a key; changes nothing."""
         return self._entries.get(key)
-
-    def plan(self, keys: Sequence[str]) -> list[bool]:
-        """Return for each key of a request whether `move` would find it with nothing given; changes nothing.
-
-        A key that comes again in the request counts as found, for the first is to be given.
-        """
-        return [key in self._entries or key in keys[:index] for index, key in enumerate(keys)]
 
     def touch(self, key: str) -> Entry[V] | None:
         """Make a present key young and return its entry; an absent one changes nothing.

@@ -323,24 +323,6 @@ def test_a_hit_and_an_absent_item_in_one_request() -> None:
         assert not store.is_cached("a")
 
 
-def test_features_are_filled_and_all_misses_are_named_at_once() -> None:
-    def feature(data: ShmItem | None, key: str) -> MultiModalFeatureSpec:
-        return MultiModalFeatureSpec(data, "image", key, PlaceholderRange(0, 1))
-
-    with pair() as (store, [receiver]):
-        features = [feature(None, "x"), feature(send(store, "a"), "a"), feature(None, "y"), feature(None, "x")]
-        with pytest.raises(CacheMiss) as caught:
-            receiver.get_and_update_features(features)
-        assert caught.value.mm_hashes == ["x", "y"]
-        filled = receiver.get_and_update_features(features[1:2])[0].data
-        assert isinstance(filled, MultiModalKwargsItem)
-        assert pixels(filled).tolist() == list(range(8))
-        del filled, features, caught  # a traceback holds the frames that saw the item
-        gc.collect()
-        receiver.clear_cache()
-        assert store.stats().leases == 0
-
-
 def test_closing_with_a_view_alive_leaves_its_bytes_readable() -> None:
     with pair() as (store, [receiver]):
         view = pixels(receiver.get_and_update_item(send(store, "a"), "a"))
