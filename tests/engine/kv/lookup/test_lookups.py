@@ -171,3 +171,10 @@ def test_a_blocked_request_is_not_admitted_on_what_was_free_when_it_was_refused(
     assert not admits(manager, waiting)
     manager.free(holder)
     assert not admits(manager, waiting), "three of five free blocks are its hit's, and it needs three more"
+
+
+def test_a_blocked_request_whose_tokens_have_changed_is_looked_up_anew() -> None:
+    manager, request = blocked(4)
+    request.token_ids[5] += 1
+    manager.free_block_hashes(request)
+    assert (tables(manager.get_computed_blocks(request)[0]), 4) == told_anew(manager, request)
