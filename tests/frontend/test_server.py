@@ -274,6 +274,22 @@ def test_engine_whose_connection_is_gone_gets_no_lease(bench: Bench) -> None:
     engine.close()
 
 
+def test_a_message_that_cannot_be_built_leaves_no_lease_and_no_gap(bench: Bench) -> None:
+    """With one token for its image the prompt fits; with all placeholders it does not."""
+    engine = bench.connect_engine()
+    wide = png(1, (256, 256))
+    bench.generate(1, [wide])
+    bench.from_frontend(engine, to_engine.AddRequest)
+    max_tokens = CONFIG.max_model_len - 2
+    bench.client.send(to_frontend.Generate(bench.client_id, 2, "<image>", max_tokens, None, 60.0), [wide])
+    assert failure(bench) == "invalid_request"
+    assert bench.stats().ring.grants == 2
+    bench.generate(3, [wide])
+    lease = bench.from_frontend(engine, to_engine.AddRequest).features[0].lease
+    assert lease is not None
+    assert (lease.seq, bench.stats().ring.leases) == (2, 2)
+
+
 def test_admission_is_bounded_and_numbers_are_used_once(bench: Bench) -> None:
     bench.connect_engine()
     bench.generate(1, [])

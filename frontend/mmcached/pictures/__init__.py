@@ -1,4 +1,4 @@
-"""From an image file to a few scaled pixels, in processes that can be killed: decoders.
+"""Decoders make a few scaled pixels of an image file, in processes that can be killed.
 
     settings    what every decoder of a service is told
     structure   counts a file's parts before anything is decoded

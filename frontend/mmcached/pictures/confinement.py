@@ -1,4 +1,4 @@
-"""Limits that the kernel holds a decoder to, whatever a codec does: memory, CPU time, life.
+"""Sets the limits that the kernel holds a decoder to, whatever a codec does: memory, CPU time, life.
 
 They are set by the process itself, before it sees the first file. Linux only, where they have no other name elsewhere.
 """

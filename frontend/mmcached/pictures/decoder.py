@@ -1,4 +1,4 @@
-"""The decoder: a process that makes scaled pixels of one image file after the other, and that anybody may kill.
+"""Runs the decoder: a process that makes scaled pixels of one image file after the other, and may be killed.
 
     python -m mmcached.pictures.decoder SOCKET FILE PIXELS SETTINGS      three descriptors, and JSON
 

@@ -1,4 +1,4 @@
-"""Decode an image file to RGB, and refuse what is no image, damaged or too large: typed, before memory is spent on it.
+"""Decodes an image file to RGB, and refuses what is no image, damaged or too large, before memory is spent on it.
 
     bytes -> structure -> header -> limits -> pixels -> RGB -> scaled -> upright
 

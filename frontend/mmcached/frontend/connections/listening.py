@@ -1,6 +1,4 @@
-"""The frontend's two sockets: what is taken there, from clients within `limits`, from engines of the same service in
-plenty.
-"""
+"""Binds the frontend's two sockets: for clients, within `limits`, and for engines of the same service, in plenty."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Binds each client to one connection and one lock: the first connection that names a client speaks for it until it
-is closed.
+"""Binds each client to one connection: the first that names the client speaks for it until it is closed.
 
     free ──hello, or any message──> taken by a connection ──it is closed──> free
                                           │

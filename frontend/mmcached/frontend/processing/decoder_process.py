@@ -1,4 +1,4 @@
-"""A decoder as its frontend sees it: a process that takes one picture at a time, and that may die of any.
+"""Runs a decoder for the frontend: a process that takes one picture at a time, and that may die of any.
 
     Decoder.start ──> Decoder.process ──> Pixels, or what the picture is refused with
                               │

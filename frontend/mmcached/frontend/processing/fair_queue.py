@@ -1,4 +1,4 @@
-"""A queue whose clients take turns: each gets as many of the next places as any other, however many entries it has.
+"""Lets clients take turns in a queue: each gets as many of the next places as any other, however many entries it has.
 
     a: 1 2 3 4 …  1000
     b: 5                       taken: 1 5 6 2 3 4 …

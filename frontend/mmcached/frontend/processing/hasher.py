@@ -1,4 +1,4 @@
-"""Content keys: a digest of 256 bits over typed, length-framed content.
+"""Makes content keys: digests of 256 bits over typed, length-framed content.
 
     leaf      tag, length (u64), payload        tags: i int, f float, s str, b bytes; N T F are None, True, False alone
     array     a, dtype, shape, byte length, elements in C order, little-endian

@@ -1,4 +1,4 @@
-"""What is done to an image before any cache is asked, and after a decoder has its pixels: limits, key, item.
+"""Checks an image and finds its key before any cache is asked, and makes its item of the decoded pixels.
 
 An image that its client names has the key of that name: the file is not hashed, and need not even come. The name stands
 for one content. A file that comes with a name which is cached is not looked at; other content takes another name, or a

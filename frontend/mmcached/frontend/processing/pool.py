@@ -1,4 +1,4 @@
-"""Threads that work for a loop: jobs go in, their outcomes come out through a mailbox that the loop polls.
+"""Lets threads work for a loop: jobs go in, their outcomes come out through a mailbox that the loop polls.
 
     loop ──submit──> FairQueue: clients take turns ──> a thread ──> Mailbox ──a byte wakes the poller──> loop: take_all
 

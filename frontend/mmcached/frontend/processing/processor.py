@@ -1,4 +1,4 @@
-"""From scaled pixels to the item that the vision encoder takes: the square patches of a grid.
+"""Cuts scaled pixels into the item that the vision encoder takes: the square patches of a grid.
 
     one patch, one row of pixel_values: channel, then row, then column           (3, 32, 32) flattened
 

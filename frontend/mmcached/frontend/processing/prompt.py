@@ -1,4 +1,4 @@
-"""Prompts in tokens: text or ids with one marker per image, then with every placeholder.
+"""Turns prompts into tokens: text or ids with one marker per image, then with every placeholder.
 
     "see <image>!"   -> tokenise ->   BEGIN s e e _ IMG !   -> expand ->   BEGIN s e e _ IMG IMG IMG !
 

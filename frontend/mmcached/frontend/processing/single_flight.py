@@ -1,4 +1,4 @@
-"""Who waits for which work: equal work is done once at a time, whoever asks. The book alone; no threads, no clock.
+"""Has equal work done once at a time, however many requests wait for it. Books only: no threads, no clock.
 
     join ──> in work ──land──> landed ──the last waiter leaves──> gone
                 │                 │

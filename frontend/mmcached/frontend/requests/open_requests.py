@@ -1,4 +1,7 @@
-"""The requests that the frontend has accepted and not yet answered. Knows nothing of sockets, caches or the ring."""
+"""Lists the requests that the frontend has accepted and not yet answered.
+
+Knows nothing of sockets, caches or the ring.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""From what a client asked to what an engine is told: tokens with placeholders, and features with where the items
-lie.
-"""
+"""Builds the message to an engine: tokens with placeholders, and for each item its place among them and in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens and rows on their way from engines to the clients that asked for them as they commit.
+"""Hands tokens and rows, as they commit, from engines to the clients that asked for them.
 
     committed --> waiting --flush, within the windows--> sent --taken--> (windows open again)
                      |
