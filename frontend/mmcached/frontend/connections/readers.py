@@ -15,10 +15,10 @@ taken back if that message was provably not queued; nothing here waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 
 import structlog
 
@@ -70,13 +70,19 @@ class Reader(Generic[OwnerT]):
     is_moved: bool = False
 
 
-@dataclass(slots=True)
 class LeasedSend(Generic[OwnerT]):
-    """One message, and the leases that go with it; without a reader there are none."""
+    """One message, and the leases that go with it: enter, grant, send; whatever is raised meanwhile, none is left.
 
-    reader: Reader[OwnerT] | None
-    _channel: Channel
-    _granted: list[tuple[Handle, LeaseId]] = field(default_factory=list)
+    Args:
+        reader: gets the leases; None: there are none.
+        channel: carries the message.
+    """
+
+    def __init__(self, reader: Reader[OwnerT] | None, channel: Channel, clock: Callable[[], float]) -> None:
+        self._reader = reader
+        self._channel = channel
+        self._clock = clock
+        self._granted: list[tuple[Handle, LeaseId]] = []
 
     def lease(self, handle: Handle) -> LeaseId | None:
         """Count a lease that goes with the message; return None if the reader takes none just now.
@@ -84,10 +90,10 @@ class LeasedSend(Generic[OwnerT]):
         Raises:
             PeerGone: it takes none any more.
         """
-        if self.reader is None:
+        if self._reader is None:
             return None
         try:
-            lease = self.reader.ring.grant(self.reader.row, handle)
+            lease = self._reader.ring.grant(self._reader.row, handle)
         except LeaseRefused:
             return None
         self._granted.append((handle, lease))
@@ -102,16 +108,18 @@ class LeasedSend(Generic[OwnerT]):
         crash_point("grant.before_send")
         self._channel.send(peer, message, payload)
         crash_point("grant.after_send")
+        if self._reader is not None and self._granted:
+            self._reader.ask_at = self._clock() + IDLE_S  # the queue is not idle
 
-    @property
-    def has_leases(self) -> bool:
-        return bool(self._granted)
+    def __enter__(self) -> Self:
+        return self
 
-    def undo(self) -> None:
-        """Take all leases back, in reverse order, or their numbers would show a gap."""
-        if self.reader is not None:
-            for handle, lease in reversed(self._granted):
-                self.reader.ring.undo_grant(self.reader.row, handle, lease)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, MmcachedError) and self._reader is not None:
+            for handle, lease in reversed(self._granted):  # the last first, or their numbers would show a gap
+                self._reader.ring.undo_grant(self._reader.row, handle, lease)
 
 
 class Readers(Generic[OwnerT]):
@@ -182,17 +190,9 @@ class Readers(Generic[OwnerT]):
 
     # ---- leases
 
-    @contextmanager
-    def leased_send(self, reader: Reader[OwnerT] | None) -> Iterator[LeasedSend[OwnerT]]:
-        """Yield what grants leases and sends their message; whatever is raised meanwhile, no lease is left."""
-        sending = LeasedSend(reader, self._channel)
-        try:
-            yield sending
-        except MmcachedError:
-            sending.undo()
-            raise
-        if reader is not None and sending.has_leases:
-            reader.ask_at = self._clock() + IDLE_S  # the queue is not idle
+    def leased_send(self, reader: Reader[OwnerT] | None) -> LeasedSend[OwnerT]:
+        """Return what grants leases and sends their message."""
+        return LeasedSend(reader, self._channel, self._clock)
 
     def ask(self, reader: Reader[OwnerT]) -> None:
         """Ask which leases have arrived, if any is out."""

@@ -8,8 +8,9 @@ Never an error: a client without a row, or with its quota used up, gets frames.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+
+import structlog
 
 from mmcached.frontend.connections.readers import LeasedSend, Readers
 from mmcached.frontend.store.record_store import RecordStore
@@ -20,6 +21,8 @@ from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import ClaimRecord, GetRecords
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
+
+log = structlog.get_logger("mmcached.frontend")
 
 MAX_INLINE_BYTES = 256 << 20
 """In one answer: a list of large keys, from a client without a row, must not cost this process its memory. One record
@@ -51,9 +54,12 @@ class RecordSender:
         # Over a former connection a lease would be lost, and nobody would ask for it.
         if reader is not None and (reader.peer, reader.nonce) != (peer, message.nonce):
             reader = None
-        with contextlib.suppress(PeerGone, ChannelFull), self._readers.leased_send(reader) as sending:
-            answer, payload = self._answer(message, found, sending)
-            sending.send(peer, answer, payload)
+        try:
+            with self._readers.leased_send(reader) as sending:
+                answer, payload = self._answer(message, found, sending)
+                sending.send(peer, answer, payload)
+        except (PeerGone, ChannelFull) as error:
+            log.info("records not sent", reason=str(error))
 
     def _answer(
         self, message: GetRecords | ClaimRecord, found: Sequence[Found], sending: LeasedSend[str]
@@ -63,7 +69,7 @@ class RecordSender:
         leases: list[LeaseId | None] = []
         inline_bytes = 0
         for each in found:
-            lease = self._lease(each, sending)
+            lease = _lease(each, sending) if isinstance(each, Handle) else None
             leases.append(lease)
             if isinstance(each, Handle) and lease is not None:
                 records.append(each)
@@ -71,11 +77,6 @@ class RecordSender:
             inline_bytes += 0 if each is None else each.nbytes
             records.append(self._inline(each, payload, inline_bytes))
         return Records(message.request_id, self._records.epoch, records, leases), payload
-
-    def _lease(self, found: Found, sending: LeasedSend[str]) -> LeaseId | None:
-        with contextlib.suppress(PeerGone):  # the row takes no more leases; its client may read frames
-            return sending.lease(found) if isinstance(found, Handle) else None
-        return None
 
     def _inline(self, found: Found, payload: list[Frame], num_bytes: int) -> Inline | None:
         """Append the frames of a record, and say where they are; None if there is none, or no room for it."""
@@ -88,3 +89,10 @@ class RecordSender:
         self.num_inline += 1
         payload.extend(frames)
         return Inline(len(payload) - len(frames), len(frames))
+
+
+def _lease(handle: Handle, sending: LeasedSend[str]) -> LeaseId | None:
+    try:
+        return sending.lease(handle)
+    except PeerGone:  # the row takes no leases any more, but its client may read frames
+        return None
