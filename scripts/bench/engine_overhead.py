@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from mmcached.engine.results.results import Results
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.step_runner import StepRunner
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
@@ -117,7 +117,7 @@ class Engine:
         self._runner = StepRunner(
             self.steps.scheduler,
             group,
-            LeaseBook(lambda handle: None),
+            HeldLeases(lambda handle: None),
             ItemFrames(config),
             nonce=NONCE,
             timeout_s=config.step_timeout_s,

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mmcached.engine.server.leases import LeaseBook, _Held
+from mmcached.engine.server.leases import HeldLeases, _Held
 from mmcached.engine.server.worker_group import WorkerGroup, WorkerLink
 from mmcached.shm.ring.allocator import RingAllocator, _Chunk
 from mmcached.shm.ring.chunks import ChunkTable
@@ -41,7 +41,7 @@ FIELDS: dict[type, set[str]] = {
     RowWatch: {"_control", "_leases", "_unreported"},  # made anew: all that it keeps is told at the next look
     ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
     ReaderRow: {"announcement", "row", "nonce", "_received", "_control", "_words"},
-    LeaseBook: {"_give_back", "_held", "_of_request"},
+    HeldLeases: {"_give_back", "_held", "_of_request"},
     WorkerGroup: {"_channel", "_world_size", "_nonce", "_config_digest", "_links"},
 }
 SLOTS: dict[type, tuple[str, ...]] = {
@@ -152,7 +152,7 @@ def reader_row_key(row: ReaderRow) -> object:
     return (row.announcement.epoch, row.row, row.nonce, received.last_seq, counts)
 
 
-def copy_book(book: LeaseBook, give_back: Callable[[Handle], None]) -> LeaseBook:
+def copy_book(book: HeldLeases, give_back: Callable[[Handle], None]) -> HeldLeases:
     made = _blank(book)
     made._give_back = give_back
     made._of_request = {request: list(seqs) for request, seqs in book._of_request.items()}
@@ -164,7 +164,7 @@ def _copy_held(held: _Held) -> _Held:
     return _Held(held.handle, held.request_id, set(held.reads), held.has_ended)
 
 
-def book_key(book: LeaseBook) -> object:
+def book_key(book: HeldLeases) -> object:
     return tuple(sorted((seq, held.has_ended, held.handle, *sorted(held.reads)) for seq, held in book._held.items()))
 
 

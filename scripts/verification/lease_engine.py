@@ -1,6 +1,6 @@
 """One engine process: a row of the ring, the leases that it holds, its workers.
 
-The product's own: `ReaderRow` with its `ReceivedLeases`, `LeaseBook`, `WorkerGroup`.
+The product's own: `ReaderRow` with its `ReceivedLeases`, `HeldLeases`, `WorkerGroup`.
 
 A row is taken one step per event, so that everybody else can act, and everybody die, between any two:
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, NamedTuple, ParamSpec
 
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.ring.row import ReaderRow
@@ -70,7 +70,7 @@ class Engine:
         taking: the row that is being taken. Nothing else is done meanwhile, as in the product.
     """
 
-    lease_book: ClassVar[type[LeaseBook]] = LeaseBook
+    lease_book: ClassVar[type[HeldLeases]] = HeldLeases
     received_leases: ClassVar[type[ReceivedLeases]] = ReceivedLeases
     waits_for_workers: ClassVar[bool] = True
 
@@ -78,7 +78,7 @@ class Engine:
     step: int
     taking: Taking | None
     row: ReaderRow | None
-    book: LeaseBook
+    book: HeldLeases
     group: WorkerGroup
     returned: list[Handle]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.shm.ring.row_watch import RowWatch
@@ -138,7 +138,7 @@ class EngineThatDoesNotWaitForWorkers(Engine):
     waits_for_workers = False
 
 
-class BookWithoutSteps(LeaseBook):
+class BookWithoutSteps(HeldLeases):
     def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
         held = self._held.get(seq)
         for epoch, planned in list(held.reads) if held is not None else ():
@@ -146,7 +146,7 @@ class BookWithoutSteps(LeaseBook):
                 super().read_done(worker_epoch, planned, seq)
 
 
-class BookWithoutWorkerEpochs(LeaseBook):
+class BookWithoutWorkerEpochs(HeldLeases):
     def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
         held = self._held.get(seq)
         for epoch, planned in list(held.reads) if held is not None else ():
@@ -154,7 +154,7 @@ class BookWithoutWorkerEpochs(LeaseBook):
                 super().read_done(epoch, step, seq)
 
 
-class BookThatGivesBackAtOnce(LeaseBook):
+class BookThatGivesBackAtOnce(HeldLeases):
     """Gives back when the request ends, read or not."""
 
     def _settle(self, seq: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mmcached.engine import Request, RequestStatus
-from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
 from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from mmcached.wire.messages.parts import RowsWanted
 
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     request: Request
     start: int
     end: int
-    names: BlockNames
+    names: NewBlockHashes
     num_nameable: int
     promised: frozenset[Row]
     is_nameless: bool
@@ -259,8 +259,8 @@ class World:
             known = self.named.setdefault(chunk.request.request_id, [])
             if not chunk.is_nameless:
                 assert chunk.names.first_block <= len(known), "a gap before the names of a chunk"
-                if chunk.names.digests:
-                    known[chunk.names.first_block :] = chunk.names.digests
+                if chunk.names.block_hashes:
+                    known[chunk.names.first_block :] = chunk.names.block_hashes
                 assert known == chunk.request.block_hashes[: len(known)]
                 assert len(known) >= chunk.num_nameable
             keeps = rng.choice([1.0, 1.0, 0.7])
@@ -298,7 +298,7 @@ class World:
         names = self.index.reserve(request, start, end - start, written=written, needed=needed)
         is_of_this_epoch = self.hits[request.request_id].epoch == self.epoch
         promised = frozenset(self._rows(request, start, end, written)) if is_of_this_epoch else frozenset()
-        assert is_of_this_epoch or not names.digests
+        assert is_of_this_epoch or not names.block_hashes
         num_nameable = min(-(-end // self.block_size), len(request.block_hashes))
         step.chunks.append(Chunk(request, start, end, names, num_nameable, promised, not is_of_this_epoch))
         request.num_computed_tokens = end

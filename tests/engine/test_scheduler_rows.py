@@ -34,8 +34,10 @@ class PlainStore:
         report: Report = {}
         for chunk in step.chunks:
             names = self.names.setdefault(chunk.request.request_id, [])
-            assert chunk.names.first_block == len(names) or not chunk.names.digests, "names come without a gap"
-            names += chunk.names.digests
+            assert chunk.new_hashes.first_block == len(names) or not chunk.new_hashes.block_hashes, (
+                "names come without a gap"
+            )
+            names += chunk.new_hashes.block_hashes
             for index in range(chunk.start // 16, len(names)):
                 num_rows = min(16, chunk.end - index * 16)
                 if num_rows > 0:
@@ -86,7 +88,7 @@ def test_a_hit_serves_as_far_as_the_store_has_its_rows() -> None:
 def test_rows_within_a_block_are_rounded_down_to_where_computing_can_go_on(num_rows: int, start: int) -> None:
     scheduler = scheduler_with([generate(1, PROMPT)])
     step = schedule(scheduler)
-    names = step.chunks[0].names.digests
+    names = step.chunks[0].new_hashes.block_hashes
     commit(scheduler, step, {names[0]: {KEY: 16}, names[1]: {KEY: num_rows}})
     scheduler.add_request(wants(2))
     step = schedule(scheduler)
@@ -109,7 +111,7 @@ def test_every_key_that_is_wanted_counts(keys: list[str], start: int) -> None:
     model = ModelConfig(num_layer_outputs=1, max_patches_per_image=600)
     scheduler = scheduler_with([generate(1, PROMPT)], model=model)
     step = schedule(scheduler)
-    first, second, _ = (*step.chunks[0].names.digests, b"")
+    first, second, _ = (*step.chunks[0].new_hashes.block_hashes, b"")
     commit(scheduler, step, {first: {KEY: 16, INNER: 16}, second: {KEY: 16}})
     scheduler.add_request(wants(2, rows=RowsWanted(keys)))
     assert start_of(schedule(scheduler), 2) == start
@@ -133,7 +135,7 @@ def test_equal_prompts_in_one_step_share_their_rows_too() -> None:
 def test_without_a_store_nothing_is_named_and_rows_are_computed() -> None:
     scheduler, store = scheduler_with([wants(1), wants(2)], enable_tensor_prefix_cache=False), PlainStore()
     step = run(scheduler, store)
-    assert [(chunk.start, list(chunk.names.digests)) for chunk in step.chunks] == [(0, []), (0, [])]
+    assert [(chunk.start, list(chunk.new_hashes.block_hashes)) for chunk in step.chunks] == [(0, []), (0, [])]
 
 
 # ---- what the workers are told
@@ -144,7 +146,7 @@ def test_blocks_are_named_as_they_fill_and_requests_released_as_they_end() -> No
     named = []
     while scheduler.has_work():
         step = run(scheduler, store)
-        named.append({chunk.request.request_id: len(chunk.names.digests) for chunk in step.chunks})
+        named.append({chunk.request.request_id: len(chunk.new_hashes.block_hashes) for chunk in step.chunks})
     assert named[0] == {1: 0, 2: 1}
     assert [index for index, step_named in enumerate(named) if step_named.get(1)] == [2, 18]
     scheduler.add_request(generate(3, 5))
@@ -162,7 +164,7 @@ def test_who_was_set_back_is_released_and_named_anew() -> None:
     while 2 not in [chunk.request.request_id for chunk in step.chunks]:
         step = run(scheduler, store)
     [chunk] = [chunk for chunk in step.chunks if chunk.request.request_id == 2]
-    assert chunk.names.first_block == 0
+    assert chunk.new_hashes.first_block == 0
     while scheduler.has_work():
         run(scheduler, store)
 
@@ -275,7 +277,7 @@ def test_reset_forgets_the_rows_with_everything_else() -> None:
     scheduler.check_integrity()
     assert scheduler.tensor_prefix_index.stats().blocks == 0
     step = schedule(scheduler)
-    assert (start_of(step, 1), step.chunks[0].names.first_block, step.released) == (0, 0, [])
+    assert (start_of(step, 1), step.chunks[0].new_hashes.first_block, step.released) == (0, 0, [])
 
 
 # ---- refused at admission

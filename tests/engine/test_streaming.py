@@ -202,13 +202,13 @@ def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_lea
     bench.engine.check_integrity()
 
 
-def test_a_worker_that_contradicts_the_books_ends_the_engine(bench: Bench) -> None:
+def test_a_worker_that_contradicts_the_engine_ends_the_engine(bench: Bench) -> None:
     """It was told to use what it does not have; whatever the others say, no later answer could be trusted."""
     bench.add(1)
     first, second = bench.workers
     first.channel.send(first.output(bench.plan(0)))
     second.channel.send(second.failure(bench.plan(1), error_to_wire(InvariantError("encoder output 'k' is not held"))))
-    with pytest.raises(InvariantError, match="rank 1 contradicts the books: encoder output 'k'"):
+    with pytest.raises(InvariantError, match="rank 1 contradicts the engine: encoder output 'k'"):
         bench.expect(RequestGenerated)
     assert from_engine.RequestFailed not in kinds(bench)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mmcached.cache import MultiModalKwargsItem
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.caches.ring import RingItemCache
 from mmcached.frontend.processing.processor import Processed
@@ -98,7 +98,7 @@ class Engine:
         self._reader = RingReader.open(announcement)
         self._reader.join_row(self.row.row, self.row.nonce, rank=0)
         self._payloads = PayloadReader(ObjectStoreReader(self._reader))
-        self.leases = LeaseBook(self.row.give_back)
+        self.leases = HeldLeases(self.row.give_back)
         self.running: list[Running] = []
         self._released: deque[tuple[int, int]] = deque()
         self._step = 0

@@ -15,7 +15,7 @@ from mmcached.engine import Request, Scheduler
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
-from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
 from mmcached.engine.kv.hashing import block_hash
 from mmcached.engine.kv.kv_cache import KVCache
 from mmcached.engine.results.results import Results
@@ -168,7 +168,7 @@ def lists_rows_before_the_commit(patch: Patch) -> None:
 
     def reserve(
         index: TensorPrefixIndex, request: Request, start: int, num_tokens: int, *, written: Any, needed: Any = ()
-    ) -> BlockNames:
+    ) -> NewBlockHashes:
         names = real(index, request, start, num_tokens, written=written, needed=needed)
         end, size = start + num_tokens, index.block_size
         blocks = range(start // size, min(-(-end // size), len(request.block_hashes)))
@@ -193,14 +193,16 @@ def names_blocks_of_another_request(patch: Patch) -> None:
     real = TensorPrefixIndex.reserve
     last: list[tuple[int, Sequence[bytes]]] = []
 
-    def reserve(index: TensorPrefixIndex, request: Request, start: int, num_tokens: int, **named: Any) -> BlockNames:
+    def reserve(
+        index: TensorPrefixIndex, request: Request, start: int, num_tokens: int, **named: Any
+    ) -> NewBlockHashes:
         names = real(index, request, start, num_tokens, **named)
-        if not names.digests:
+        if not names.block_hashes:
             return names
         other = [digests for request_id, digests in last if request_id != request.request_id]
-        last.append((request.request_id, names.digests))
-        digests = other[-1] if other and len(other[-1]) == len(names.digests) else names.digests
-        return BlockNames(names.first_block, digests)
+        last.append((request.request_id, names.block_hashes))
+        digests = other[-1] if other and len(other[-1]) == len(names.block_hashes) else names.block_hashes
+        return NewBlockHashes(names.first_block, digests)
 
     patch.setattr(TensorPrefixIndex, "reserve", reserve)
 

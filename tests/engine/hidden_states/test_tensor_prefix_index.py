@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mmcached.engine import Request, RequestStatus
 from mmcached.engine.hidden_states.listed_rows import Report
-from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
 from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import RowsWanted
@@ -71,9 +71,9 @@ class PublishesBeforeCommit(TensorPrefixIndex):
         *,
         written: Collection[str],
         needed: Collection[str] = (),
-    ) -> BlockNames:
+    ) -> NewBlockHashes:
         names = super().reserve(request, start, num_tokens, written=written, needed=needed)
-        for digest in names.digests:
+        for digest in names.block_hashes:
             self.listed.take({digest: dict.fromkeys(written, self.block_size)})
         return names
 
@@ -266,13 +266,13 @@ def test_who_takes_part_in_a_step_is_not_released_before_its_end() -> None:
 def test_a_worker_is_told_each_digest_once_and_again_after_a_withdrawal() -> None:
     index, request = make_index(), a_request(0)
     index.begin_step(0)
-    assert index.reserve(request, 0, 6, written=HIDDEN) == BlockNames(0, request.block_hashes[:2])
+    assert index.reserve(request, 0, 6, written=HIDDEN) == NewBlockHashes(0, request.block_hashes[:2])
     index.commit(0, {})
     index.begin_step(1)
-    assert index.reserve(request, 6, 1, written=HIDDEN) == BlockNames(2, [])
+    assert index.reserve(request, 6, 1, written=HIDDEN) == NewBlockHashes(2, [])
     index.withdraw(1)
     index.begin_step(2)
-    assert index.reserve(request, 6, 6, written=HIDDEN) == BlockNames(0, request.block_hashes[:3])
+    assert index.reserve(request, 6, 6, written=HIDDEN) == NewBlockHashes(0, request.block_hashes[:3])
 
 
 def test_releases_are_told_until_a_step_with_them_is_committed() -> None:
@@ -340,11 +340,11 @@ def test_a_new_epoch_forgets_and_ignores_what_came_before_it() -> None:
     index.commit(1, {writer.block_hashes[0]: {"hidden_states": 4}})
     assert index.stats().blocks == 0
     index.begin_step(2)
-    assert index.reserve(writer, 12, 4, written=HIDDEN) == BlockNames(0, ())
+    assert index.reserve(writer, 12, 4, written=HIDDEN) == NewBlockHashes(0, ())
     assert index.usable_prefix(a_request(1), 16, HIDDEN) == 0
     assert index.stats().reserved == 0
     again = a_request(1)
-    assert index.reserve(again, 0, 4, written=HIDDEN) == BlockNames(0, again.block_hashes[:1])
+    assert index.reserve(again, 0, 4, written=HIDDEN) == NewBlockHashes(0, again.block_hashes[:1])
 
 
 def test_a_reset_forgets_requests_and_steps_too() -> None:

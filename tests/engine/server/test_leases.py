@@ -1,4 +1,4 @@
-"""LeaseBook: each lease is given back exactly once, never while somebody reads."""
+"""HeldLeases: each lease is given back exactly once, never while somebody reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.wire.errors import LocalProtocolError
 from mmcached.wire.handle import Handle, LeaseId
 
@@ -17,7 +17,7 @@ def handle(slot: int) -> Handle:
 
 def test_lease_goes_back_when_the_request_has_ended_and_every_worker_is_done() -> None:
     returned: list[Handle] = []
-    book = LeaseBook(returned.append)
+    book = HeldLeases(returned.append)
     book.hold(1, handle(5), LeaseId(9, 1))
     book.reading([1], [100, 200], step=3)
     book.end_request(1)
@@ -35,7 +35,7 @@ def test_lease_goes_back_when_the_request_has_ended_and_every_worker_is_done() -
 
 def test_read_done_of_another_step_is_not_the_one_awaited() -> None:
     returned: list[Handle] = []
-    book = LeaseBook(returned.append)
+    book = HeldLeases(returned.append)
     book.hold(1, handle(5), LeaseId(9, 1))
     book.reading([1], [100], step=3)
     book.end_request(1)
@@ -45,7 +45,7 @@ def test_read_done_of_another_step_is_not_the_one_awaited() -> None:
 
 def test_dead_worker_reads_nothing_any_more() -> None:
     returned: list[Handle] = []
-    book = LeaseBook(returned.append)
+    book = HeldLeases(returned.append)
     book.hold(1, handle(5), LeaseId(9, 1))
     book.reading([1], [100, 200], step=3)
     book.end_request(1)
@@ -56,7 +56,7 @@ def test_dead_worker_reads_nothing_any_more() -> None:
 
 
 def test_same_seq_twice_is_refused_and_changes_nothing() -> None:
-    book = LeaseBook(lambda _: None)
+    book = HeldLeases(lambda _: None)
     book.hold(1, handle(5), LeaseId(9, 1))
     with pytest.raises(LocalProtocolError):
         book.hold(2, handle(6), LeaseId(9, 1))
@@ -72,7 +72,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.returned: list[int] = []
-        self.book = LeaseBook(lambda handle: self.returned.append(handle.slot))
+        self.book = HeldLeases(lambda handle: self.returned.append(handle.slot))
         self.reads: dict[int, set[tuple[int, int]]] = {}
         self.open: dict[int, list[int]] = {}
         self.next_seq = 0

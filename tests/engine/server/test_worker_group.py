@@ -105,7 +105,7 @@ def test_plans_to_a_rank_that_is_gone_raise_and_news_do_not(wiring: Wiring) -> N
     (link,) = wiring.group.in_rank_order()
     with pytest.raises(PeerGone):
         wiring.group.send(link, to_worker.ClearCaches(5))
-    wiring.group.tell_all(to_worker.ClearCaches(5))
+    wiring.group.send_all(to_worker.ClearCaches(5))
     assert wiring.group.epochs == [10]
 
 

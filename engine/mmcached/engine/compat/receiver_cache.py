@@ -1,8 +1,7 @@
-"""Keeps items that came once, so that later requests may name them by None: the receiving end of
-`MultiModalProcessorSenderCache`.
+"""Keeps items that came once for `MultiModalProcessorSenderCache`, so that later requests may name them by None.
 
-Both ends make the move of `mmcached.cache.request_lru` with the sizes of `MultiModalCache.get_item_size`, so they hold
-the same keys. A payload that comes wins over a cached one.
+Both ends make the move of `mmcached.cache.request_lru` with the sizes of `MultiModalCache.get_item_size`. A payload
+that comes wins over a cached one.
 
 Source: vLLM's `MultiModalReceiverCache`, and its later typed miss; the first kept an old payload when a new one came.
 """
@@ -33,7 +32,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         self._lru.touch(mm_hash)
 
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
-        """Return the item: the given one, which is kept if it fits, else the one that is here.
+        """Return the given item, which is kept if it fits, else the cached one.
 
         Raises:
             CacheMiss: neither given nor here; nothing has changed.
@@ -82,11 +81,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
 def engine_receiver_cache_from_config(
     config: ServiceConfig, mm_registry: object = None
 ) -> MultiModalReceiverCache | None:
-    """Return the receiver that a configuration asks of an engine, or None: nothing is mirrored.
-
-    Args:
-        mm_registry: accepted for callers of vLLM's function, and not used: the configuration says it all.
-    """
+    """Return an engine's receiver; None if nothing is mirrored. `mm_registry` is for callers of vLLM's function."""
     return MultiModalReceiverCache(config) if processor_cache_kind(config) == "lru" else None
 
 

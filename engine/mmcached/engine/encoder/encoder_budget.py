@@ -30,11 +30,10 @@ def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry
     (0, 0) for a model without multimodal input, and, with a warning, for one of which all kinds of items are disabled.
 
     Args:
-        model_config: `is_multimodal_model`.
         scheduler_config: `max_num_encoder_input_tokens` and `encoder_cache_size` in embeddings,
             `max_num_batched_tokens`, and `disable_chunked_mm_input`: placeholders of an item stay in one step.
         mm_registry: `get_max_tokens_per_item_by_nonzero_modality(model_config)` returns the embeddings of the largest
-            item of each kind that may occur.
+            item of each kind.
 
     Raises:
         ConfigError: items may not be split over steps, and the largest does not fit into one.

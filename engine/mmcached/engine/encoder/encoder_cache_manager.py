@@ -1,12 +1,10 @@
 """The per-request encoder cache manager shares nothing, and drops what is freed at once.
 
-Simple and exact, for models whose encoder outputs depend on more than the item, and for encoder-decoder models, which
-use no output twice. An entry has the size that it was made with: freeing is idempotent and returns exactly the space
-that was allocated.
+For models whose encoder outputs depend on more than the item, and for encoder-decoder models, which use each once.
 
 Source: vLLM 0.9's EncoderCacheManager, whose calls work here. Differences: freeing what is not held changes nothing
 (there it inflated the free slots); `allocate` refuses what is there already, or does not fit; a freed item that was
-allocated again is not told; `cached` and `freed` are copies.
+allocated again is not sent; `cached` and `freed` are copies.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class EncoderCacheManager(EncoderCacheTable):
 
     @property
     def cached(self) -> dict[int, set[int]]:
-        """Items that have an entry, by request."""
+        """Indexes of the items that have an entry, by request."""
         return {request_id: set(held) for request_id, held in self._held.items()}
 
     @property
@@ -34,7 +32,7 @@ class EncoderCacheManager(EncoderCacheTable):
         return [_request_and_item(key) for key in self._step.pending()]
 
     def get_freed_ids(self) -> list[tuple[int, int]]:
-        """Return and clear request id and index of the items that workers must drop; vLLM's name for `take_freed`."""
+        """Return and clear `freed`; vLLM's name for `take_freed`."""
         return [_request_and_item(key) for key in self.take_freed()]
 
 

@@ -9,17 +9,13 @@ The tensors lie in the workers under the same keys; this table decides when they
                                  last reference   v                       v
                                  freed --------> (absent), sent to the workers by `take_freed`
 
-RESERVED: the step that is being scheduled will encode it. Everybody in that step may refer to it, since a worker
-encodes before it reads. Outside a step an allocation is READY at once. Sizes count embeddings.
+RESERVED: the open step will encode it; the step's requests may refer to it, since a worker encodes before it reads.
+Outside a step an allocation is READY at once. Sizes count embeddings. A reference is that of one item of one request.
 
-A reference is that of one item of one request; an item that occurs twice in a request is two. Releasing what is not
-held changes nothing: so a caller that releases all items after every step, as for encoder-decoder models, gains no
-space by it. Questions change nothing: an answer holds until the next call that does.
+`new_epoch` (the weights have changed) makes all entries old. An old entry cannot be found, but keeps its references and
+its key; the same content may be encoded anew beside it.
 
-`new_epoch` (the weights have changed) makes all entries old. An old entry is found by nobody; whoever refers to it goes
-on with it, under its old key, and its last reference ends it. The same content may be encoded anew beside it.
-
-Contents are named by clients: where an item's content is there with another number of embeddings, the call is an
+Contents are named by clients: where an item's content is there with another number of embeddings, the call raises
 `InvalidRequest` and changes nothing, so only the request that names wrongly fails.
 
 Invariant: free slots + sizes of all entries = cache size; freeable slots = free slots + sizes of the evictable.
@@ -58,7 +54,7 @@ class EncoderCacheTable:
     """
 
     _keeps_idle = True
-    """An entry that nobody refers to stays until room is needed."""
+    """Entries without reference stay until room is needed."""
 
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
@@ -68,26 +64,22 @@ class EncoderCacheTable:
         self.reset()
 
     def _content(self, request: Request, input_id: int) -> str:
-        """Return what items of one entry have in common."""
+        """Return the content that items of one entry share."""
         return request.features[input_id].mm_hash
 
     # ---- questions
 
     def entry_key(self, request: Request, input_id: int) -> str:
-        """Return the key under which workers keep this item's output: that of the entry it refers to, if any."""
+        """Return the key under which workers keep this item's output."""
         entry = self._held.get(request.request_id, {}).get(input_id)
         return entry.key if entry is not None else self._key(self._content(request, input_id))
 
     def has_cache(self, request: Request, input_id: int) -> bool:
-        """Return whether the item need not be encoded: it refers to an entry, or may refer to one.
-
-        Raises:
-            InvalidRequest: that entry has another number of embeddings.
-        """
+        """Return whether there is an entry that the item refers to, or may refer to."""
         return self._entry(request, input_id) is not None
 
     def get_cached_num_encoder_embeds(self, request: Request, input_id: int) -> int | None:
-        """Return the size of the item's entry, whatever the item's own, or None if there is none."""
+        """Return the size of the item's entry, or None if there is none; never raises."""
         held = self._held.get(request.request_id, {})
         entry = held.get(input_id) or self._entries.get(self._content(request, input_id))
         return None if entry is None else entry.num_embeds
@@ -104,11 +96,11 @@ class EncoderCacheTable:
         encoder_compute_budget: int | None = None,
         num_embeds_to_schedule: int = 0,
     ) -> bool:
-        """Return whether an entry for the item fits beside what is decided already; see also `num_embeds_to_pin`.
+        """Return whether an entry for the item fits.
 
         Args:
             encoder_compute_budget: embeddings that may still be computed in this step; None for any number.
-            num_embeds_to_schedule: space that the decided but not yet allocated items will take.
+            num_embeds_to_schedule: embeddings of items that are decided, but not allocated.
         """
         num_embeds = request.features[input_id].num_embeds
         if encoder_compute_budget is not None and num_embeds > encoder_compute_budget:
@@ -116,17 +108,13 @@ class EncoderCacheTable:
         return num_embeds + num_embeds_to_schedule <= self.num_freeable_slots
 
     def get_cached_input_ids(self, request: Request) -> set[int]:
-        """Return the items of a request that refer to an entry, in a set of the caller's own."""
+        """Return the items of a request that refer to an entry, in a new set."""
         return set(self._held.get(request.request_id, ()))
 
     # ---- references and entries
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
-        """Refer to the item's entry if there is one; return whether. A second reference of an item changes nothing.
-
-        Raises:
-            InvalidRequest: that entry has another number of embeddings.
-        """
+        """Refer to the item's entry if there is one; return whether. A second reference of an item changes nothing."""
         held = self._held.get(request.request_id)
         if held is not None and input_id in held:
             return True
@@ -147,7 +135,6 @@ class EncoderCacheTable:
         """Make the item's entry and refer to it, evicting what is needed.
 
         Raises:
-            InvalidRequest: there is one with another number of embeddings.
             LocalProtocolError: it is there already, or does not fit; nothing has changed.
         """
         num_embeds, content = request.features[input_id].num_embeds, self._content(request, input_id)
@@ -168,7 +155,7 @@ class EncoderCacheTable:
             self._reserved[entry.key] = entry, request.request_id, input_id
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Drop one item's reference. Not held: nothing changes."""
+        """Drop one item's reference. Without one, nothing changes."""
         held = self._held.get(request.request_id)
         if held is None or input_id not in held:
             return
@@ -183,17 +170,11 @@ class EncoderCacheTable:
             self._release(entry)
 
     def take_freed(self) -> list[str]:
-        """Return and clear the keys that workers must drop before the next step encodes.
-
-        A key that was dropped and is present again is left out: the step encodes it anew in its place.
-        """
+        """Return and clear the keys that workers must drop before the next step encodes, but those present again."""
         return self._step.take()
 
     def new_epoch(self) -> int:
-        """Make all entries old, those of an open step too, and return the number of the epoch that begins.
-
-        What nobody refers to is dropped at once. Entries of different epochs never have the same key.
-        """
+        """Make all entries old, those of an open step too, drop those without reference; return the new epoch."""
         for entry in self._evictable.values():
             self.num_free_slots += entry.num_embeds
             self._step.add(entry.key)
@@ -205,7 +186,7 @@ class EncoderCacheTable:
         return self.epoch
 
     def reset(self) -> None:
-        """Forget everything, references and an open step included; the workers are told to clear by other means."""
+        """Forget everything, references and an open step included, but send nothing to the workers."""
         self.num_free_slots = self.num_freeable_slots = self.cache_size
         self._entries: dict[str, EncoderEntry] = {}  # by content, of this epoch
         self._evictable: OrderedDict[str, EncoderEntry] = OrderedDict()  # those without reference
@@ -225,9 +206,9 @@ class EncoderCacheTable:
         self._reserved.clear()
 
     def withdraw(self, step_id: int) -> None:
-        """End a step that was not computed, or only in part: what it reserved, and references to that, vanish.
+        """End a step that was not computed: what it reserved vanishes, keys to drop are sent again.
 
-        Keys that it told workers to drop are sent again. Raises LocalProtocolError if it is not open.
+        Raises LocalProtocolError if it is not open.
         """
         self._step.withdraw(step_id)
         if not self._reserved:
@@ -256,7 +237,7 @@ class EncoderCacheTable:
         return {entry.key for entry in self._all_entries()} - self._reserved.keys()
 
     def lingering_keys(self) -> set[str]:
-        """Return the keys without entry that a worker may still hold, for it has not, or not surely, been told."""
+        """Return the keys without entry that a worker may still hold, since no committed step has dropped them."""
         return self._step.unconfirmed() - {entry.key for entry in self._all_entries()}
 
     def stats(self) -> EncoderCacheStats:
@@ -269,7 +250,6 @@ class EncoderCacheTable:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the counts contradict the entries."""
         num_free, num_freeable = self.num_free_slots, self.num_freeable_slots
         num_used = sum(entry.num_embeds for entry in self._all_entries())
         num_evictable = sum(entry.num_embeds for entry in self._evictable.values())
@@ -284,18 +264,17 @@ class EncoderCacheTable:
     # ---- the table
 
     def _key(self, content: str) -> str:
-        """Return the key of a content in this epoch; no two contents, in whichever epochs, share one."""
+        """Return the key of a content in this epoch, which no other content, and no other epoch, has."""
         return f"{content}@{self.epoch}" if self.epoch or "@" in content else content
 
     def _entry(self, request: Request, input_id: int) -> EncoderEntry | None:
-        """Return what an item refers to, else what it may refer to, else None."""
+        """Return the entry that an item refers to, else one that it may refer to, else None."""
         held = self._held.get(request.request_id)
         if held is not None and input_id in held:
             return held[input_id]
         return self._find(request, input_id)
 
     def _find(self, request: Request, input_id: int) -> EncoderEntry | None:
-        """Return the entry of an item's content in this epoch. Raises InvalidRequest if it is of another size."""
         entry = self._entries.get(self._content(request, input_id))
         if entry is not None and entry.num_embeds != request.features[input_id].num_embeds:
             raise self._other_size(request, input_id, entry)
@@ -323,19 +302,19 @@ class EncoderCacheTable:
         return next((req, item) for req, held in references for item, found in held.items() if found is entry)
 
     def _release(self, entry: EncoderEntry) -> None:
-        """Take away a reference that is no longer in the table of who holds what."""
+        """Uncount a reference that was taken out of `_held`."""
         entry.num_references -= 1
         if entry.num_references:
             return
         self.num_freeable_slots += entry.num_embeds
         if self._keeps_idle and not entry.is_old and entry.key not in self._reserved:
             self._evictable[entry.content] = entry
-        else:  # nobody can find it, or it was never encoded
+        else:  # it cannot be found, or was never encoded
             self._reserved.pop(entry.key, None)
             self._drop(entry)
 
     def _drop(self, entry: EncoderEntry) -> None:
-        """End an entry without reference, and have the workers told."""
+        """End an entry without reference, here and in the workers."""
         if not entry.is_old:
             del self._entries[entry.content]
         self.num_free_slots += entry.num_embeds

@@ -1,10 +1,8 @@
-"""An encoder cache entry stands for one output in the workers; all entries must agree with those who refer to them.
+"""An encoder cache entry stands for one output in the workers.
 
-A new epoch takes every entry out of the table: those without reference end, the others live on until they have none.
-
-    made --> in the table, referred to <--> in the table, evictable --evict--> (gone)
-                      |
-                      +--new_epoch--> old, in no table --last reference--> (gone)
+made --> in the table, referred to <--> in the table, evictable --evict--> (gone)
+                  |
+                  +--new_epoch--> old, in no table --last reference--> (gone)
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ class EncoderEntry:
     Attributes:
         key: its name in the workers.
         num_references: items of requests that refer to it.
-        is_old: of a former epoch: nobody finds it, and it ends with its last reference.
+        is_old: true if it is of a former epoch: it cannot be found, and ends with its last reference.
     """
 
     content: str
@@ -48,13 +46,11 @@ def check_entries(
     held: Held,
     reserved: Iterable[EncoderEntry],
 ) -> None:
-    """Compare the tables of a manager.
+    """Raise `InvariantError` if a manager's tables contradict each other.
 
     Args:
         table: entries of this epoch by content.
-        evictable: those of them without reference.
-    Raises:
-        InvariantError: they contradict each other; the text says where.
+        evictable: entries of `table` without reference.
     """
     entries = all_entries(table, held)
     by_key = {entry.key: entry for entry in entries}

@@ -1,11 +1,9 @@
 """The encoder's budget of one step decides, item by item, what a request gets of it. Plan first (pure), then take.
 
-Planning and taking are apart because a chunk needs two resources: only when its KV slots are there too is anything
-referred to, reserved or evicted. In between nothing else may take.
+Between the two the chunk gets its KV slots, and nothing else may take.
 
-Whoever is refused *space* closes the encoder for those behind it in this step: otherwise small or popular items of
-later requests could keep the cache too full for a large one for ever. What a request holds already stays usable, so
-those who hold something run on, finish with it and free it.
+A request that is refused *space* closes the encoder for those behind it in this step: otherwise small or popular items
+of later requests could keep the cache too full for a large one for ever. Items that are held stay usable.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ class EncoderPlan:
     """Items that a request would get.
 
     Attributes:
-        refer: items whose entry is there.
+        refer: items that have an entry.
         encode: items that need an entry.
         repeat: items with the same entry as one in `encode`.
-        refused: the first item that cannot be had now; nothing after it was considered.
+        refused: the first item that cannot be had now; later ones were not considered.
     """
 
     request: Request
@@ -47,12 +45,7 @@ class EncoderPlan:
 
 
 class EncoderStepBudget:
-    """The encoder's part of one step.
-
-    Args:
-        table: the encoder cache's, with this step open.
-        compute_budget: embeddings that may be computed.
-    """
+    """The encoder's part of one step that is open in the table; `compute_budget` counts embeddings."""
 
     def __init__(self, table: EncoderCacheTable, compute_budget: int) -> None:
         self._table = table
@@ -93,7 +86,7 @@ class EncoderStepBudget:
         return plan
 
     def take(self, plan: EncoderPlan) -> None:
-        """Refer to and reserve what was planned; nothing may have been taken since."""
+        """Refer to and reserve what was planned."""
         for input_id in plan.refer:  # before anything is evicted for the others
             self._refer(plan.request, input_id)
         for input_id in plan.encode:

@@ -1,9 +1,8 @@
 """The shared encoder cache manager lets one encoding serve every request with the same item, until room is needed.
 
 Source: vLLM 0.33's EncoderCacheManager; its public names mean the same here. Differences: entries are reserved first,
-so a step that is withdrawn leaves no entry without content behind; asking whether an item fits evicts nothing, so
-between `can_allocate` and `allocate` nothing that lies evictable may be referred to; `allocate` refuses what is there
-already, or does not fit; its tables are copies.
+so a withdrawn step leaves no entry without content behind; `can_allocate` evicts nothing, so nothing evictable may be
+referred to between it and `allocate`, which refuses what is there already, or does not fit; the tables are copies.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 
 
 class SharedEncoderCacheManager(EncoderCacheTable):
-    """Entries by `mm_hash`, with the published names for looking in."""
+    """Entries by `mm_hash`."""
 
     @property
     def cached(self) -> dict[str, set[int]]:
@@ -41,5 +40,5 @@ class SharedEncoderCacheManager(EncoderCacheTable):
         return self._step.pending()
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """Return and clear the keys that workers must drop; vLLM's name for `take_freed`."""
+        """Return and clear `freed`; vLLM's name for `take_freed`."""
         return self.take_freed()

@@ -2,8 +2,8 @@
 
     ready  ⊆  what each rank holds  ⊆  ready + lingering
 
-Ready: computed by a committed step, so whoever is scheduled next may be told to read it. Lingering: no longer listed,
-but the workers have not been told for certain. Knows neither tables nor sockets.
+Ready: computed by a committed step. Lingering: no longer listed, but not surely dropped by the workers. Knows neither
+tables nor sockets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ MAX_NAMED = 4
 def check_encoder_caches(
     ready: Set[str], lingering: Set[str], held: Mapping[int, Collection[str] | None], *, step: int
 ) -> None:
-    """Compare each rank with the table.
+    """Compare each rank's keys (None: it has not sent them) with the table.
 
-    Args:
-        held: keys by rank; None from a rank that has not said.
-        step: whose outputs they came with.
     Raises:
         InvariantError: names step, rank and keys of the first rank that differs.
     """

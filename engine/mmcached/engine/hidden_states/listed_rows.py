@@ -1,6 +1,6 @@
 """Listed rows count the rows of each block in rank 0's store, by key, as the last reports say and room allows.
 
-    digest -> key -> rows from the block's beginning on, 1 … block_size          the report of longest ago first
+    block_hash -> key -> rows from the block's beginning on, 1 … block_size          the report of longest ago first
 
 Knows nothing of requests or steps. Invariant: at most `max_blocks`; nothing is listed that was reported otherwise
 since.
@@ -15,21 +15,21 @@ from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES
 from mmcached.wire.errors import InvariantError, RemoteProtocolError
 
 Report = Mapping[bytes, Mapping[str, int]]
-"""By digest: how many rows a block has from its beginning on, by key; {}: it is gone."""
+"""Block hash -> key -> rows from the block's beginning on; {}: the block is gone."""
 
 _NONE: Mapping[str, int] = {}
-_NO_DIGESTS: frozenset[bytes] = frozenset()
+_NO_HASHES: frozenset[bytes] = frozenset()
 
 
 class ListedRows:
     """Numbers of rows by block hash and key.
 
     Args:
-        max_blocks: where the store keeps more, those reported longest ago are dropped: not found, and no harm done.
+        max_blocks: capacity; beyond it the blocks reported longest ago are dropped, and no longer found.
 
     Attributes:
-        rows: numbers of rows by block hash and key; only changed here.
-        num_dropped: blocks, so far.
+        rows: the table; only changed here.
+        num_dropped: blocks that were dropped.
     """
 
     def __init__(self, block_size: int, max_blocks: int) -> None:
@@ -42,46 +42,42 @@ class ListedRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def num_rows(self, digest: bytes, key: str) -> int:
-        """Return how many rows of a key a block has from its beginning on."""
-        return self.rows.get(digest, _NONE).get(key, 0)
+    def num_rows(self, block_hash: bytes, key: str) -> int:
+        """Return the number of a block's rows of a key, from its beginning on."""
+        return self.rows.get(block_hash, _NONE).get(key, 0)
 
-    def num_full(self, digests: Sequence[bytes], key: str, num_blocks: int) -> int:
-        """Return how many of the first blocks of a sequence have all rows of a key, before one that has not."""
-        full = self._full.get(key, _NO_DIGESTS)
-        return sum(1 for _ in takewhile(full.__contains__, islice(digests, num_blocks)))
+    def num_full(self, block_hashes: Sequence[bytes], key: str, num_blocks: int) -> int:
+        """Return the number of leading blocks, of `num_blocks`, that have all rows of a key."""
+        full = self._full.get(key, _NO_HASHES)
+        return sum(1 for _ in takewhile(full.__contains__, islice(block_hashes, num_blocks)))
 
     def check(self, report: Report) -> None:
-        """Return if a report can be.
-
-        Raises:
-            RemoteProtocolError: it names more rows than a block has, or no digest.
-        """
+        """Raise RemoteProtocolError if a report has more rows than a block, or what is no block hash."""
         if not isinstance(report, Mapping):
-            raise RemoteProtocolError(f"{type(report).__name__}, not rows by digest", "report")
-        for digest, rows in report.items():
-            if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:
-                raise RemoteProtocolError(f"{digest!r:.80} is no digest of {DIGEST_BYTES} bytes", "report")
+            raise RemoteProtocolError(f"{type(report).__name__}, not rows by block hash", "report")
+        for block_hash, rows in report.items():
+            if not isinstance(block_hash, bytes) or len(block_hash) != DIGEST_BYTES:
+                raise RemoteProtocolError(f"{block_hash!r:.80} is no hash of {DIGEST_BYTES} bytes", "report")
             if not isinstance(rows, Mapping) or not all(
                 isinstance(key, str) and type(num) is int and 0 <= num <= self._block_size for key, num in rows.items()
             ):
                 raise RemoteProtocolError(f"{rows!r:.80} are no rows by key of a block of {self._block_size}", "report")
 
     def take(self, report: Report) -> None:
-        """Believe a report that was checked."""
-        for digest, rows in report.items():
-            self._set(digest, rows)
+        """List a report that was checked."""
+        for block_hash, rows in report.items():
+            self._set(block_hash, rows)
 
     def take_losses(self, report: Report) -> None:
-        """Believe what a report says is gone, and nothing that would be new."""
-        for digest, rows in report.items():
-            if digest in self.rows:
-                self._set(digest, {key: min(num, rows.get(key, 0)) for key, num in self.rows[digest].items()})
+        """Unlist what is gone by a report that was checked, and list nothing new."""
+        for block_hash, rows in report.items():
+            if block_hash in self.rows:
+                self._set(block_hash, {key: min(num, rows.get(key, 0)) for key, num in self.rows[block_hash].items()})
 
-    def cut(self, digest: bytes, key: str, num_rows: int) -> None:
+    def cut(self, block_hash: bytes, key: str, num_rows: int) -> None:
         """List at most so many rows of a key."""
-        if self.num_rows(digest, key) > num_rows:
-            self._set(digest, {**self.rows[digest], key: num_rows})
+        if self.num_rows(block_hash, key) > num_rows:
+            self._set(block_hash, {**self.rows[block_hash], key: num_rows})
 
     def clear(self) -> None:
         self.rows.clear()
@@ -90,28 +86,28 @@ class ListedRows:
     def check_integrity(self) -> None:
         if len(self.rows) > self._max_blocks:
             raise InvariantError(f"{len(self.rows)} blocks are listed, {self._max_blocks} may be")
-        for digest, rows in self.rows.items():
+        for block_hash, rows in self.rows.items():
             if not rows or not all(0 < num <= self._block_size for num in rows.values()):
-                raise InvariantError(f"block {digest.hex()} is listed with {dict(rows)} rows of {self._block_size}")
+                raise InvariantError(f"block {block_hash.hex()} is listed with {dict(rows)} rows of {self._block_size}")
 
         for key, full in self._full.items():
-            listed = {digest for digest, rows in self.rows.items() if rows.get(key, 0) == self._block_size}
+            listed = {block_hash for block_hash, rows in self.rows.items() if rows.get(key, 0) == self._block_size}
             if full != listed:
                 raise InvariantError(f"{len(full ^ listed)} blocks are full of {key!r} here and not there")
 
-    def _set(self, digest: bytes, rows: Mapping[str, int]) -> None:
-        self._forget(digest)
+    def _set(self, block_hash: bytes, rows: Mapping[str, int]) -> None:
+        self._forget(block_hash)
         present = {key: num for key, num in rows.items() if num}
         if not present:
             return
-        self.rows[digest] = present
+        self.rows[block_hash] = present
         for key, num in present.items():
             if num == self._block_size:
-                self._full.setdefault(key, set()).add(digest)
+                self._full.setdefault(key, set()).add(block_hash)
         if len(self.rows) > self._max_blocks:
             self._forget(next(iter(self.rows)))
             self.num_dropped += 1
 
-    def _forget(self, digest: bytes) -> None:
-        for key in self.rows.pop(digest, ()):
-            self._full.get(key, set()).discard(digest)
+    def _forget(self, block_hash: bytes) -> None:
+        for key in self.rows.pop(block_hash, ()):
+            self._full.get(key, set()).discard(block_hash)

@@ -1,24 +1,20 @@
 """The tensor prefix index knows the hidden states of prefixes that rank 0 keeps, and so how far a KV hit may be used.
 
-A KV hit spares computing tokens, and with it the rows that other stages want of them. It is of use only as far as these
-rows are in the store:
+A KV hit spares computing tokens, but other stages want rows of them. It is of use only as far as these are stored:
 
     KV hit          |-------------------------------|
     hidden_states   |-------------------|                   usable for hidden_states:     20
     codes           |-----------|       |------|                       for both keys:     12
     positions       0          12      20             a gap ends it, and a tail without its head is none
 
-Rows are found under the hashes of the request's blocks (`Request.block_hashes`), and by how many rows the block has
-from its beginning on. `reserve -> commit -> publish`, as in the KV cache manager: a chunk that is scheduled reserves
-its rows, and chunks that are scheduled later in the step may count on them, since a worker writes before it reads. When
-the step is committed, the report of the worker decides what is listed, whatever was reserved; what the worker has
-evicted is in its report too.
+Rows are found under `Request.block_hashes`. A scheduled chunk reserves its rows, and chunks that are scheduled later in
+the step may count on them, since a worker writes before it reads. When the step is committed, the worker's report
+decides what is listed, and what is evicted.
 
     begin_step ── usable_prefix, reserve, take_released ── commit(report) | withdraw         one step at a time
 
-Knows nothing of KV blocks, budgets or tensors. Invariants: listed is what a worker has reported, in this epoch, and
-nothing that has been reported gone since; a worker that executes the plans as they come knows the hashes of a tracked
-request's blocks without a gap.
+Knows nothing of KV blocks, budgets or tensors. Invariants: listed is what a worker has reported in this epoch, and has
+not reported gone since; the hashes of a tracked request's blocks are sent without a gap.
 """
 
 from __future__ import annotations
@@ -35,14 +31,14 @@ from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError
 
 
 @dataclass(frozen=True, slots=True)
-class BlockNames:
-    """What a worker must be told with a chunk: the hashes of the request's blocks from number `first_block` on."""
+class NewBlockHashes:
+    """Hashes of a request's blocks, from number `first_block` on, that a worker needs with a chunk."""
 
     first_block: int
-    digests: Sequence[bytes]
+    block_hashes: Sequence[bytes]
 
 
-NOTHING_TO_TELL = BlockNames(0, ())
+NO_NEW_HASHES = NewBlockHashes(0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +46,11 @@ class PrefixIndexStats:
     """Gauges, but for the last two.
 
     Attributes:
-        blocks: listed.
-        reserved: blocks that the open step is going to write to, once for each chunk.
-        requests: tracked.
-        hit_rows: rows of one key behind first chunks that wanted them.
-        dropped: listed blocks, for want of room.
+        blocks: listed blocks.
+        reserved: blocks that the open step writes, once for each chunk.
+        requests: tracked requests.
+        hit_rows: rows of one key before first chunks that wanted them.
+        dropped: listed blocks that were dropped for want of room.
     """
 
     blocks: int
@@ -68,25 +64,24 @@ class TrackedRequest:
     """A request that rank 0 holds rows for, from its first chunk until it is released.
 
     Attributes:
-        num_named: blocks whose hashes the worker has been told.
-        is_old: it began in a former epoch, so what it computes is not what its hashes name.
+        num_sent: blocks whose hashes were sent to the worker.
+        is_old: true if it began in a former epoch, so that its hashes do not name what it computes.
     """
 
-    __slots__ = ("_end", "_start", "is_old", "num_named")
+    __slots__ = ("_end", "_start", "is_old", "num_sent")
 
     def __init__(self) -> None:
         self.is_old = False
-        self.set_named(0, 0)
+        self.note_sent(0, 0)
 
-    def set_named(self, num_blocks: int, block_size: int) -> None:
-        """Note that the worker is told the hashes of so many blocks."""
-        self.num_named = num_blocks
+    def note_sent(self, num_blocks: int, block_size: int) -> None:
+        self.num_sent = num_blocks
         self._start = num_blocks * block_size
         self._end = self._start + block_size
 
     def is_in_open_block(self, start: int, end: int, num_hashes: int) -> bool:
-        """Return whether a chunk lies in one block that has no hash and gets none by it: there is nothing to tell."""
-        return self._start <= start and end < self._end and num_hashes <= self.num_named
+        """Return whether a chunk lies in one block that has no hash and gets none by it."""
+        return self._start <= start and end < self._end and num_hashes <= self.num_sent
 
 
 class TensorPrefixIndex:
@@ -94,7 +89,7 @@ class TensorPrefixIndex:
 
     Args:
         block_size: tokens under one hash.
-        max_blocks: blocks that are listed; as many as the store can keep, else some of what it keeps is not found.
+        max_blocks: most listed blocks; as many as the store can keep.
 
     Attributes:
         epoch: number of calls of `new_epoch`.
@@ -120,12 +115,11 @@ class TensorPrefixIndex:
     def usable_prefix(self, request: Request, num_kv_hit_tokens: int, keys: Collection[str]) -> int:
         """Return the longest usable prefix of a KV hit: the leading tokens for which every key has rows.
 
-        The rows are there when the request's first chunk is run. It may be any number, also within a block: whoever
-        can only go on at a block's beginning rounds it down and computes the rest. Changes nothing.
+        It may end within a block. The rows are there when the request's first chunk is run. Changes nothing.
 
         Args:
-            request: looked up in the KV cache, so its block hashes are known as far as the hit goes.
-            keys: tensors of which rows are wanted; none: the whole hit can be used.
+            request: looked up in the KV cache, so its block hashes reach as far as the hit.
+            keys: tensors of which rows are wanted.
         """
         num_usable = num_kv_hit_tokens
         for key in keys:
@@ -140,7 +134,7 @@ class TensorPrefixIndex:
         *,
         written: Collection[str],
         needed: Collection[str] = (),
-    ) -> BlockNames:
+    ) -> NewBlockHashes:
         """Note that the open step computes tokens `[start, start + num_tokens)`; after `allocate_slots`.
 
         Args:
@@ -148,7 +142,7 @@ class TensorPrefixIndex:
             needed: keys whose rows before `start` this request wants from the store; for its first chunk.
 
         Returns:
-            What the plan tells the worker with this chunk.
+            The hashes that the plan brings with this chunk.
 
         Raises:
             LocalProtocolError: no step is open.
@@ -161,20 +155,20 @@ class TensorPrefixIndex:
             tracked = self._tracked[request.request_id] = TrackedRequest()
             self._hit_rows += start * len(needed)
         elif tracked.is_in_open_block(start, end, len(hashes)):
-            return NOTHING_TO_TELL  # most of the time, of a request that decodes
+            return NO_NEW_HASHES  # most of the time, of a request that decodes
         self._taking_part.add(request.request_id)
         if tracked.is_old:
-            return NOTHING_TO_TELL
+            return NO_NEW_HASHES
         for index in range(start // self.block_size, min(-(-end // self.block_size), len(hashes)) if written else 0):
             origin = index * self.block_size
             rows = max(start - origin, 0), min(end - origin, self.block_size), written
             insort(self._reserved.setdefault(hashes[index], []), rows, key=itemgetter(0))
-        names = BlockNames(tracked.num_named, hashes[tracked.num_named : -(-end // self.block_size)])
-        tracked.set_named(tracked.num_named + len(names.digests), self.block_size)
-        return names
+        new = NewBlockHashes(tracked.num_sent, hashes[tracked.num_sent : -(-end // self.block_size)])
+        tracked.note_sent(tracked.num_sent + len(new.block_hashes), self.block_size)
+        return new
 
     def release(self, request: Request) -> None:
-        """Note that the worker need not hold a request's rows: it has ended, or starts over. Untracked: no change.
+        """Note that a request has ended, or starts over, so that the worker need not hold its rows.
 
         Raises:
             LocalProtocolError: it takes part in the open step, and later chunks may count on what it writes.
@@ -186,20 +180,16 @@ class TensorPrefixIndex:
             self._no_speculative_hits.discard(request.request_id)
 
     def take_released(self) -> list[int]:
-        """Return and clear the requests that the plan of the open step must name as released, before its chunks.
-
-        Raises:
-            LocalProtocolError: no step is open.
-        """
+        """Return and clear the released requests, for the plan. Raises LocalProtocolError if no step is open."""
         if not self._step.is_open:
-            raise LocalProtocolError("released requests are told with a step; begin one first")
+            raise LocalProtocolError("released requests are sent with a step; begin one first")
         return self._step.take()
 
     def note_missing(self, request: Request, key: str, first: int) -> None:
-        """Note that a hit of this request has been found to lack rows of `key` from position `first` on.
+        """Note that a hit of this request lacked rows of `key` from position `first` on.
 
-        What is listed there is cut, in case a report was lost; and this request, until it ends, counts on nothing any
-        more that is only reserved. So it gets on: what is listed was written, and the rest it computes.
+        What is listed there is cut, in case a report was lost; and until it ends this request counts on nothing that is
+        only reserved. So it gets on: what is listed was written, and the rest it computes.
         """
         index, num_rows = divmod(first, self.block_size)
         if index < len(request.block_hashes):
@@ -209,11 +199,10 @@ class TensorPrefixIndex:
     # ---- steps and epochs
 
     def begin_step(self, step_id: int) -> None:
-        """Open a step. Raises `LocalProtocolError` if another one is open."""
         self._step.begin(step_id)
 
     def commit(self, step_id: int, report: Report) -> None:
-        """End a step that was computed: list what rank 0 reports, and nothing else of what was reserved.
+        """End a step that was computed: list what rank 0 reports.
 
         Raises:
             LocalProtocolError: it is not open.
@@ -230,11 +219,9 @@ class TensorPrefixIndex:
         """End a step that was not computed: release all who take part in it, since they start over.
 
         Args:
-            report: of rank 0, if it has made one all the same: what is gone by it is believed, what is new is not.
+            report: rank 0's report, if it has made one: its losses count, what is new does not.
 
-        Raises:
-            LocalProtocolError: it is not open.
-            RemoteProtocolError: a report that cannot be. Nothing has changed.
+        Raises as `commit` does.
         """
         self._step.check_open(step_id)
         self.listed.check(report or {})
@@ -246,10 +233,9 @@ class TensorPrefixIndex:
         self._forget_step()
 
     def new_epoch(self) -> int:
-        """Forget all content at once, while requests go on; return the number of the epoch that begins.
+        """Forget all content, while requests go on; return the new epoch.
 
-        What requests that run now compute, and what an open step reports, is listed no more. The workers clear their
-        stores before the next step.
+        What running requests compute, and what an open step reports, is listed no more.
         """
         self.epoch += 1
         self.listed.clear()
@@ -260,7 +246,7 @@ class TensorPrefixIndex:
         return self.epoch
 
     def reset(self) -> None:
-        """Forget everything, requests and the open step too: so have the workers."""
+        """Forget everything, as the workers have, requests and the open step too."""
         self.listed.clear()
         self._tracked: dict[int, TrackedRequest] = {}
         self._step: StepLog[int] = StepLog()  # its notices: released requests
@@ -269,7 +255,6 @@ class TensorPrefixIndex:
     # ---- looking in
 
     def holders(self) -> set[int]:
-        """Return the ids of the requests that have been scheduled and not released."""
         return set(self._tracked)
 
     def stats(self) -> PrefixIndexStats:
@@ -282,7 +267,6 @@ class TensorPrefixIndex:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the tables contradict each other."""
         self.listed.check_integrity()
         if (self._reserved or self._taking_part) and not self._step.is_open:
             raise InvariantError("rows are reserved without a step")
@@ -292,7 +276,7 @@ class TensorPrefixIndex:
     # ---- inside
 
     def _num_rows(self, request: Request, num_tokens: int, key: str) -> int:
-        """Return how many of a request's first `num_tokens` rows of a key can be had."""
+        """Return the leading rows of a key, of `num_tokens`, that are listed or reserved."""
         block_size, listed, hashes = self.block_size, self.listed, request.block_hashes
         num_blocks = -(-num_tokens // block_size)
         for index in range(listed.num_full(hashes, key, num_blocks), num_blocks):

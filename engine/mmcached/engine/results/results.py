@@ -4,9 +4,7 @@
                               └── unsent ──> TokensCommitted, one message for a step ── mark_sent ──> here no longer
 
 One message carries what a step has added to all streamed generations; for 256, one for each would cost more than twenty
-times as much. A message that could not be queued is not marked, so what it carried comes with the next, or with the
-answer. Output tokens survive preemption, withdrawal and the loss of a worker, so no other token is ever sent for a
-position.
+times as much. What a message that could not be queued carried comes with the next, or with the answer.
 
 Knows nothing of sockets or caches. Invariant: each token, row and embedding that is wanted is sent exactly once, in
 order; none is made up. (An answer repeats the tokens.)
@@ -34,13 +32,7 @@ from mmcached.wire.sockets.channels import Frame
 
 @dataclass(slots=True)
 class _Gathered:
-    """Tensors of one request.
-
-    Attributes:
-        start: position of the first row that came.
-        rows: pieces by key.
-        embeddings: header and bytes by item.
-    """
+    """Tensors of one request: rows, from position `start` on, by key; header and bytes of embeddings by item."""
 
     streams_rows: bool = False
     start: int | None = None
@@ -49,7 +41,7 @@ class _Gathered:
 
 
 class Results:
-    """The results of one engine's unfinished requests. What comes of a request that is not open is dropped."""
+    """The results of one engine's open requests; those of others are dropped."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Gathered] = {}
@@ -63,7 +55,6 @@ class Results:
         return bool(self._num_sent)
 
     def open(self, request: Request, *, is_streamed: bool) -> None:
-        """Expect results of a request; those of a streamed generation are sent as they come."""
         streams_tokens = is_streamed and request.kind == "generate"
         streams_rows = streams_tokens and request.rows is not None and request.rows.delivery == "delta"
         self._open[request.request_id] = _Gathered(streams_rows)
@@ -71,29 +62,21 @@ class Results:
             self._num_sent[request.request_id] = 0
 
     def forget(self, request_id: int) -> None:
-        """Drop what was gathered for a request that is answered, or over. An unknown one changes nothing."""
+        """Drop a request that is over. An unknown one changes nothing."""
         self._open.pop(request_id, None)
         self._num_sent.pop(request_id, None)
 
     # ---- from the workers
 
     def gather(self, output: StepOutput, payload: Sequence[Frame]) -> None:
-        """Take a step's tensors.
-
-        Raises:
-            InvariantError: a row would be made up.
-        """
+        """Take a step's tensors. Raises `InvariantError` if a row is missing before one of them."""
         for made in output.rows:
             self.put_rows(made.request_id, made.rows, payload)
         for embedding in output.embeddings:
             self.put_embedding(embedding, payload)
 
     def put_rows(self, request_id: int, rows: Rows, payload: Sequence[Frame]) -> None:
-        """Take rows of a key; the first that come are the first that are wanted.
-
-        Raises:
-            InvariantError: a row would be made up.
-        """
+        """Take rows of a key; the first that come are the first that are wanted. Raises as `gather` does."""
         gathered = self._open.get(request_id)
         if gathered is None:
             return
@@ -108,7 +91,6 @@ class Results:
             raise InvariantError(f"request {request_id}: {error}") from error
 
     def put_embedding(self, item: ItemEmbedding, payload: Sequence[Frame]) -> None:
-        """Take the embedding of an item."""
         gathered = self._open.get(item.request_id)
         if gathered is not None:
             gathered.embeddings[item.index] = (item.tensor, bytes(payload[item.tensor.frame]))
@@ -116,7 +98,7 @@ class Results:
     # ---- to the frontend
 
     def unsent(self, sampled: Iterable[Request], with_rows: Iterable[int]) -> tuple[TokensCommitted, list[Frame]]:
-        """Return what a step has added to those of them that are streamed, with its frames. Changes nothing.
+        """Return the message of what a step has added to streamed generations, with its frames. Changes nothing.
 
         Args:
             sampled: requests that have a new token.
@@ -127,7 +109,7 @@ class Results:
             CommittedTokens(request.request_id, first, request.token_ids[request.num_prompt_tokens + first :])
             for request in sampled
             if (first := num_sent.get(request.request_id)) is not None
-            and request.num_prompt_tokens + first < request.num_tokens  # none of who was set back in this step
+            and request.num_prompt_tokens + first < request.num_tokens  # not if preempted in this step
         ]
         rows: list[CommittedRows] = []
         frames: list[Frame] = []
@@ -140,14 +122,14 @@ class Results:
         return TokensCommitted(tokens, rows), frames
 
     def mark_sent(self, message: TokensCommitted) -> None:
-        """Note that the frontend's queue has a message, and nothing has come since it was asked for."""
+        """Note that a message is queued, before anything else is gathered."""
         for stream in message.streams:
             self._num_sent[stream.request_id] = stream.first + len(stream.token_ids)
         for part in message.rows:
             self._open[part.request_id].rows[part.rows.key].hand_on()
 
     def take_answer(self, request: Request) -> tuple[RequestGenerated | RequestEncoded, list[Frame]]:
-        """Remove all that was not sent of a finished request; return its answer with its frames.
+        """Remove a finished request; return its answer, with all that was not sent, and its frames.
 
         Raises:
             InvariantError: a row or an embedding is missing.
@@ -170,8 +152,7 @@ class Results:
 def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], list[Frame]]:
     """Return the rows that were not sent, in the order of the request's keys, with their frames.
 
-    With those that were, they must be exactly those that are wanted. The last sampled token was never computed, so it
-    has no row.
+    The last sampled token was never computed, so it has no row.
     """
     parts: list[Rows] = []
     frames: list[Frame] = []

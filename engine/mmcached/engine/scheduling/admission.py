@@ -1,7 +1,7 @@
-"""Admission refuses requests that can never be served under this configuration; it is asked once, when one comes.
+"""Admission refuses requests that can never be served under this configuration.
 
-What passes here is guaranteed to finish: each of its items fits into one step's encoder budget and into the empty
-encoder cache, all its tokens into the empty KV pool.
+What passes can finish: each of its items fits into one step's encoder budget and into the empty encoder cache, all its
+tokens into the empty KV pool.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from mmcached.wire.errors import InvalidRequest
 
 
 def check_request(request: Request, config: ServiceConfig, max_embeds_per_item: int) -> None:
-    """Accept a request by returning.
-
-    Raises:
-        InvalidRequest: names the field, its value and the limit.
-    """
+    """Raise InvalidRequest, with field, value and limit, if a request can never be served."""
     sizes: dict[str, int] = {}
     for index, feature in enumerate(request.features):
         field = f"features[{index}].num_embeds"

@@ -2,10 +2,8 @@
 
     free blocks  ≥  all its tokens, behind its hit  +  what running requests lack for theirs  +  watermark
 
-So a prompt that is computed chunk by chunk never takes what another one was admitted for, and those that generate have
-the watermark to grow into. Whoever is alone gets what there is: `check_request` has seen to it that this is enough.
-
-Knows nothing of encoders or token budgets.
+So a prompt that is computed chunk by chunk never takes what another one was admitted for. A request that is alone gets
+what there is: `check_request` has seen to it that this is enough. Knows nothing of encoders or token budgets.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ from mmcached.wire.config import ServiceConfig
 
 
 class BlockAdmission:
-    """Admits requests to one step, after running requests were served.
-
-    Args:
-        running: those that were admitted before; read again as they change.
-    """
+    """Admits requests to one step, after running requests were served."""
 
     def __init__(self, config: ServiceConfig, kv: KVCache, running: RequestQueue) -> None:
         self._kv = kv

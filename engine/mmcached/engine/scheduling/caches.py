@@ -25,7 +25,7 @@ class Caches:
 
     Attributes:
         encoder_budget: embeddings of one step, and of all that is kept.
-        kept_rows: the prefix index as the step builder asks it.
+        kept_rows: the prefix index for the step builder.
 
     Raises:
         ConfigError: budgets under which an item could never be computed.
@@ -48,52 +48,43 @@ class Caches:
         self.kept_rows = KeptRows(self.prefix_index, config.model.row_keys if num_row_blocks else ())
 
     def begin_step(self, step_id: int) -> None:
-        """Open a step: what is taken from now on is reserved for it."""
         self.kv.begin_step(step_id)
         self.encoder.begin_step(step_id)
         self.prefix_index.begin_step(step_id)
 
     def launch_step(self, step_id: int) -> None:
-        """Note that the step goes to the workers: it uses what it was given, whatever becomes of its requests."""
+        """Note that the step goes to the workers, which use what it reserved whatever becomes of its requests."""
         self.kv.launch_step(step_id)
 
     def commit(self, step_id: int, report: Report) -> None:
-        """End a step that was computed.
-
-        Args:
-            report: of rank 0's prefix store.
+        """Publish what the step reserved.
 
         Raises:
-            RemoteProtocolError: a report that cannot be. Nothing has changed.
+            RemoteProtocolError: a report, of rank 0's prefix store, that cannot be. Nothing has changed.
         """
         self.prefix_index.commit(step_id, report)
         self.kv.commit(step_id)
         self.encoder.commit(step_id)
 
     def withdraw(self, step_id: int, report: Report | None = None) -> None:
-        """End a step that was not computed; all who take part in it must start over.
-
-        Raises:
-            RemoteProtocolError: a report that cannot be. Nothing has changed.
-        """
+        """Drop what the step reserved; all who take part in it must start over. Raises as `commit` does."""
         self.prefix_index.withdraw(step_id, report)
         self.kv.withdraw(step_id)
         self.encoder.withdraw(step_id)
 
     def free(self, request: Request) -> None:
-        """Give back all that a request holds. Holding nothing changes nothing."""
         self.kv.free(request)
         self.encoder.free(request)
         self.prefix_index.release(request)
 
     def new_epoch(self) -> None:
-        """Forget all content at once, while requests go on; an open step publishes nothing."""
+        """Forget all content, while requests go on; an open step publishes nothing."""
         self.kv.new_epoch()
         self.encoder.new_epoch()
         self.prefix_index.new_epoch()
 
     def reset(self) -> None:
-        """Forget everything: so have the workers. No request holds anything, and no step is open."""
+        """Forget everything, as the workers have. No request holds blocks, and no step is open."""
         self.encoder.reset()
         self.prefix_index.reset()
         if not self.kv.reset_prefix_cache():
@@ -104,7 +95,6 @@ class Caches:
         return self.kv.holders() | self.encoder.holders() | self.prefix_index.holders()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if one of the three contradicts itself."""
         self.kv.check_integrity()
         self.encoder.check_integrity()
         self.prefix_index.check_integrity()

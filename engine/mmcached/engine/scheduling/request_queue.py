@@ -1,7 +1,7 @@
 """The request queue holds requests in the order in which they are served: by urgency, then by arrival.
 
-A request that was set back is as old as before, so it comes before whatever arrived after it. Knows nothing of what
-requests need. Invariant: sorted by `Request.place`, which no two of them share.
+A request that was preempted is as old as before. Knows nothing of what requests need. Invariant: sorted by
+`Request.place`, which no two of them share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ _PLACE = attrgetter("place")
 
 
 class RequestQueue:
-    """A sorted list of requests; the first is served first."""
-
     def __init__(self) -> None:
         self._requests: list[Request] = []
 

@@ -6,20 +6,16 @@
                                             |                     |
                                             +------- blame -------+---> suspects, computed alone (`suspects`)
 
-One step is in flight at a time; it ends by `commit` or `withdraw`. All `caches` follow: what a step would compute is
-reserved until then. Running requests are served first, then waiting ones, each in the order of `request_queue`:
-arrival, or urgency and then arrival. Sans I/O: knows nothing of sockets, leases or tensors.
+One step is in flight at a time; what it would compute is reserved in all `caches` until `commit` or `withdraw`. Running
+requests are served first, then waiting ones that are admitted (`block_admission`), in the order of `request_queue`. The
+victim of a preemption is the last in that order, never one that has been served in the step. Sans I/O: knows nothing of
+sockets, leases or tensors.
 
-A waiting request is admitted if all of its tokens fit beside what the running ones still need for theirs, and the
-watermark is left for the tokens that come; whoever is alone needs to fit, no more. So preemption is rare. Its victim
-is the last in the order of service, never one that has been served in the step.
-
-Nobody starves, unless more urgent requests keep coming, and there is always something to run. The first running
-request gets a full token budget, a full encoder budget and, by preempting from the end, all blocks. It can only wait
-for encoder space, which closes the encoder for those behind it (`encoder_inputs`): they go on with what they hold, an
-item at most, which they free at its end or when preempted. A waiting request that waits for the encoder is passed only
-by requests without items: these never take what it waits for. A waiting suspect is passed by nobody behind it, one that
-runs only by requests without items; every second step is a suspect's.
+No request starves, unless more urgent ones keep coming, and there is always something to run. The first running request
+gets a full token budget, a full encoder budget and, by preempting from the end, all blocks. If it waits for encoder
+space, that closes the encoder for those behind it (`encoder_inputs`): they go on with the item they hold, and free it
+at its end or when preempted. A request that waits for the encoder, and a running suspect, are passed only by requests
+without items; a waiting suspect is passed by none behind it, and every second step is a suspect's.
 """
 
 from __future__ import annotations
@@ -57,10 +53,10 @@ class Scheduler:
     """All unfinished requests of one engine, and its caches.
 
     Attributes:
-        caches: what is cached; only the scheduler changes it.
-        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: its parts.
+        caches: KV blocks, encoder outputs and rows of prefixes; only the scheduler changes them.
+        kv_cache_manager, encoder_cache_manager, tensor_prefix_index: the three caches.
         suspects: requests that are computed alone; only the scheduler changes them.
-        num_preemptions: requests that were set back for lack of KV blocks.
+        num_preemptions: preemptions for lack of KV blocks.
 
     Raises:
         ConfigError: budgets under which an item could never be computed.
@@ -84,7 +80,7 @@ class Scheduler:
 
     @property
     def running(self) -> list[Request]:
-        """Running requests in the order in which they are served."""
+        """Running requests in the order of service."""
         return list(self._running)
 
     @property
@@ -123,7 +119,7 @@ class Scheduler:
     def abort(self, request_id: int) -> None:
         """End a request without an answer. An unknown or ended one changes nothing.
 
-        If the step in flight computes it, the workers still write its blocks: these are freed when that step ends.
+        Blocks that the step in flight still writes are freed when that step ends.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -135,14 +131,14 @@ class Scheduler:
     # ---- steps
 
     def schedule(self) -> ScheduledStep | None:
-        """Decide the next step, which is then in flight. None: there is nothing to do.
+        """Return the next step, which is then in flight; None if there is nothing to do.
 
         Raises:
             LocalProtocolError: a step is in flight.
         """
         if self._in_flight is not None:
             raise LocalProtocolError(f"step {self._in_flight.step_id} is in flight: commit or withdraw it first")
-        # A try in which nobody could take part has set back at least one running request; so there is room next time.
+        # A try in which nobody could take part has preempted at least one running request; so there is room next time.
         for _ in range(len(self._running) + 1):
             if not self._requests:
                 return None
@@ -166,12 +162,12 @@ class Scheduler:
 
         Args:
             sampled: the next token by request id, for each chunk that asks for one.
-            prefix_report: what rank 0 says of its prefix store.
-            missing: rows behind hits that rank 0 has not found; these requests wait again, from token 0, and what the
-                step has sampled for them is sampled again.
+            prefix_report: rank 0's report of its prefix store.
+            missing: rows behind hits that rank 0 has not found; these requests wait again, from token 0, and are
+                sampled again.
 
         Returns:
-            The requests that are complete now; nothing is held for them any more.
+            The requests that are complete now, for which nothing is held.
 
         Raises:
             LocalProtocolError: this step is not in flight.
@@ -205,14 +201,7 @@ class Scheduler:
     def withdraw(self, step: ScheduledStep, prefix_report: Report | None = None) -> None:
         """Publish nothing of the step in flight, which has failed; its requests wait again, from token 0.
 
-        What an "encode" request emitted in earlier steps stays emitted.
-
-        Args:
-            prefix_report: what rank 0 says of its prefix store all the same.
-
-        Raises:
-            LocalProtocolError: this step is not in flight.
-            RemoteProtocolError: a report that cannot be. Nothing has changed.
+        Items that were emitted in earlier steps stay emitted. Raises for step and report as `commit` does.
         """
         self._check_in_flight(step)
         self.caches.withdraw(step.step_id, prefix_report)
@@ -221,10 +210,7 @@ class Scheduler:
         self._requeue([request for request in self._running if request.request_id in taken_part])
 
     def reset(self) -> None:
-        """Clear the caches, since the workers have forgotten everything; running requests wait again, from token 0.
-
-        A step in flight is over; it can be neither committed nor withdrawn any more.
-        """
+        """Clear the caches, as the workers have; the step in flight is over, its requests wait again, from token 0."""
         if self._in_flight is not None:
             self.caches.withdraw(self._in_flight.step_id)
             self._in_flight = None
@@ -232,21 +218,20 @@ class Scheduler:
         self.caches.reset()
 
     def new_epoch(self) -> None:
-        """Let nothing be found that is cached, or is being computed: the weights have changed. Requests go on.
+        """Let nothing be found that was cached, or is being computed, with the former weights. Requests go on.
 
-        A step in flight is committed as ever, and publishes nothing. The next step tells the workers to forget their
-        prefix rows; encoder outputs of different epochs have different keys, and old KV is found by nobody.
+        A step in flight is committed, and publishes nothing. The next plan clears the workers' prefix stores.
         """
         self.caches.new_epoch()
 
     def blame_failure(self, step: ScheduledStep, error: MmcachedError) -> None:
-        """Fail the request that was alone in a step that failed, with this error; several requests become suspects."""
+        """Fail the request that was alone in a failed step; several requests become suspects."""
         self._blame(step, lambda request: error)
 
     def blame_death(self, step: ScheduledStep) -> None:
-        """Make the requests of a step suspects, since a worker has died while it computed it; the caches were reset.
+        """Make the requests of a step that killed a worker suspects, after `reset`.
 
-        One that was alone in it, and has seen as many deaths as the limit says, fails.
+        A request that was alone in it, and has reached `max_deaths_per_request`, fails.
         """
         limit = self._config.limits.max_deaths_per_request
         self._blame(
@@ -255,17 +240,13 @@ class Scheduler:
         )
 
     def take_failed(self) -> list[tuple[Request, MmcachedError]]:
-        """Return and clear the requests that cannot be served, with the reason; nothing is held for them any more.
-
-        They were blamed for a step, or have an item whose content key stands for an output of another size.
-        """
+        """Return and clear the requests that were blamed, or had an item of another size than its content's entry."""
         failed, self._failed = self._failed, []
         return failed
 
     # ---- looking in
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if queues and caches contradict each other."""
         self.caches.check_integrity()
         queued = [*self._running, *self._waiting]
         if len(queued) != len(self._requests) or {request.request_id for request in queued} != self._requests.keys():
@@ -284,11 +265,7 @@ class Scheduler:
     # ---- the making of a step
 
     def _try_step(self, alone: Request | None) -> ScheduledStep | None:
-        """Open a step, fill it, and return it; or None with no step open, if nobody could take part.
-
-        Args:
-            alone: the suspect whose turn it is; None: everybody else's.
-        """
+        """Return a step of a suspect alone, or (None) of all others; None, with no step open, if none can take part."""
         step_id = self._next_step_id
         self.caches.begin_step(step_id)
         builder = StepBuilder(self._config, self.caches, is_shared=len(self._requests) > 1)
@@ -338,7 +315,7 @@ class Scheduler:
                     return
 
     def _preempt_last(self) -> None:
-        """Preempt the last running request that holds blocks. Those that only encode hold none."""
+        """Preempt the last running request that holds blocks; "encode" requests hold none."""
         victim = next(request for request in reversed(self._running) if request.kind == "generate")
         victim.num_preemptions += 1
         self.num_preemptions += 1
@@ -351,7 +328,7 @@ class Scheduler:
             raise LocalProtocolError(f"step {step.step_id} is not in flight")
 
     def _note_missing(self, missing: Collection[RowsMissing]) -> set[int]:
-        """Send the requests that lack rows back to wait; return their ids."""
+        """Requeue the requests that lack rows; return their ids."""
         requests: dict[int, Request] = {}
         for rows in missing:
             request = self._requests.get(rows.request_id)
@@ -362,11 +339,7 @@ class Scheduler:
         return set(requests)
 
     def _move_along(self, chunk: ScheduledChunk, sampled: Mapping[int, int]) -> bool:
-        """Account for a computed chunk: its tokens, the items that lie behind it now, the token it has given.
-
-        Returns:
-            Whether the request has ended, now or in the meantime.
-        """
+        """Add a computed chunk's tokens and sample to its request, and free the items behind it; return if it ended."""
         request, start = chunk.request, chunk.start
         end = request.num_computed_tokens = start + chunk.num_tokens
         if request.rows is not None and end > request.num_rows_delivered:
@@ -393,7 +366,7 @@ class Scheduler:
         (self._running if request in self._running else self._waiting).remove(request)
 
     def _blame(self, step: ScheduledStep, sentence: Callable[[Request], MmcachedError | None]) -> None:
-        """Fail who was alone in a step that is over, if the sentence says so; compute the others alone."""
+        """Fail the request that was alone in the step if its sentence is an error; make all others suspects."""
         goals = step.goals()
         for request, goal in goals:
             if self._requests.get(request.request_id) is not request:
@@ -407,13 +380,12 @@ class Scheduler:
                 self.suspects.add(request, MAX_PROGRESS if is_for_ever else goal)
 
     def _fail(self, request: Request, error: MmcachedError) -> None:
-        """End one request that cannot be served; the others never notice."""
         request.status = RequestStatus.ABORTED
         self._failed.append((request, error))
         self._remove(request)
 
     def _requeue(self, requests: list[Request]) -> None:
-        """Send running requests back to their places in the queue; those that were aborted end here."""
+        """Return running requests to their places in the queue; remove those that were aborted."""
         for request in reversed(requests):
             if request.is_finished:
                 self._remove(request)

@@ -1,4 +1,4 @@
-"""A scheduled step is a value: what the workers shall compute, by requests and keys. The server makes plans of it.
+"""A scheduled step is a value: the work of one step, by requests and keys. The server makes plans of it.
 
 Order of work: drop `freed_keys`, encode, emit, run the chunks in order.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmcached.engine.hidden_states.tensor_prefix_index import NOTHING_TO_TELL, BlockNames
+from mmcached.engine.hidden_states.tensor_prefix_index import NO_NEW_HASHES, NewBlockHashes
 from mmcached.engine.steps.request import Request
 from mmcached.wire.messages.worker import EmbedSpan
 
@@ -25,13 +25,13 @@ class ScheduledItem(NamedTuple):
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
-    """Tokens `[start, start + num_tokens)` of one request. Not looked at by the garbage collector: nothing refers back.
+    """Tokens `[start, start + num_tokens)` of one request. Without garbage collection: nothing refers back.
 
     Attributes:
         block_ids: the request's block table from position 0 on, long enough for the chunk; it grows later on.
-        spans: where encoder outputs replace token embeddings; positions count from the chunk's start.
-        sample: the chunk ends at the last known token, so the next one is wanted.
-        names: digests of the request's blocks that the prefix store has not been told yet.
+        spans: places of encoder outputs among the token embeddings; positions count from the chunk's start.
+        sample: true if the chunk ends at the last known token, so that the next one is wanted.
+        new_hashes: hashes of the request's blocks that the prefix store does not have yet.
     """
 
     request: Request
@@ -40,7 +40,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     block_ids: Sequence[int]
     spans: Sequence[EmbedSpan]
     sample: bool
-    names: BlockNames = NOTHING_TO_TELL
+    new_hashes: NewBlockHashes = NO_NEW_HASHES
 
     @property
     def end(self) -> int:
@@ -52,11 +52,11 @@ class ScheduledStep:
     """Everything that one step computes.
 
     Attributes:
-        encode: the items whose output must be made, one per key.
+        encode: items whose output must be made, one per key.
         emit: items of "encode" requests whose output is returned.
-        freed_keys: encoder outputs that workers drop first.
-        released: requests whose rows the prefix store need not hold any more.
-        row_epoch: of the weights; in a new one the prefix store forgets all it has.
+        freed_keys: encoder outputs that workers drop.
+        released: ids of requests whose rows the prefix store need not hold any more.
+        row_epoch: epoch of the weights; in a new one the prefix store forgets everything.
     """
 
     step_id: int
@@ -73,7 +73,7 @@ class ScheduledStep:
         return list({request.request_id: request for request in taking_part}.values())
 
     def goals(self) -> list[tuple[Request, int]]:
-        """Return each request that takes part, once, and what its `progress` will be."""
+        """Return each request that takes part, once, with its `progress` after the step."""
         goals = {chunk.request.request_id: (chunk.request, chunk.end) for chunk in self.chunks}
         goals |= {request.request_id: (request, input_id + 1) for request, input_id, _ in self.emit}
         return list(goals.values())

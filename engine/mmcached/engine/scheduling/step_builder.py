@@ -1,10 +1,9 @@
 """The step builder fills one step: it gives each request that is asked what is left of the step's budgets.
 
-Knows the budgets of a step, and the caches it draws from; the order in which requests are asked, and what follows
-from a refusal, is the scheduler's. For each request all or nothing: a refusal has changed nothing in the caches.
+The order of requests, and what follows from a refusal, is the scheduler's. A refusal has changed nothing in the caches.
 
-The encoder's window rule. Of the items that overlap the chunk, each must be held, cached, or reserved for encoding in
-this step; else the chunk ends just before the first that is not:
+The encoder's window: each item that overlaps the chunk must be held, cached, or reserved for encoding in this step, or
+the chunk ends just before the first that is not:
 
     start                     end
     |--text--[item 0]--text--[item 1]       item 1 cannot be had
@@ -17,7 +16,7 @@ import enum
 from collections.abc import Iterator
 
 from mmcached.engine.encoder.encoder_inputs import EncoderStepBudget
-from mmcached.engine.hidden_states.tensor_prefix_index import NOTHING_TO_TELL
+from mmcached.engine.hidden_states.tensor_prefix_index import NO_NEW_HASHES
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.scheduling.block_admission import BlockAdmission
 from mmcached.engine.scheduling.caches import Caches
@@ -45,7 +44,7 @@ class StepBuilder:
 
     Args:
         caches: with this step open.
-        is_shared: there is more than one request, so that a long prompt may have to leave tokens to others.
+        is_shared: true if there are several requests, so that a long prompt leaves tokens to others.
     """
 
     def __init__(self, config: ServiceConfig, caches: Caches, *, is_shared: bool) -> None:
@@ -65,13 +64,13 @@ class StepBuilder:
         return not self._chunks and not self._emit
 
     def add_decodes(self, requests: Iterator[Request]) -> Request | None:
-        """Give running requests one token each as long as that is all they need: almost all that is ever scheduled.
+        """Give running requests one token each while that is all they need: almost all that is ever scheduled.
 
         Returns:
-            The first that generates not, or has no slot, or comes when the budget is used up; None if all are served.
+            The first that needs something else, has no slot, or comes when the budget is used up; None: all are served.
         """
         allocate_slots, block_table, add = self._kv.allocate_slots, self._kv.block_table, self._chunks.append
-        block_size, name_rows = self._block_size, self._rows.reserve
+        block_size, reserve_rows = self._block_size, self._rows.reserve
         num_left = self._token_budget
         first_other = None
         for request in requests:
@@ -81,20 +80,19 @@ class StepBuilder:
                 first_other = request
                 break
             num_left -= 1
-            # Only the token that fills a block gives it a name.
-            names = NOTHING_TO_TELL if (start + 1) % block_size else name_rows(request, start, 1)
-            add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, names))
+            # Only the token that fills a block gives it a hash.
+            hashes = NO_NEW_HASHES if (start + 1) % block_size else reserve_rows(request, start, 1)
+            add(ScheduledChunk(request, start, 1, block_table(request.request_id), (), True, hashes))
         self._token_budget = num_left
         return first_other
 
     def add_running(self, request: Request) -> ScheduleOutcome:
-        """Give a running request its next chunk, or its next items."""
         if request.kind == "encode":
             return self._add_items(request)
         return self._add_chunk(request, request.num_computed_tokens, None)
 
     def add_waiting(self, request: Request, admission: BlockAdmission) -> ScheduleOutcome:
-        """Give a request that holds nothing its first chunk, after what the prefix cache has, or its first items."""
+        """Give a request that holds nothing its first chunk behind its prefix hit, or its first items."""
         if request.kind == "encode":
             return self._add_items(request)
         if not self._token_budget:
@@ -113,7 +111,6 @@ class StepBuilder:
         return outcome
 
     def build(self, step_id: int, requests: dict[int, Request]) -> ScheduledStep:
-        """Return the step; `requests` finds those that reserved something by id."""
         encode = [
             ScheduledItem(requests[reserved.request_id], reserved.input_id, reserved.key)
             for reserved in self._encoder.reserved_inputs()
@@ -146,12 +143,12 @@ class StepBuilder:
         self._token_budget -= end - start
         table = self._kv.block_table(request.request_id)
         spans = self._spans(request, start, end) if plan is not None else ()
-        names = self._rows.reserve(request, start, end - start)
-        self._chunks.append(ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, names))
+        hashes = self._rows.reserve(request, start, end - start)
+        self._chunks.append(ScheduledChunk(request, start, end - start, table, spans, end == num_tokens, hashes))
         return ScheduleOutcome.SCHEDULED
 
     def _add_items(self, request: Request) -> ScheduleOutcome:
-        """Let an "encode" request have as many of its next items, in order, as the encoder's budget allows."""
+        """Give an "encode" request as many of its next items as the encoder's budget allows."""
         wanted = range(request.num_emitted, len(request.features))
         plan = self._encoder_budget.plan(request, wanted)
         self._encoder_budget.take(plan)
@@ -169,9 +166,9 @@ class StepBuilder:
 
 
 def _end_without_split(request: Request, start: int, end: int, last: int) -> int:
-    """Return where the chunk must end so that no item goes on behind it. An item that began before `start` may.
+    """Return the end of the chunk before which no item is split. An item that began before `start` may be.
 
-    An item that the chunk begins with may take it up to `last`: a long prompt's share of a step can be shorter than it.
+    An item that the chunk begins with may extend it up to `last`: a long prompt's share of a step can be shorter.
     """
     for _, feature in request.features_in(start, end):
         item_end = feature.offset + feature.length

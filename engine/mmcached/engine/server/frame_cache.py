@@ -4,11 +4,8 @@
       seq is not the next one: clear first   without     -> served from here, or missed
       then one move of the whole request     all misses  -> one CacheMiss, after everything that came was kept
 
-The frontend's mirror has made the same move, with the same sizes, before this message left it: the move is in
-`mmcached.cache.request_lru`, the numbering in the frontend's `mirrored`. A message is ingested before anything else in
-it is judged: the mirror has moved, whatever becomes of the request.
-
-An item is the frames in which it came, with the size that came with it; nothing is decoded here.
+The frontend's mirror has made the same move (`mmcached.cache.request_lru`), with the same sizes, before this message
+left it; so a message is ingested before anything else in it is judged. Nothing is decoded here.
 
 Source: vLLM's `MultiModalReceiverCache`, and its later typed miss; the first kept an old payload when a new one came.
 """
@@ -29,8 +26,8 @@ class ReceivedItem(NamedTuple):
     """One item of a request as it came.
 
     Attributes:
-        nbytes: of the encoded item, whether it came or not.
-        frames: the encoded item, or None: it should be here.
+        nbytes: size of the encoded item, whether it came or not.
+        frames: the encoded item; None if it should be here.
     """
 
     mm_hash: str
@@ -39,11 +36,7 @@ class ReceivedItem(NamedTuple):
 
 
 class FrameCache:
-    """Key -> frames of an item.
-
-    Args:
-        lru: empty; its capacity is that of the frontend's mirror.
-    """
+    """Key -> frames of an item. Its `lru` is given empty, with the capacity of the frontend's mirror."""
 
     def __init__(self, lru: RequestLRU[Frames]) -> None:
         self._lru = lru
@@ -52,12 +45,11 @@ class FrameCache:
     def ingest(self, mirror_seq: int, items: Sequence[ReceivedItem]) -> list[Frames]:
         """Take a message's items in, and return the frames of each, in prompt order.
 
-        An item that comes without data and with another size than it has here is missed: the ends have drifted.
-
         Args:
-            mirror_seq: the message's number, from 1 on. If it does not follow the last one, all is forgotten first.
+            mirror_seq: the message's number, from 1 on.
         Raises:
-            CacheMiss: names all that came without data and are not here, each once, in order. The others are kept.
+            CacheMiss: names all that came without data and are not here, or have another size here, each once, in
+                order. The others are kept.
             RemoteProtocolError: no number, or an item larger than it says; nothing has changed, and the next message
                 will show a gap.
         """
@@ -85,7 +77,7 @@ class FrameCache:
         return served
 
     def clear(self) -> None:
-        """Forget every item, as after a flush, or when there is a new frontend. Any number may come next."""
+        """Forget every item; any number may come next."""
         self._lru.clear()
         self._last_mirror_seq = None
 
@@ -94,5 +86,4 @@ class FrameCache:
         return self._lru.contents()
 
     def check_integrity(self) -> None:
-        """Raise InvariantError when the cache contradicts itself."""
         self._lru.check_integrity()

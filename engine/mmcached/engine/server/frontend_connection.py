@@ -32,11 +32,11 @@ HELLO_INTERVAL_S = 0.5
 
 
 class FrontendConnection:
-    """The connection to the frontend, whichever process it is.
+    """The connection to the frontend.
 
     Attributes:
         row: this engine's row of the frontend's ring; None without a ring.
-        is_accepted: the frontend knows the row, or has no ring.
+        is_accepted: true if the frontend knows the row, or has no ring.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class FrontendConnection:
 
     @property
     def is_ring_known(self) -> bool:
-        """A frontend has said whether it has a ring; then `row` is what workers attach under."""
+        """A frontend has announced its ring, or that it has none: workers may attach under `row`."""
         return self._frontend_incarnation is not None
 
     def keep(self, now: float) -> None:
         """Notice a lost connection; say hello while nobody has answered. Call it in every turn.
 
-        What the former frontend has said before it died may still come after that.
+        A dead frontend's last messages may still come after that.
         """
         if self.channel.take_disconnects():
             log.info("connection to the frontend lost")
@@ -70,16 +70,15 @@ class FrontendConnection:
             if self._is_known:
                 self._offer_row()  # the first offer may not have been queued
             else:
-                self.tell(self._hello)
+                self.send(self._hello)
 
     def on_ring(self, message: received.Ring) -> bool:
-        """Take in who the frontend is; return whether it is another one than before (or the first, or has detached us).
+        """Take a row of the announced ring if the frontend or its ring is new; return whether the frontend is.
 
-        Then the row is a new one, or None, and is yet to be accepted. It is also new if the same frontend has found
-        room for its ring only now.
+        One that has detached this engine counts as new.
 
         Raises:
-            SegmentError: its ring cannot be attached; nothing has changed, and hello is said again.
+            SegmentError: the ring cannot be attached; nothing has changed, and hello is said again.
         """
         is_new = self._is_detached or message.frontend_incarnation != self._frontend_incarnation
         has_ring_now = self.row is None and message.announcement is not None
@@ -96,7 +95,7 @@ class FrontendConnection:
         return is_new
 
     def on_detached(self, message: received.Detached) -> None:
-        """Say hello as another engine to a frontend that has dropped this one, and let what it says then be new."""
+        """Say hello as another incarnation to a frontend that has dropped this one."""
         log.warning("dropped by the frontend: attaching anew", reason=message.reason)
         self._hello = msgspec.structs.replace(self._hello, incarnation=secrets.randbits(63))
         self._is_known = self.is_accepted = False
@@ -104,12 +103,10 @@ class FrontendConnection:
 
     def _offer_row(self) -> None:
         if self.row is not None:
-            self.tell(to_frontend.RowHello(self.row.announcement.epoch, self.row.row, self.row.nonce))
+            self.send(to_frontend.RowHello(self.row.announcement.epoch, self.row.row, self.row.nonce))
 
     def close_former_rows(self) -> None:
-        """Let go of rows of rings that are no more. Not before all workers have left them: to a worker, the free byte
-        of its engine's row says that the engine is dead.
-        """
+        """Close the rows of former rings, after all workers have left them: a free row means a dead engine to them."""
         while self._former_rows:
             self._former_rows.pop().close()
 
@@ -122,34 +119,34 @@ class FrontendConnection:
         """Count a descriptor that has come, once; report a gap before it.
 
         Returns:
-            whether it was meant for this incarnation and is new; any other must not be given back.
+            True if it is new and of this incarnation; any other must not be given back.
         """
         if self.row is None or lease is None:
             return False
         if self.row.has_gap_before(handle, lease):
             log.warning("descriptors were lost on the way", seq=lease.seq)
-            self.tell(to_frontend.LeaseGap(self.row.nonce))
+            self.send(to_frontend.LeaseGap(self.row.nonce))
         return self.row.receive(handle, lease)
 
     def on_barrier(self, message: Barrier) -> None:
-        """Answer which leases have arrived; a question to another incarnation is not ours to answer."""
+        """Answer with the leases that have arrived, if the question is to this incarnation."""
         counts = None
         if self.row is not None:
             counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
         if counts is not None:
             crash_point("reconcile.before_answer")
-            self.tell(to_frontend.Reconcile(message.nonce, message.barrier_id, counts))
+            self.send(to_frontend.Reconcile(message.nonce, message.barrier_id, counts))
 
     def give_back(self, handle: Handle) -> None:
         if self.row is not None:
             self.row.give_back(handle)
 
-    def tell(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
-        """Queue a message; one that cannot be queued is lost, as if the frontend had died, and logged."""
+    def send(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
+        """Queue a message, or log that it is lost: no more than if the frontend had died."""
         try:
             self.channel.send(message, payload)
         except ChannelFull as error:
-            log.error("frontend not told", message=type(message).__name__, reason=str(error))
+            log.error("message for the frontend lost", message=type(message).__name__, reason=str(error))
 
     def close(self) -> None:
         if not self._is_known:

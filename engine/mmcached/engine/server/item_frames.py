@@ -1,7 +1,6 @@
 """Keeps the frames of items that do not lie in the ring, from their request's message until the request ends.
 
-Frames are forwarded to the workers as they are; nothing is decoded here. In mode `lru` each message first moves the
-frame cache, whatever becomes of the request: the frontend's mirror has moved too.
+Frames are forwarded to the workers undecoded. In mode `lru` each message first moves the `frame_cache`.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ class ItemFrames:
         return self._frames[request_id][index]
 
     def forget(self, request_id: int) -> None:
-        """Drop the frames of a request that has ended; what is cached stays."""
+        """Drop the frames of a request that has ended, but not from the cache."""
         self._frames.pop(request_id, None)
 
     def clear_cache(self) -> None:
-        """Forget what is cached; requests keep what they have."""
+        """Empty the cache; requests keep their frames."""
         if self._cache is not None:
             self._cache.clear()
 
     def clear(self) -> None:
-        """Forget everything for a new frontend: its mirror is empty, and no request of it is open."""
+        """Forget everything for a new frontend, whose mirror is empty."""
         self.clear_cache()
         self._frames.clear()
 

@@ -3,16 +3,14 @@
     publish ──> [batch n] ──┬──> PUB ──> every reader; drops what one is too late for
                             └──> ring of the last batches ──> ROUTER ──> who asks: all from number k on, then the end
 
-The form of all frames: `mmcached.wire.messages.kv_events`. Numbers begin at the clock's nanoseconds and rise by one: an
-engine that was started again continues far above its predecessor, so for a reader a restart is a gap that nobody can
-fill. The first batch of a life says that nothing is stored.
+The form of all frames: `mmcached.wire.messages.kv_events`. Numbers begin at the clock's nanoseconds and rise by one, so
+for a reader a restart is a gap that nobody can fill. The first batch of a life says that nothing is stored.
 
-No thread, and nothing here waits: the engine's loop calls `publish` and `serve_replay`. A long answer goes out in
-parts, one in a turn of the loop, so that readers which have missed ten thousand batches do not hold up a step. One that
-does not take its answer costs its queue, and no more; one that asks again before the end is answered anew.
+Nothing here waits: the engine's loop calls `publish` and `serve_replay`. A long answer goes out in parts, one in a turn
+of the loop. A reader that does not take its answer costs its queue; one that asks again is answered anew.
 
-What a reader may send is a few bytes, and what waits for it is bounded in bytes. But a message of endless small frames,
-and more connections than there are descriptors, only whoever guards a tcp endpoint can keep away.
+A reader may send a few bytes, and what waits for it is bounded in bytes. Against a message of endless small frames, and
+more connections than there are descriptors, a tcp endpoint needs a guard.
 
 Knows nothing of blocks or of what makes the events. Invariant: the ring holds the last batches without a gap.
 """
@@ -47,15 +45,15 @@ from mmcached.wire.sockets.channels import bind_named
 log = structlog.get_logger("mmcached.engine")
 
 BATCHES_AT_ONCE = 64
-"""How much of an answer goes out per call; some hundred kilobytes."""
+"""Batches of an answer that go out per call; some hundred kilobytes."""
 QUESTIONS_AT_ONCE = 64
 REPLAY_HIGH_WATER_MARK = 1000
 MAX_ANSWERS = 64
 """Readers that are answered at a time; the questions of others are dropped, and they ask again."""
 MAX_QUESTION_BYTES = 4096
-"""Of one frame that a reader sends: the number from which on it wants batches, or a topic."""
+"""Size of one frame that a reader may send: a number, or a topic."""
 TOKEN_BYTES, BLOCK_BYTES, BATCH_BYTES = 5, 192, 256
-"""What a token, a block (digests, keys, its removal) and a batch itself take at most, as a rule."""
+"""Most bytes, as a rule, of a token, a block (hashes, keys, its removal) and a batch itself."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -64,13 +62,12 @@ class KVEventPublisher:
     """Two bound sockets and the ring between them.
 
     Args:
-        publish_address, replay_address: where to bind.
-        most_bytes: of one batch, as a rule.
+        most_bytes: size of one batch, as a rule.
         data_parallel_rank: index of the engine.
         clock: nanoseconds since the epoch.
 
     Attributes:
-        next_number: of the batch that will be published next.
+        next_number: number of the batch that will be published next.
 
     Raises:
         ConfigError: cannot bind.
@@ -116,11 +113,11 @@ class KVEventPublisher:
         return len(self._answers)
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Send a batch to all readers, without waiting for any, and keep it. Nothing to say is no batch."""
+        """Send a batch to all readers, and keep it. No events are no batch."""
         if not events:
             return
-        told = [_with_int_hashes(event) for event in events] if self._has_int_hashes else [*events]
-        payload = _encoder.encode(KVEventBatch(self._clock() / 1e9, told, self._rank))
+        events = [_with_int_hashes(event) for event in events] if self._has_int_hashes else [*events]
+        payload = _encoder.encode(KVEventBatch(self._clock() / 1e9, events, self._rank))
         self.publish_socket.send_multipart([self._topic, _packed(self.next_number), payload], zmq.NOBLOCK)
         self._ring.append(payload)
         self._ring_bytes += len(payload)
@@ -129,11 +126,7 @@ class KVEventPublisher:
             self._ring_bytes -= len(self._ring.popleft())
 
     def serve_replay(self) -> bool:
-        """Take new questions, and send the next part of one answer, as far as its reader takes it; each in turn.
-
-        Returns:
-            Whether more can be sent at once: call again soon.
-        """
+        """Take new questions, and send the next part of one answer; return whether to call again at once."""
         self._take_questions()
         for reader in list(self._answers):
             wanted = self._answers.pop(reader)
@@ -150,7 +143,6 @@ class KVEventPublisher:
         return False
 
     def close(self) -> None:
-        """Close both sockets. What a reader has not got by now it misses: nothing is stored here any more."""
         self._closing.close()
 
     def _take_questions(self) -> None:
@@ -166,11 +158,7 @@ class KVEventPublisher:
                 log.warning("not a question for KV events", peer=reader.hex(), frames=len(frames))
 
     def _send_part(self, reader: bytes, wanted: int) -> bool:
-        """Send some of what a reader still wants; return whether that was all. What is left it gets in its next turn.
-
-        Args:
-            wanted: the number from which on it wants batches.
-        """
+        """Send some of the batches from number `wanted` on to a reader; return whether that was all."""
         oldest = self.next_number - len(self._ring)
         first = min(max(wanted, oldest), self.next_number)
         self._answers[reader] = first
@@ -190,7 +178,7 @@ class KVEventPublisher:
 def kv_event_publisher_from_config(
     context: zmq.Context[zmq.Socket[bytes]], config: ServiceConfig, run_dir: Path, engine_index: int
 ) -> KVEventPublisher | None:
-    """Return what an engine publishes with; None if it shall not."""
+    """Return an engine's publisher; None if events are disabled."""
     if not config.kv_events.enable_kv_cache_events:
         return None
     publish_address, replay_address = config.kv_events.addresses(run_dir, engine_index)

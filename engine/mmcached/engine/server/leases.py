@@ -1,11 +1,9 @@
-"""The lease book holds the leases of an engine's requests on chunks of the ring, and gives each back when it is safe.
+"""Held leases of an engine's requests on chunks of the ring are given back when their requests end and nobody reads.
 
-A lease belongs to one request. Workers read under it: every plan that names its chunk adds an outstanding read `(worker
-epoch, step)`, every `read_done` removes one. It is given back when its request has ended *and* no read is outstanding:
-not before, since a worker may still read the bytes; and exactly once, since the entry is gone then. Knows nothing of
-sockets or memory: giving back is a callable.
+    hold --> (reading <--> idle) --> end --> given back, exactly once
 
-    hold --> (reading <--> idle) --> end --> given back
+Every plan that names a lease's chunk adds an outstanding read `(worker epoch, step)`, every `read_done` removes one.
+Knows nothing of sockets or memory.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class _Held:
     has_ended: bool = False
 
 
-class LeaseBook:
+class HeldLeases:
     """All leases of one engine incarnation, by seq.
 
     Args:
@@ -41,15 +39,10 @@ class LeaseBook:
         return len(self._held)
 
     def __contains__(self, seq: object) -> bool:
-        """Return whether the lease is held."""
         return seq in self._held
 
     def hold(self, request_id: int, handle: Handle, lease: LeaseId) -> None:
-        """Take note of a lease that came with a request.
-
-        Raises:
-            LocalProtocolError: this seq is held already.
-        """
+        """Take note of a lease that came with a request. Raises LocalProtocolError if its seq is held already."""
         if lease.seq in self._held:
             raise LocalProtocolError(f"lease {lease.seq} is held already")
         self._held[lease.seq] = _Held(handle, request_id)
@@ -58,11 +51,11 @@ class LeaseBook:
     def reading(self, seqs: Iterable[int], worker_epochs: Iterable[int], step: int) -> None:
         """Note that a plan is about to make these workers read under these leases."""
         epochs = list(worker_epochs)
-        for held in [self._held[seq] for seq in seqs]:  # all are known, or nothing is booked
+        for held in [self._held[seq] for seq in seqs]:  # all are known, or nothing is noted
             held.reads.update((epoch, step) for epoch in epochs)
 
     def read_done(self, worker_epoch: int, step: int, seq: int) -> None:
-        """Note that a worker reads no more under a lease. Unknown or repeated reports change nothing."""
+        """End a worker's read under a lease. Unknown or repeated reports change nothing."""
         held = self._held.get(seq)
         if held is not None:
             held.reads.discard((worker_epoch, step))
@@ -75,18 +68,17 @@ class LeaseBook:
             self._settle(seq)
 
     def end_request(self, request_id: int) -> None:
-        """Note that a request needs its items no more. An unknown request, or a second call, changes nothing."""
+        """Give back a request's leases as soon as nobody reads. A second call changes nothing."""
         for seq in self._of_request.pop(request_id, ()):
             self._held[seq].has_ended = True
             self._settle(seq)
 
     def forget_all(self) -> None:
-        """Drop all leases of a ring incarnation that is over: nothing is given back to it any more."""
+        """Drop all leases of a ring that is over, without giving them back."""
         self._held.clear()
         self._of_request.clear()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if a lease that could be given back has not been, or the two maps disagree."""
         for seq, held in self._held.items():
             if held.has_ended and not held.reads:
                 raise InvariantError(f"lease {seq} has ended and is not read, but is still held")

@@ -1,7 +1,4 @@
-"""Makes the plan that a worker receives of a scheduled step: its parts become messages, inline items frames.
-
-An inline item is forwarded as the frames that came with its request; the engine never decodes it.
-"""
+"""Makes the plan that a worker receives of a scheduled step: its parts become messages, inline items their frames."""
 
 from __future__ import annotations
 
@@ -64,6 +61,6 @@ def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
         sample=chunk.sample,
         row_keys=request.row_keys,
         first_row=request.num_rows_delivered,
-        first_block=chunk.names.first_block,
-        block_hashes=chunk.names.digests,
+        first_block=chunk.new_hashes.first_block,
+        block_hashes=chunk.new_hashes.block_hashes,
     )

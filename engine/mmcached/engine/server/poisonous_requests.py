@@ -1,8 +1,7 @@
 """Poisonous requests have killed workers; the same ones are refused when they come again.
 
-Each time costs deaths, and a role that dies too often within the supervisor's window is given up; so they are
-remembered for as long as that window. Which requests are the same: kind, tenant, tokens and items, whatever else is
-asked for. Invariant: at most `MAX_KEPT`, the latest.
+They are remembered for the supervisor's window: a role that dies too often within it is given up. Requests of equal
+kind, tenant, tokens and items are the same. Invariant: at most `MAX_KEPT`, the latest.
 """
 
 from __future__ import annotations
@@ -17,12 +16,7 @@ MAX_KEPT = 256
 
 
 class PoisonousRequests:
-    """The poisonous requests of one engine, the latest.
-
-    Args:
-        window_s: for how long each is remembered.
-        clock: monotonic seconds.
-    """
+    """The poisonous requests of one engine, each remembered for `window_s` by a monotonic clock."""
 
     def __init__(self, window_s: float, *, clock: Callable[[], float]) -> None:
         self._window_s = window_s

@@ -1,14 +1,14 @@
-"""Probes that pass through this engine: every worker reads a small item and tells its checksum; the lease goes back.
+"""Probes pass a small item to every worker of this engine, and gather its checksums.
 
 A probe's lease is held like a request's, under the probe's negative number, with one outstanding read for each worker.
-Invariant: no more than `MAX_OPEN` probes are remembered; the oldest, which nobody has answered, is forgotten first.
+Invariant: at most `MAX_OPEN` probes are remembered; the oldest is forgotten first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import ChannelFull, PeerGone
 from mmcached.wire.handle import Handle
@@ -22,7 +22,7 @@ MAX_OPEN = 16
 class EngineProbes:
     """The probes that are under way."""
 
-    def __init__(self, engine_nonce: int, group: WorkerGroup, leases: LeaseBook) -> None:
+    def __init__(self, engine_nonce: int, group: WorkerGroup, leases: HeldLeases) -> None:
         self._engine_nonce = engine_nonce
         self._group = group
         self._leases = leases

@@ -3,16 +3,14 @@
     frontend <==DEALER (frontend_connection)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
 
 One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
-gives leases back. It never touches tensor bytes (items in the ring stay there; inline items are forwarded as the frames
-that came), so it imports no torch. Results go to the frontend in pieces or with the answer (results); what the prefix
-cache holds, to whoever asks for it (kv_event_publisher). What a peer sends wrong is logged or answered; what
-contradicts the books ends the process, before anything of that step is answered.
+gives leases back. It never touches tensor bytes, so it imports no torch. What a peer sends wrong is logged or answered;
+what contradicts the scheduler's tables ends the process, before anything of that step is answered.
 
-Who dies, and what follows here:
-    frontend   its requests end; its leases are void; all books stay; a row of the new ring, workers attach anew; the
-               same when it lives and says that it has dropped this engine
-    worker     the step in flight is void; all books are cleared; requests start over at token 0 when the rank is back,
-               those of that step one by one; whoever kills workers alone fails
+After a death:
+    frontend   its requests end; its leases are void; all caches stay; a row of the new ring, workers attach anew; the
+               same when it lives and has dropped this engine
+    worker     the step in flight is void; all caches are cleared; requests start over at token 0 when the rank is back,
+               those of that step one by one; a request that kills workers alone fails
     step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
 """
 
@@ -35,7 +33,7 @@ from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.frontend_connection import FrontendConnection
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher, kv_event_publisher_from_config
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.poisonous_requests import PoisonousRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_results import StepResults
@@ -74,10 +72,10 @@ POLL_INTERVAL_S = 0.25
 
 
 class EngineServer(Closeable):
-    """The engine's sockets, row, scheduler and loop. Call `poll` until told to stop, then `close`.
+    """The engine's sockets, row, scheduler and loop: `poll`, again and again, then `close`.
 
     Args:
-        engine_index: which `workers-<i>.sock` is its.
+        engine_index: number of its `workers-<i>.sock`.
         clock: monotonic seconds.
     """
 
@@ -95,7 +93,7 @@ class EngineServer(Closeable):
         self._scheduler = Scheduler(config)
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
-        self._leases = LeaseBook(self._give_back)
+        self._leases = HeldLeases(self._give_back)
         self._results = Results()
         self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
         self._share = TurnShare.of(config.limits)
@@ -104,7 +102,7 @@ class EngineServer(Closeable):
         self._num_steps_failed = 0
         self._num_deaths_in_steps = 0
         self._num_poisonous = 0
-        self._is_ready_told = False
+        self._is_ready_sent = False
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
             hello = to_frontend.EngineHello(engine_index, self._nonce, config.digest())
@@ -146,9 +144,9 @@ class EngineServer(Closeable):
         """Serve what has come, waiting up to `timeout_s` unless a step can start; then start one if possible.
 
         Raises:
-            InvariantError: the books, the ranks or their caches contradict each other; the process must end.
-            PeerGone: a step is past its deadline; the process must end.
-            ConfigError: the frontend was started otherwise; the process must end.
+            InvariantError: the tables, the ranks or their caches contradict each other.
+            PeerGone: a step is past its deadline.
+            ConfigError: the frontend was started otherwise. After each of the three the process must end.
         """
         wait_s = 0.0 if self._steps.can_start or self._is_replaying else timeout_s
         ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
@@ -157,12 +155,12 @@ class EngineServer(Closeable):
         if self._frontend.channel.socket in ready:
             self._serve_frontend()
         self._frontend.keep(self._clock())
-        self._tell_ready()
+        self._send_ready()
         self._steps.check_deadline()
         if self._steps.can_start:
             failed = self._steps.start()
             if failed is not None:
-                self._book(failed)
+                self._end_step(failed)
         for request, error in self._scheduler.take_failed():
             self._fail(request, error)
         if self._kv_events is not None:  # late: the workers compute meanwhile
@@ -175,16 +173,15 @@ class EngineServer(Closeable):
         self._is_replaying = publisher.serve_replay()
 
     def close(self) -> None:
-        """Tell the workers to end, give up the row, close the sockets. A second call does nothing."""
+        """End the workers, give up the row, close the sockets. A second call does nothing."""
         if self._worker_channel.socket.closed:
             return
-        self._group.tell_all(to_worker.Shutdown(self._nonce))
+        self._group.send_all(to_worker.Shutdown(self._nonce))
         self._closing.close()
 
     # ---- the frontend
 
     def _serve_frontend(self) -> None:
-        """Take in the frontend's share of a turn."""
         for _ in self._share:
             try:
                 received_now = self._frontend.channel.try_receive()
@@ -209,7 +206,7 @@ class EngineServer(Closeable):
                     self._start_over_with_frontend()
                 elif self._frontend.row is not former:
                     self._group.attach_all(self._frontend.row)
-                self._is_ready_told = False
+                self._is_ready_sent = False
             case received.RowAttached():
                 self._frontend.on_row_attached(message)
             case Barrier():
@@ -226,12 +223,12 @@ class EngineServer(Closeable):
                     message.payload, message.lease
                 )
                 if is_ours and not self._probes.start(message, payload):
-                    self._frontend.tell(to_frontend.EngineProbed(message.token, []))
+                    self._frontend.send(to_frontend.EngineProbed(message.token, []))
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
                 self._scheduler.new_epoch()
                 self._page.publish(self.stats)
-                self._frontend.tell(to_frontend.EngineFlushed(message.token))
+                self._frontend.send(to_frontend.EngineFlushed(message.token))
 
     def _start_over_with_frontend(self) -> None:
         """End the requests of a former frontend, and bring the workers to the new one's ring."""
@@ -245,15 +242,15 @@ class EngineServer(Closeable):
         self._probes.take_all()
         self._group.attach_all(self._frontend.row)
 
-    def _tell_ready(self) -> None:
-        if self._frontend.is_accepted and self._group.are_all_attached and not self._is_ready_told:
-            self._is_ready_told = True
-            self._frontend.tell(to_frontend.EngineReady(self._config.world_size))
+    def _send_ready(self) -> None:
+        if self._frontend.is_accepted and self._group.are_all_attached and not self._is_ready_sent:
+            self._is_ready_sent = True
+            self._frontend.send(to_frontend.EngineReady(self._config.world_size))
 
     # ---- requests
 
     def _add(self, message: received.AddRequest, payload: list[Frame]) -> None:
-        """Take a request with its leases and items; what cannot be used is missed, and the request waits nowhere."""
+        """Queue a request with its leases and items, or answer it with an error or the items that are missed."""
         request_id = message.request_id
         if request_id in self._requests:
             log.error("request came twice; the second is dropped", request_id=request_id)
@@ -269,7 +266,7 @@ class EngineServer(Closeable):
             self._scheduler.add_request(request)
         except CacheMiss as miss:
             self._forget(request_id)
-            self._frontend.tell(to_frontend.RequestMissed(request_id, miss.mm_hashes))
+            self._frontend.send(to_frontend.RequestMissed(request_id, miss.mm_hashes))
         except MmcachedError as error:
             self._end_with(request_id, error)
         else:
@@ -277,14 +274,13 @@ class EngineServer(Closeable):
             self._results.open(request, is_streamed=message.is_streamed)
 
     def _check_room(self) -> None:
-        """Raise `ServiceUnavailable` if there are as many requests as this engine takes."""
         limit = self._config.max_num_requests
         if len(self._requests) >= limit:
             reason = f"the engine has {len(self._requests)} requests (max_num_requests = {limit}); try again later"
             raise ServiceUnavailable(reason, field="max_num_requests", value=len(self._requests), limit=limit)
 
     def _hold_leases(self, message: received.AddRequest) -> list[str]:
-        """Take note of the leases that came; return the items whose descriptor is not for this incarnation."""
+        """Hold the leases that came; return the items whose descriptor is not for this incarnation."""
         missed = []
         for feature in message.features:
             if not isinstance(feature.payload, Handle):
@@ -308,7 +304,7 @@ class EngineServer(Closeable):
         )
 
     def _forget(self, request_id: int) -> None:
-        """Let go of all that a request held outside the scheduler's books; its leases as soon as nobody reads."""
+        """Let go of all that a request held outside the scheduler; of its leases as soon as nobody reads."""
         self._requests.pop(request_id, None)
         self._items.forget(request_id)
         self._results.forget(request_id)
@@ -325,7 +321,7 @@ class EngineServer(Closeable):
     def _end_with(self, request_id: int, error: MmcachedError) -> None:
         self._forget(request_id)
         self._page.publish(self.stats)
-        self._frontend.tell(to_frontend.RequestFailed(request_id, error_to_wire(error)))
+        self._frontend.send(to_frontend.RequestFailed(request_id, error_to_wire(error)))
 
     # ---- workers
 
@@ -347,10 +343,10 @@ class EngineServer(Closeable):
                 case received.WorkerAttached():
                     self._guard.call("word of a worker", self._on_worker_attached, message)
                 case received.StepOutput() | received.StepFailed():
-                    # Not guarded: a step that is booked by half contradicts the books.
+                    # Not guarded: a step that is committed by half contradicts the tables.
                     finished = self._steps.take(message, payload)
                     if finished is not None:
-                        self._book(finished)
+                        self._end_step(finished)
                 case received.WorkerProbed():
                     self._guard.call("word of a worker", self._on_worker_probed, message)
 
@@ -383,28 +379,24 @@ class EngineServer(Closeable):
             self._frontend.close_former_rows()
 
     def _start_over_with_workers(self) -> None:
-        """Clear all caches, since a rank has lost its own: the step in flight is void, requests start at token 0."""
+        """Clear all caches, since a rank has lost its own; requests start at token 0."""
         self._scheduler.reset()
         self._steps.void()
         for token in self._probes.take_all():
-            self._frontend.tell(to_frontend.EngineProbed(token, []))
-        self._group.tell_all(to_worker.ClearCaches(self._nonce))
+            self._frontend.send(to_frontend.EngineProbed(token, []))
+        self._group.send_all(to_worker.ClearCaches(self._nonce))
 
     def _on_worker_probed(self, message: received.WorkerProbed) -> None:
         if message.engine_nonce != self._nonce:
             return
         checksums = self._probes.answered(message)
         if checksums is not None:
-            self._frontend.tell(to_frontend.EngineProbed(message.token, checksums))
+            self._frontend.send(to_frontend.EngineProbed(message.token, checksums))
 
     # ---- steps
 
-    def _book(self, results: StepResults) -> None:
-        """Commit a step that all ranks have run, or withdraw it; nothing of it is answered before.
-
-        Raises:
-            InvariantError: the ranks computed different things, or one contradicts the tables.
-        """
+    def _end_step(self, results: StepResults) -> None:
+        """Commit a step that all ranks have run, or withdraw it. Raises InvariantError if they disagree."""
         error = results.failure()
         if error is not None:
             self._withdraw(results, error)
@@ -427,11 +419,11 @@ class EngineServer(Closeable):
                 self._forget(request.request_id)
         self._page.publish(self.stats)
         for message, frames in answers:
-            self._frontend.tell(message, frames)
+            self._frontend.send(message, frames)
         self._send_streams(step, output)  # those that were just answered are streamed no more
 
     def _send_streams(self, step: ScheduledStep, output: received.StepOutput) -> None:
-        """Send what a committed step has added to the generations that are streamed and go on."""
+        """Send what a committed step has added to streamed generations."""
         if not self._results.has_streams:
             return
         sampled = (chunk.request for chunk in step.chunks if chunk.sample)
@@ -446,7 +438,6 @@ class EngineServer(Closeable):
             self._results.mark_sent(message)
 
     def _withdraw(self, results: StepResults, error: ErrorInfo) -> None:
-        """Publish nothing of a step that a worker could not run; its requests are tried one by one."""
         step = results.step
         log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
         self._num_steps_failed += 1
@@ -456,7 +447,6 @@ class EngineServer(Closeable):
     # ---- looking in
 
     def stats(self) -> EngineStats:
-        """Return the engine's own figures; its workers publish theirs."""
         return EngineStats(
             steps=self._steps.num_steps,
             steps_failed=self._num_steps_failed,
@@ -483,7 +473,6 @@ class EngineServer(Closeable):
         )
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the books contradict each other, or something is kept of requests that are over."""
         self._scheduler.check_integrity()
         self._leases.check_integrity()
         if len(self._results) != len(self._requests):

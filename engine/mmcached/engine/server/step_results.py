@@ -11,14 +11,14 @@ Result = StepOutput | StepFailed
 
 
 class StepResults:
-    """A step in flight, and its answers by rank; complete when each has answered. The ranks must compute the same.
+    """A step in flight, and its answers by rank.
 
     Args:
-        deadline: on the engine's clock; later the step counts as hung.
+        deadline: seconds on the engine's clock; later the step counts as hung.
 
     Attributes:
-        given_to: workers that were sent its plan: their epochs by rank.
-        plan_error: reason why no plan could be made of it; then no worker has heard of it.
+        given_to: epochs, by rank, of the workers that were sent its plan.
+        plan_error: reason why no plan could be made of it, nor sent.
     """
 
     def __init__(self, step: ScheduledStep, world_size: int, deadline: float) -> None:
@@ -41,36 +41,32 @@ class StepResults:
         return [rank for rank in range(self._world_size) if rank not in self._results]
 
     def computing(self) -> dict[int, int]:
-        """Return the workers that were given the step and have not answered: their epochs by rank."""
+        """Return the epochs, by rank, of the workers that were given the step and have not answered."""
         return {rank: epoch for rank, epoch in self.given_to.items() if rank not in self._results}
 
     def failure(self) -> ErrorInfo | None:
         """Return the error of the plan, else of the first rank that failed, or None if every rank has run the step.
 
         Raises:
-            InvariantError: a rank was told to use what it does not have; all that follows from the tables is in doubt.
+            InvariantError: a rank lacks what the engine lists.
         """
         ordered = ((rank, self._results[rank][0]) for rank in sorted(self._results))
         failures = {rank: result.error for rank, result in ordered if isinstance(result, StepFailed)}
         for rank, error in failures.items():
             if error.code == InvariantError.code:
-                raise InvariantError(f"step {self.step.step_id}: rank {rank} contradicts the books: {error.message}")
+                raise InvariantError(f"step {self.step.step_id}: rank {rank} contradicts the engine: {error.message}")
         return next(iter(failures.values()), self.plan_error)
 
     def encoder_keys(self) -> dict[int, list[str] | None]:
-        """Return what the encoder cache of each rank that has run the step holds behind it, as far as it says so."""
+        """Return the keys in each rank's encoder cache after the step; None of a rank that has not said."""
         return {rank: output.encoder_keys for rank, output in self._outputs().items()}
 
     def prefix_report(self) -> PrefixReport:
-        """Return what rank 0 says of its prefix store, whether it has run the step or not."""
+        """Return rank 0's report of its prefix store, which a failed step has too."""
         return self._results[0][0].prefix_report if self._results else {}
 
     def answer(self) -> tuple[StepOutput, list[Frame]]:
-        """Return rank 0's output with its payload.
-
-        Raises:
-            InvariantError: the ranks computed different things.
-        """
+        """Return rank 0's output with its payload. Raises InvariantError if the ranks computed different things."""
         outputs = self._outputs()
         first = outputs[0]
         differing = [rank for rank, output in outputs.items() if output.digest != first.digest]

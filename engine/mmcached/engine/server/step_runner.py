@@ -1,13 +1,11 @@
-"""The step runner sends one step at a time to the workers, and collects what they have made of it.
+"""The step runner sends one step at a time to the workers, notes the reads under leases, and collects the answers.
 
-    idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to book
+    idle -- start --> in flight -- every rank has answered --> idle        the outcome is the caller's to commit
                           |
                           +-- void: a rank has lost its caches --> idle when every living rank has answered or died
 
 Answers to a void step count for nothing but their reads; but nothing new is started beside it, so that a worker dies of
 the step that it was given last.
-
-Books the reads that a step makes under leases, before its plan is sent. Publishes nothing: that is `Scheduler.commit`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import structlog
 
 from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
-from mmcached.engine.server.leases import LeaseBook
+from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.plan import build_plan, leases_read
 from mmcached.engine.server.step_results import Result, StepResults
 from mmcached.engine.server.worker_group import WorkerGroup
@@ -30,18 +28,13 @@ log = structlog.get_logger("mmcached.engine")
 
 
 class StepRunner:
-    """The step in flight of one engine.
-
-    Args:
-        timeout_s: how long a step may take before it counts as hung.
-        clock: monotonic seconds.
-    """
+    """The step in flight of one engine. After `timeout_s` on the monotonic clock it counts as hung."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         group: WorkerGroup,
-        leases: LeaseBook,
+        leases: HeldLeases,
         items: ItemFrames,
         *,
         nonce: int,
@@ -65,11 +58,7 @@ class StepRunner:
         return is_idle and self._group.are_all_attached and self._scheduler.has_work()
 
     def start(self) -> StepResults | None:
-        """Schedule a step and send its plan to every worker. Nothing happens if there is nothing to do.
-
-        Returns:
-            The step, failed, if no plan can be made of it.
-        """
+        """Schedule a step, if there is work, and send its plan to every worker; return it if no plan can be made."""
         step = self._scheduler.schedule()
         if step is None:
             return None
@@ -77,7 +66,7 @@ class StepRunner:
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
         try:
             plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=0)
-            # Booked before the first plan is sent: a fast worker's read_done may not come first.
+            # Noted before the first plan is sent: a fast worker's read_done may not come first.
             self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
         except Exception as error:
             log.exception("no plan can be made of a step", step=step.step_id)
@@ -97,10 +86,7 @@ class StepRunner:
         return None
 
     def take(self, result: Result, payload: list[Frame]) -> StepResults | None:
-        """Take a rank's answer; return the step's results if it was the last one awaited.
-
-        Reads that are done count whatever step they belong to; all else counts only for the step in flight.
-        """
+        """Take a rank's answer; return the step's results if it was the last one awaited."""
         link = self._group.by_epoch(result.worker_epoch)
         if link is None or result.engine_nonce != self._nonce:
             return None
@@ -124,12 +110,12 @@ class StepRunner:
         return self._in_flight.step
 
     def void(self) -> None:
-        """Forget the step in flight: its caller has reset the books."""
+        """Forget the step in flight: its caller has reset the scheduler."""
         if self._in_flight is not None:
             self._void, self._in_flight = self._in_flight, None
 
     def check_deadline(self) -> None:
-        """Raise `PeerGone` if the step in flight is hung; its text names the ranks that have not answered."""
+        """Raise `PeerGone` with the ranks that have not answered, if the step is past its deadline."""
         hung = self._in_flight
         if hung is None:
             hung = self._void if self._is_void_computed() else None
@@ -138,7 +124,7 @@ class StepRunner:
             raise PeerGone(f"step {hung.step.step_id}: no output of rank(s) {missing} in {self._timeout_s} s")
 
     def _is_void_computed(self) -> bool:
-        """Return whether a living worker may still compute the step that was voided last; forget it if none does."""
+        """Return whether a living worker may still compute the void step; forget the step if none does."""
         if self._void is not None and set(self._void.computing().values()).isdisjoint(self._group.epochs):
             self._void = None
         return self._void is not None

@@ -25,9 +25,9 @@ class WorkerLink:
     """One worker, by rank.
 
     Attributes:
-        is_attached: it holds its byte and its share of the row: plans may go there.
-        embedding_bytes: size of one embedding in its encoder cache, as it has measured; 0 until it has said so.
-        former_epoch: the process that had the rank before, until it is certified dead.
+        is_attached: true if it holds its byte of the row, so that plans may go there.
+        embedding_bytes: size of one embedding in its encoder cache; 0 until it has measured.
+        former_epoch: epoch of the rank's former process, until that is certified dead.
     """
 
     peer: bytes
@@ -53,7 +53,7 @@ class WorkerGroup:
         """Take note of a worker.
 
         Returns:
-            its link, and whether it has replaced another process of its rank; None if it was refused.
+            Its link, and whether it has replaced another process of its rank; None if it was refused.
         """
         if message.config_digest != self._config_digest:
             limit = f"the engine has {self._config_digest}: restart both"
@@ -72,7 +72,6 @@ class WorkerGroup:
         return link, former is not None
 
     def attach(self, link: WorkerLink, row: ReaderRow | None) -> None:
-        """Ask a worker to attach under the engine's row; the answer is `WorkerAttached`."""
         link.is_attached = False
         announcement = None if row is None else row.announcement
         row_index, nonce = (0, 0) if row is None else (row.row, row.nonce)
@@ -102,7 +101,7 @@ class WorkerGroup:
 
     @property
     def embedding_bytes(self) -> int:
-        """Size of one embedding in the workers' encoder caches: the largest, if they differ; 0 if none has said so."""
+        """Largest size of one embedding in a worker's encoder cache; 0 while unknown."""
         return max((link.embedding_bytes for link in self._links.values()), default=0)
 
     @property
@@ -113,31 +112,27 @@ class WorkerGroup:
         return [self._links[rank] for rank in sorted(self._links)]
 
     def send(self, link: WorkerLink, message: to_worker.FromEngineToWorker, payload: Sequence[Frame] = ()) -> None:
-        """Queue a message that must arrive, or raise.
-
-        Raises:
-            PeerGone, ChannelFull: it was not queued; a worker that is gone is attached no more.
-        """
+        """Queue a message that must arrive. Raises PeerGone (attached no more) or ChannelFull if it was not queued."""
         try:
             self._channel.send(link.peer, message, payload)
         except PeerGone:
             link.is_attached = False
             raise
 
-    def tell_all(self, message: to_worker.FromEngineToWorker) -> None:
-        """Queue a message for every worker; one that is gone starts over anyway, and is attached no more."""
+    def send_all(self, message: to_worker.FromEngineToWorker) -> None:
+        """Queue a message for every worker that is there; one that is gone starts over anyway."""
         for link in self.in_rank_order():
             try:
                 self.send(link, message)
             except (PeerGone, ChannelFull) as error:
-                _log_untold(link.rank, message, error)
+                _log_unsent(link.rank, message, error)
 
     def _send_or_log(self, peer: bytes, rank: int, message: to_worker.FromEngineToWorker) -> None:
         try:
             self._channel.send(peer, message)
         except (PeerGone, ChannelFull) as error:
-            _log_untold(rank, message, error)
+            _log_unsent(rank, message, error)
 
 
-def _log_untold(rank: int, message: object, error: MmcachedError) -> None:
-    log.warning("worker not told", rank=rank, message=type(message).__name__, reason=str(error))
+def _log_unsent(rank: int, message: object, error: MmcachedError) -> None:
+    log.warning("message for a worker lost", rank=rank, message=type(message).__name__, reason=str(error))

@@ -1,14 +1,13 @@
 """A request has tokens and multimodal items, and is computed step by step.
 
-Knows nothing of blocks, budgets or sockets; who schedules it moves it along. The token axis:
+Knows nothing of blocks, budgets or sockets. The token axis:
 
     | prompt_token_ids                    | output_token_ids |
     |---- computed ----|---------- to be computed ----------|
     0                  num_computed_tokens                  num_tokens
 
-Invariant: `0 <= num_computed_tokens <= num_tokens`, and less than `num_tokens` while the request is not finished: the
-last known token has not been computed, its successor is what comes next. Output tokens survive preemption; they are
-recomputed.
+Invariant: `0 <= num_computed_tokens <= num_tokens`, and less than `num_tokens` while the request is not finished.
+Output tokens survive preemption; they are recomputed.
 """
 
 from __future__ import annotations
@@ -52,24 +51,21 @@ class Request:
 
     Attributes:
         request_id: its only identity: a second request with an id that is held goes on as the first.
-        token_ids: prompt and output, in one list; append only. Whoever changes a token in place forgets the hashes
-            with `KVCacheManager.free_block_hashes`, or they name what was there before.
-        lora: adapter that computes it, if any.
+        token_ids: prompt and output; append only, or call `KVCacheManager.free_block_hashes` after a change in place.
         prompt_embeds: digest of the embedding that stands in the place of a token id, by position.
         num_computed_tokens: tokens from position 0 on whose KV is in its blocks.
         num_cached_tokens: prompt tokens that came from the prefix cache when the request was first admitted.
         num_emitted: items of an "encode" request whose embeddings have been returned, in order.
-        num_preemptions: times it was preempted for lack of KV blocks.
         num_faults: steps with it that failed, or in which a worker died.
-        alone_until: `progress` up to which it is computed alone, as a suspect of such a fault; 0: it is none.
-        was_admitted: it has been scheduled before, so a prefix hit now is not a new one.
-        block_hashes: hashes of the full blocks so far; extended by whoever publishes or looks up. An engine with hashes
-            of its own puts them here: 32 bytes for each `hash_block_size` tokens, each covering all before it.
-        skip_reading_prefix_cache: everything is computed; what it computes is published all the same.
-        priority: urgency, lower first, where the scheduler looks at it.
+        alone_until: `progress` up to which it is computed alone, as a suspect; 0 for other requests.
+        was_admitted: true if it was scheduled before, so that a prefix hit now is not a new one.
+        block_hashes: hashes of the full blocks so far. An engine with hashes of its own puts them here: 32 bytes for
+            each `hash_block_size` tokens, each covering all before it.
+        skip_reading_prefix_cache: true if all is computed; it is published all the same.
+        priority: urgency, lower first, under the "priority" policy.
         rows: rows that its client wants, if any.
-        num_rows_delivered: position before which no row is wanted any more: the client has them, or the engine has.
-        place: sort key of the order in which requests are served; the scheduler gives it.
+        num_rows_delivered: position before which no row is wanted any more.
+        place: sort key of the order of service, from the scheduler.
         features_end: position behind the last placeholder of an item; 0 if there is none.
     """
 
@@ -121,7 +117,6 @@ class Request:
 
     @property
     def row_keys(self) -> Sequence[str]:
-        """Names of the tensors of which rows are wanted."""
         return self.rows.keys if self.rows is not None else ()
 
     @property
@@ -134,7 +129,6 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """The request has ended, with an answer or without."""
         return self.status in (RequestStatus.FINISHED, RequestStatus.ABORTED)
 
     @property

@@ -22,7 +22,7 @@ Notice = TypeVar("Notice", bound=Hashable)
 
 
 class StepLog(Generic[Notice]):
-    """The open step of a manager, at most one, and its notices in order, each sent once per step at most."""
+    """The open step of a manager, at most one, and its notices in order."""
 
     def __init__(self) -> None:
         self._step_id: int | None = None
@@ -34,11 +34,7 @@ class StepLog(Generic[Notice]):
         return self._step_id is not None
 
     def begin(self, step_id: int) -> None:
-        """Open a step.
-
-        Raises:
-            LocalProtocolError: another one is open.
-        """
+        """Open a step. Raises `LocalProtocolError` if another one is open."""
         if self._step_id is not None:
             raise LocalProtocolError(f"step {step_id} cannot begin: step {self._step_id} has not ended")
         self._step_id = step_id
@@ -49,21 +45,13 @@ class StepLog(Generic[Notice]):
             raise LocalProtocolError(f"step {step_id} cannot end: open is {self._step_id}")
 
     def commit(self, step_id: int) -> None:
-        """End the step: what was sent with it is done.
-
-        Raises:
-            LocalProtocolError: this step is not open; nothing has changed.
-        """
+        """End the step: what was sent with it is done. Raises as `check_open` does."""
         self.check_open(step_id)
         self._step_id = None
         self._sent.clear()
 
     def withdraw(self, step_id: int) -> None:
-        """End the step: what was sent with it is pending again, before all else.
-
-        Raises:
-            LocalProtocolError: this step is not open; nothing has changed.
-        """
+        """End the step: what was sent with it is pending again, before all else. Raises as `check_open` does."""
         self.check_open(step_id)
         self._step_id = None
         self._pending = {**self._sent, **self._pending}
@@ -78,7 +66,7 @@ class StepLog(Generic[Notice]):
         self._pending.pop(notice, None)
 
     def take(self) -> list[Notice]:
-        """Return and clear what is pending. Between two steps, the caller sees to it that it is done."""
+        """Return and clear what is pending; between two steps, the caller is to see to it."""
         notices = list(self._pending)
         if self.is_open:
             self._sent.update(self._pending)
@@ -86,9 +74,8 @@ class StepLog(Generic[Notice]):
         return notices
 
     def pending(self) -> list[Notice]:
-        """Return what is to be sent. Changes nothing."""
         return list(self._pending)
 
     def unconfirmed(self) -> set[Notice]:
-        """Return what is to be sent, or was sent with the open step. Changes nothing."""
+        """Return what is pending, or was sent with the open step."""
         return self._pending.keys() | self._sent.keys()

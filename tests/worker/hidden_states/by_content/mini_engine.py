@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from mmcached.engine import KVCacheConfig, KVCacheManager, Request, RequestStatus
-from mmcached.engine.hidden_states.tensor_prefix_index import BlockNames, TensorPrefixIndex
+from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.wire.messages.parts import RowsWanted
 from mmcached.worker.hidden_states import RowChunk, RowSpan
@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
     generation: int
     start: int
     tokens: tuple[int, ...]
-    names: BlockNames
+    names: NewBlockHashes
     is_hit: bool
     samples: bool
 
@@ -87,7 +87,7 @@ class Chunk(NamedTuple):
 
     def to_write(self) -> RowChunk:
         request_id = self.client.request.request_id
-        return RowChunk(request_id, self.start, self.end - self.start, self.names.first_block, self.names.digests)
+        return RowChunk(request_id, self.start, self.end - self.start, self.names.first_block, self.names.block_hashes)
 
 
 class Plan(NamedTuple):
