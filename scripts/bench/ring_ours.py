@@ -17,7 +17,7 @@ import msgspec
 import torch
 import zmq
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, decode_frames
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, decode_record_frames
 from mmcached.shm import encode as encode_record
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from scripts.bench.harness import tell_once
@@ -192,7 +192,7 @@ class InlineReaderEnd(ReaderEnd):
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         frames: list[zmq.Frame] = link.inbox.recv_multipart(copy=False)
-        yield decode_frames([frame.buffer for frame in frames], tensors="torch").pop("pixel_values")
+        yield decode_record_frames([frame.buffer for frame in frames], tensors="torch").pop("pixel_values")
 
 
 class HandOffWriterEnd(WriterEnd):

@@ -16,16 +16,7 @@ from typing import Any, Self
 from mmcached.frontend.connections.listening import listen_for_clients
 from mmcached.frontend.store.store_service import StoreService as Store
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.messages.client import (
-    Encoded,
-    Flushed,
-    Generated,
-    Probed,
-    StreamedTokens,
-    ToClient,
-    Tokens,
-    Welcome,
-)
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ToClient, Tokens, Welcome
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClientBye,
@@ -36,7 +27,7 @@ from mmcached.wire.messages.frontend import (
     Generate,
     Probe,
 )
-from mmcached.wire.messages.parts import Tensor
+from mmcached.wire.messages.parts import StreamedTokens, Tensor
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import TurnShare
 

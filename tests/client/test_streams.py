@@ -23,8 +23,9 @@ from mmcached.wire.errors import (
     RequestAborted,
     error_to_wire,
 )
-from mmcached.wire.messages.client import Failed, Generated, StreamedTokens, ToClient, Tokens
+from mmcached.wire.messages.client import Failed, Generated, ToClient, Tokens
 from mmcached.wire.messages.frontend import Cancel, FromClient, Generate, TokensTaken
+from mmcached.wire.messages.parts import StreamedTokens
 from tests.client.blocking import Make
 from tests.client.services import fake_service, hesitate, tokens
 from tests.integration.processes import eventually

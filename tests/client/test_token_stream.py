@@ -11,9 +11,9 @@ import torch
 from mmcached.client.results import Generation, Piece, RowRange
 from mmcached.client.token_stream import TokenStream
 from mmcached.wire.errors import DeadlineExceeded, PeerGone, RemoteProtocolError, error_to_wire
-from mmcached.wire.messages.client import Encoded, Failed, Generated, StreamedRows, StreamedTokens
+from mmcached.wire.messages.client import Encoded, Failed, Generated
 from mmcached.wire.messages.frontend import Generate, TokensTaken
-from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
 
 CLIENT = "c" * 32
 
@@ -125,7 +125,7 @@ def packed(key: str, first: int, values: Sequence[int], frame: int = 0) -> tuple
 
 def put_rows(stream: TokenStream, key: str, first: int, *values: int) -> None:
     rows, data = packed(key, first, values, 1)
-    stream.put_rows(StreamedRows(7, rows), [b"other", data])
+    stream.put_rows(RequestRows(7, rows), [b"other", data])
 
 
 def answer_with(stream: TokenStream, *parts: tuple[str, int, list[int]]) -> None:

@@ -16,8 +16,8 @@ from mmcached.wire.errors import ChannelFull, InvariantError, StaleHandle, error
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.frontend import CommittedTokens, RequestGenerated, TokensCommitted
-from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+from mmcached.wire.messages.frontend import RequestGenerated, TokensCommitted
+from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.sockets.channels import DealerChannel
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
@@ -45,7 +45,7 @@ def run_step(bench: Bench, token: int) -> to_worker.StepPlan:
             for key in chunk.row_keys if positions else ():
                 tensor = Tensor(len(frames), "int32", (len(positions), 1))
                 frames.append(struct.pack(f"<{len(positions)}i", *positions))
-                output.rows.append(to_engine.RowsMade(chunk.request_id, Rows(key, chunk.first_row, tensor)))
+                output.rows.append(RequestRows(chunk.request_id, Rows(key, chunk.first_row, tensor)))
         worker.channel.send(output, frames)
     return plans[0]
 
@@ -79,7 +79,7 @@ def rows_of(bench: Bench) -> list[Told]:
     return rows_in(bench, bench.expect(TokensCommitted))
 
 
-def tokens_of(bench: Bench) -> list[CommittedTokens]:
+def tokens_of(bench: Bench) -> list[StreamedTokens]:
     return bench.expect(TokensCommitted).streams
 
 
@@ -105,7 +105,7 @@ def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer
     bench.add(1, max_tokens=3, is_streamed=True)
     for index, token in enumerate((65, 66)):
         run_step(bench, token)
-        assert tokens_of(bench) == [CommittedTokens(1, index, [token])]
+        assert tokens_of(bench) == [StreamedTokens(1, index, [token])]
     run_step(bench, 67)
     answer = bench.expect(RequestGenerated)
     assert answer.token_ids == [65, 66, 67]
@@ -137,8 +137,8 @@ def test_tokens_that_could_not_be_queued_come_with_the_next_step(bench: Bench, m
     bench.add(1, max_tokens=5, is_streamed=True)
     for token in (65, 66, 67, 68):
         run_step(bench, token)
-    assert tokens_of(bench) == [CommittedTokens(1, 0, [65, 66, 67])]
-    assert tokens_of(bench) == [CommittedTokens(1, 3, [68])]
+    assert tokens_of(bench) == [StreamedTokens(1, 0, [65, 66, 67])]
+    assert tokens_of(bench) == [StreamedTokens(1, 3, [68])]
 
 
 def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
@@ -170,7 +170,7 @@ def test_replaced_worker_tells_no_token_twice(bench: Bench) -> None:
     bench.from_engine(successor, to_worker.ClearCaches)
     plan = run_step(bench, 67)
     assert [(chunk.num_computed_tokens, chunk.token_ids[-2:]) for chunk in plan.chunks] == [(0, [65, 66])]
-    assert tokens_of(bench) == [CommittedTokens(1, 2, [67])]
+    assert tokens_of(bench) == [StreamedTokens(1, 2, [67])]
 
 
 def test_failed_step_ends_its_streams_with_the_reason(bench: Bench) -> None:
@@ -228,10 +228,10 @@ def chunky(run_dir: Path) -> Iterator[Bench]:
 
 def test_rows_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(chunky: Bench) -> None:
     add_for_rows(chunky, 1, RowsWanted(DELTA.keys, 2, "delta"), max_tokens=2, num_tokens=10)
-    wanted: list[tuple[list[int], list[CommittedTokens]]] = [
+    wanted: list[tuple[list[int], list[StreamedTokens]]] = [
         ([2, 3], []),
         ([4, 5, 6, 7], []),
-        ([8, 9], [CommittedTokens(1, 0, [65])]),
+        ([8, 9], [StreamedTokens(1, 0, [65])]),
     ]
     for values, tokens in wanted:
         run_step(chunky, 65)

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 from PIL import Image
 
 from mmcached.frontend.server import Frontend
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader, decode_frames, encode
+from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader, decode_record_frames, encode
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.shm.store.codec import Record
 from mmcached.wire.config import ServiceConfig
@@ -121,7 +121,7 @@ class FakeClient:
         """Return the record of an answer, owned; its lease is given back."""
         found = answer.records[index]
         if isinstance(found, Inline):
-            return decode_frames(
+            return decode_record_frames(
                 self.payload[found.first_frame : found.first_frame + found.num_frames], tensors="numpy"
             )
         assert self.row is not None

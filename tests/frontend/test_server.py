@@ -19,7 +19,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.parts import Inline, StreamedTokens
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
@@ -116,7 +116,7 @@ def test_what_an_engine_says_of_a_former_frontends_request_is_not_taken_for_one_
     engine = bench.add_engine(digest=CONFIG.digest())
     bench.from_frontend(engine, to_engine.Ring)
     number = 1
-    engine.channel.send(to_frontend.TokensCommitted([to_frontend.CommittedTokens(number, 0, [9])]))
+    engine.channel.send(to_frontend.TokensCommitted([StreamedTokens(number, 0, [9])]))
     engine.channel.send(to_frontend.RequestGenerated(number, [9], "length", 0))
     engine.channel.send(to_frontend.LeaseGap(1))
     engine.channel.send(to_frontend.RequestFailed(number, ERROR))

@@ -21,7 +21,7 @@ from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.caches.ring import RingItemCache
 from mmcached.frontend.processing.processor import Processed
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
-from mmcached.shm.store.codec import decode_frames, encode, split
+from mmcached.shm.store.codec import decode_record_frames, encode, split
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -149,7 +149,7 @@ class Engine:
 
     def _read(self, item: tuple[Handle, LeaseId] | list[Frame], key: str) -> MultiModalKwargsItem:
         if isinstance(item, list):
-            return MultiModalKwargsItem.from_record(decode_frames(item, tensors="torch"))
+            return MultiModalKwargsItem.from_record(decode_record_frames(item, tensors="torch"))
         handle, lease = item
         step = self._step
         self.leases.reading([lease.seq], [WORKER_EPOCH], step)

@@ -7,7 +7,7 @@ from typing import Any
 from mmcached.wire.errors import CacheMiss, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
-from mmcached.wire.messages.parts import Barrier, Feature, Inline, Rows, RowsWanted, Tensor
+from mmcached.wire.messages.parts import Barrier, Feature, Inline, RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
@@ -35,8 +35,8 @@ UNIONS: dict[str, Any] = {
 EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62)),
-    ("ToClient", client.Tokens([client.StreamedTokens(1, 0, [2, 3]), client.StreamedTokens(4, 17, [5])])),
-    ("ToClient", client.Tokens([], [client.StreamedRows(1, Rows("hidden_states", 3, TENSOR))])),
+    ("ToClient", client.Tokens([StreamedTokens(1, 0, [2, 3]), StreamedTokens(4, 17, [5])])),
+    ("ToClient", client.Tokens([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
     ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
@@ -77,8 +77,8 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.LeaseGap(99)),
     ("FromEngine", frontend.Reconcile(99, 3, {0: 2, 4095: 0})),
     ("FromEngine", frontend.EngineReady(2)),
-    ("FromEngine", frontend.TokensCommitted([frontend.CommittedTokens(1, 16, [7, 8])])),
-    ("FromEngine", frontend.TokensCommitted([], [frontend.CommittedRows(1, Rows("hidden_states", 3, TENSOR))])),
+    ("FromEngine", frontend.TokensCommitted([StreamedTokens(1, 16, [7, 8])])),
+    ("FromEngine", frontend.TokensCommitted([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, [Rows("hidden_states", 0, TENSOR)])),
     ("FromEngine", frontend.RequestEncoded(1, [TENSOR])),
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
@@ -109,7 +109,7 @@ EXAMPLES: list[tuple[str, Any]] = [
             b"digest",
             [engine.Sampled(1, 65)],
             [engine.ReadDone(7, 17)],
-            [engine.RowsMade(1, Rows("hidden_states", 0, TENSOR))],
+            [RequestRows(1, Rows("hidden_states", 0, TENSOR))],
             [engine.ItemEmbedding(1, 0, TENSOR)],
         ),
     ),

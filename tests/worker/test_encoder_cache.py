@@ -28,13 +28,13 @@ def test_counts_every_tensor_of_a_record() -> None:
     cache = EncoderCache()
     cache.put("a", {"embeddings": torch.zeros((3, 4), dtype=torch.int32), "levels": torch.zeros(5, dtype=torch.uint8)})
     cache.put("b", {"embeddings": torch.zeros((2, 4), dtype=torch.float64).T})
-    assert (cache.stats().entries, cache.stats().nbytes) == (2, 48 + 5 + 64)
+    assert (len(cache), cache.nbytes) == (2, 48 + 5 + 64)
     cache.put("b", {"embeddings": torch.zeros((1, 4), dtype=torch.int32)})
-    assert cache.stats().nbytes == 48 + 5 + 16
+    assert cache.nbytes == 48 + 5 + 16
     assert cache.drop(["a", "nothing", "a"]) == 1
-    assert (len(cache), cache.stats().nbytes) == (1, 16)
+    assert (len(cache), cache.nbytes) == (1, 16)
     cache.clear()
-    assert (cache.stats().entries, cache.stats().nbytes) == (0, 0)
+    assert (len(cache), cache.nbytes) == (0, 0)
 
 
 def test_a_missing_key_is_named() -> None:
@@ -82,7 +82,7 @@ class EncoderCacheMachine(RuleBasedStateMachine):
         self.cache.check_integrity()
         assert len(self.cache) == len(self.model)
         assert sorted(self.cache.keys()) == sorted(self.model)
-        assert self.cache.stats().nbytes == sum(4 * len(values) for values in self.model.values())
+        assert self.cache.nbytes == sum(4 * len(values) for values in self.model.values())
         for key, values in self.model.items():
             assert self.cache.get(key)["embeddings"].tolist() == values
 

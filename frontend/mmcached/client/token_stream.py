@@ -18,13 +18,13 @@ import msgspec
 
 from mmcached.client.results import Piece, RowRange, expect, generation_from, row_range_from
 from mmcached.wire.errors import LocalProtocolError, MissingRows, MmcachedError, RemoteProtocolError
-from mmcached.wire.messages.client import Generated, StreamedRows, StreamedTokens, ToClient
+from mmcached.wire.messages.client import Generated, ToClient
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
-from mmcached.wire.messages.parts import Rows
+from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.channels import Frame
 
-News = tuple[ToClient | StreamedRows | StreamedTokens, Sequence[Frame]]
+News = tuple[ToClient | RequestRows | StreamedTokens, Sequence[Frame]]
 """A message or piece for one call or stream, and the frames that came with it."""
 
 
@@ -69,7 +69,7 @@ class TokenStream:
             self.fail(news)
             return
         match news[0]:
-            case StreamedRows() as rows:
+            case RequestRows() as rows:
                 self.put_rows(rows, news[1])
             case StreamedTokens() as piece:
                 self.put(piece)
@@ -85,7 +85,7 @@ class TokenStream:
         else:
             self._tokens += piece.token_ids[len(self._tokens) - piece.first :]
 
-    def put_rows(self, piece: StreamedRows, payload: Sequence[Frame]) -> None:
+    def put_rows(self, piece: RequestRows, payload: Sequence[Frame]) -> None:
         """As `put`, for rows; to be called first for what comes in one message."""
         if self.is_over:
             return

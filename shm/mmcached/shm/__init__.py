@@ -19,7 +19,7 @@ from mmcached.shm.ring.row_watch import RowStopped, RowVoided
 from mmcached.shm.segment.segment import Host
 from mmcached.shm.segment.sweep import sweep
 from mmcached.shm.segment.words import WORD_STORE_NAME
-from mmcached.shm.store.codec import EncodedRecord, decode, decode_frames, encode
+from mmcached.shm.store.codec import EncodedRecord, decode, decode_record_frames, encode
 from mmcached.shm.store.object_store import ObjectStoreReader, ObjectStoreWriter
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "RowStopped",
     "RowVoided",
     "decode",
-    "decode_frames",
+    "decode_record_frames",
     "encode",
     "sweep",
 ]

@@ -11,8 +11,8 @@ from mmcached.engine import Request
 from mmcached.engine.results.results import Results
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import ItemEmbedding
-from mmcached.wire.messages.frontend import CommittedTokens, RequestEncoded, RequestGenerated
-from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated
+from mmcached.wire.messages.parts import Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.sockets.channels import Frame
 from tests.engine.builders import encode, generate
 
@@ -182,7 +182,7 @@ def test_embeddings_come_in_item_order_and_complete() -> None:
 # ---- tokens
 
 
-def unsent_tokens(results: Results, requests: Sequence[Request]) -> list[CommittedTokens]:
+def unsent_tokens(results: Results, requests: Sequence[Request]) -> list[StreamedTokens]:
     return results.unsent(requests, ())[0].streams
 
 
@@ -193,7 +193,7 @@ def test_one_message_tells_of_all_streamed_generations_and_of_no_other() -> None
     for request in requests:
         request.append_output_token(70 + request.request_id)
         results.open(request, is_streamed=request.request_id != 2)
-    assert unsent_tokens(results, requests) == [CommittedTokens(1, 0, [71]), CommittedTokens(3, 0, [73])]
+    assert unsent_tokens(results, requests) == [StreamedTokens(1, 0, [71]), StreamedTokens(3, 0, [73])]
 
 
 def test_tokens_that_were_not_queued_come_with_the_next_step_and_those_that_were_never_again() -> None:
@@ -202,12 +202,12 @@ def test_tokens_that_were_not_queued_come_with_the_next_step_and_those_that_were
     for token in (7, 8):
         request.append_output_token(token)
         unsent = unsent_tokens(results, [request])
-    assert unsent == [CommittedTokens(1, 0, [7, 8])]
+    assert unsent == [StreamedTokens(1, 0, [7, 8])]
     results.mark_sent(results.unsent([request], ())[0])
     assert unsent_tokens(results, [request]) == [], "as of who was set back in its step"
     request.num_computed_tokens = 0  # preempted: it is computed again, and has its tokens
     request.append_output_token(9)
-    assert unsent_tokens(results, [request]) == [CommittedTokens(1, 2, [9])]
+    assert unsent_tokens(results, [request]) == [StreamedTokens(1, 2, [9])]
 
 
 def test_nothing_is_kept_of_those_that_are_over_and_nothing_taken_for_those_that_are_not_open() -> None:

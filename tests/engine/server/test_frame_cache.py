@@ -36,7 +36,7 @@ def test_frames_of_a_real_item_are_within_the_size_that_travels() -> None:
     encoded = codec.encode({"pixels": np.arange(100, dtype=np.uint8), "grid": np.array([2, 3])})
     cache = a_cache(10_000)
     (frames,) = cache.ingest(1, [ReceivedItem("a", encoded.nbytes, encoded.frames())])
-    record = codec.decode_frames(frames, tensors="numpy")
+    record = codec.decode_record_frames(frames, tensors="numpy")
     assert record["pixels"].tolist() == list(range(100))
     assert cache.contents() == [("a", encoded.nbytes)]
 

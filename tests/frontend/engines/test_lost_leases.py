@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmcached.frontend.connections.readers import IDLE_S, MAX_WAIT_S
-from mmcached.shm import ObjectStoreReader, RingReader, decode_frames
+from mmcached.shm import ObjectStoreReader, RingReader, decode_record_frames
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import engine as to_engine
@@ -108,7 +108,7 @@ def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: WireEn
     ((handle, _),) = leases_in(first)
     with RingReader.open(engine.row.announcement) as reader:
         whole = ObjectStoreReader(reader).get(handle, tensors="numpy")
-        np.testing.assert_equal(decode_frames(bench.payload, tensors="numpy"), whole)
+        np.testing.assert_equal(decode_record_frames(bench.payload, tensors="numpy"), whole)
         del whole
     assert add.features[0].nbytes == handle.nbytes
     assert bench.stats().lease_refusals == 1

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmcached.frontend.processing.processor import ImageProcessor, Processed, cut_patches
-from mmcached.shm.store.codec import decode_frames
+from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import ModelConfig
 from tests.frontend.in_process import item_of
 from tests.frontend.pictures import PHOTOGRAPHS, encode, noise, photograph, plain
@@ -27,7 +27,7 @@ def process(data: bytes) -> Processed:
 
 
 def arrays(item: Processed) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    record = decode_frames(item.encoded.frames(), tensors="numpy")
+    record = decode_record_frames(item.encoded.frames(), tensors="numpy")
     assert set(record) == {"pixel_values", "grid"}
     pixels, grid = record["pixel_values"], record["grid"]
     assert isinstance(pixels, np.ndarray)

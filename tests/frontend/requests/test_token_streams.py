@@ -17,9 +17,9 @@ from mmcached.wire.errors import RemoteProtocolError, RequestAborted, error_from
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.client import StreamedTokens, Tokens
-from mmcached.wire.messages.frontend import CommittedRows, CommittedTokens, Generate, TokensTaken
-from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
+from mmcached.wire.messages.client import Tokens
+from mmcached.wire.messages.frontend import Generate, TokensTaken
+from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.sockets.channels import Frame
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
@@ -72,7 +72,7 @@ class Desk:
 
     def commit_rows(self, number: int, first: int, *values: int, key: str = "a") -> None:
         rows, data = packed(first, values, key, 1)
-        self.streams.committed_rows(CommittedRows(number, rows), [b"other", data])
+        self.streams.committed_rows(RequestRows(number, rows), [b"other", data])
 
     def taken(self, number: int, num_tokens: int, num_rows: int = 0) -> None:
         self.streams.taken(number, TokensTaken(CLIENT, number + 1000, num_tokens, 4 * num_rows))
@@ -84,7 +84,7 @@ class Desk:
         return list(self.sent_rows)
 
     def commit(self, number: int, first: int, *token_ids: int) -> None:
-        self.streams.committed(CommittedTokens(number, first, list(token_ids)))
+        self.streams.committed(StreamedTokens(number, first, list(token_ids)))
 
     def flush(self) -> list[tuple[bytes, list[StreamedTokens]]]:
         """Flush, and return what was sent by it."""
@@ -280,7 +280,7 @@ def test_lost_rows_are_an_error_and_repeated_ones_are_left_out(desk: Desk) -> No
     with pytest.raises(RequestAborted, match=r"rows \[3, 5\)"):
         desk.streams.rest(1, [part], [data])
     with pytest.raises(RemoteProtocolError):
-        desk.streams.committed_rows(CommittedRows(1, packed(3, [1], frame=1)[0]), [data])
+        desk.streams.committed_rows(RequestRows(1, packed(3, [1], frame=1)[0]), [data])
     assert desk.flush_rows() == [[(1001, "a", 0, [5, 6, 7])]]
 
 
@@ -318,7 +318,7 @@ def ask(bench: Bench, engine: WireEngine, request_id: int, *, window: int = 8) -
 
 
 def commit(engine: WireEngine, *parts: tuple[int, int, list[int]]) -> None:
-    engine.channel.send(to_frontend.TokensCommitted([CommittedTokens(*part) for part in parts]))
+    engine.channel.send(to_frontend.TokensCommitted([StreamedTokens(*part) for part in parts]))
 
 
 def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None:
@@ -350,7 +350,7 @@ def test_the_answer_has_all_tokens_and_those_that_wait_are_not_sent_before_it(be
 
 def commit_rows(engine: WireEngine, number: int, first: int, *values: int) -> None:
     rows, data = packed(first, values, "hidden_states")
-    engine.channel.send(to_frontend.TokensCommitted([], [CommittedRows(number, rows)]), [data])
+    engine.channel.send(to_frontend.TokensCommitted([], [RequestRows(number, rows)]), [data])
 
 
 def ask_for_rows(bench: Bench, engine: WireEngine, request_id: int) -> int:

@@ -16,7 +16,7 @@ from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.record_store import RecordStore, Refusal
 from mmcached.shm import EncodedRecord, ReaderRow, RingWriter, encode
 from mmcached.shm.segment.layout import chunk_bytes
-from mmcached.shm.store.codec import decode_frames
+from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused, StaleHandle
 from mmcached.wire.handle import Handle
@@ -43,7 +43,7 @@ def make_tier(data_bytes: int = ROOM, *, quota: int | None = None, max_object_by
 
 
 def value_at(tier: RecordStore, handle: Handle) -> int:
-    record = decode_frames(tier.frames(handle), tensors="numpy")
+    record = decode_record_frames(tier.frames(handle), tensors="numpy")
     assert set(record["pixels"].tolist()) <= {record["value"]}
     return int(record["value"])
 

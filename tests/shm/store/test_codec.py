@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmcached.shm import decode, decode_frames, encode
+from mmcached.shm import decode, decode_record_frames, encode
 from mmcached.shm.store.codec import Library, Record, adopt_frames
 from mmcached.shm.store.record_head import MAX_DEPTH, MAX_ELEMENTS, MAX_HEAD_BYTES, MAX_TENSORS
 from mmcached.shm.store.tensor_bytes import ITEMSIZES, NUMPY_ITEMSIZES
@@ -31,7 +31,7 @@ def written(record: Record) -> npt.NDArray[np.uint8]:
 
 def both_ways(record: Record, tensors: Library = "torch") -> list[Record]:
     frames = [bytes(frame) for frame in encode(record).frames()]
-    return [decode(written(record), tensors=tensors), decode_frames(frames, tensors=tensors)]
+    return [decode(written(record), tensors=tensors), decode_record_frames(frames, tensors=tensors)]
 
 
 def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
@@ -346,7 +346,7 @@ def test_elements_are_counted_over_the_whole_record() -> None:
 
 def test_frames_must_fit_their_header() -> None:
     frames = encode({"a": np.ones(4, np.uint8), "b": 1}).frames()
-    assert decode_frames(frames, tensors="numpy")["a"].tolist() == [1] * 4
+    assert decode_record_frames(frames, tensors="numpy")["a"].tolist() == [1] * 4
     wrong: list[list[Any]] = [
         [],
         frames[:1],
@@ -356,7 +356,7 @@ def test_frames_must_fit_their_header() -> None:
     ]
     for case in wrong:
         with pytest.raises(RemoteProtocolError):
-            decode_frames(case, tensors="numpy")
+            decode_record_frames(case, tensors="numpy")
         with pytest.raises(RemoteProtocolError):
             adopt_frames(case)
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from mmcached.shm import ObjectStoreReader, RingReader
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMade, RowsMissing, StepFailed, StepOutput
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMissing, StepFailed, StepOutput
+from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
@@ -62,7 +62,7 @@ def run_failing(
     return answer
 
 
-def tensor_of(part: RowsMade | ItemEmbedding, payload: Sequence[Frame]) -> IntArray:
+def tensor_of(part: RequestRows | ItemEmbedding, payload: Sequence[Frame]) -> IntArray:
     tensor = part.tensor if isinstance(part, ItemEmbedding) else part.rows.tensor
     assert tensor.dtype == "int32"
     return np.frombuffer(payload[tensor.frame], "<i4").reshape(tensor.shape).astype(np.int64)

@@ -10,19 +10,10 @@ encoded in, or a segment whose lease has been given back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from mmcached.wire.errors import InvariantError
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderCacheStats:
-    """Gauges: entries, and the bytes of all their tensors."""
-
-    entries: int
-    nbytes: int
 
 
 class EncoderCache:
@@ -37,6 +28,11 @@ class EncoderCache:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self._nbytes
 
     def keys(self) -> list[str]:
         """Return the key of each record, in no particular order."""
@@ -73,9 +69,6 @@ class EncoderCache:
     def clear(self) -> None:
         self._records.clear()
         self._nbytes = 0
-
-    def stats(self) -> EncoderCacheStats:
-        return EncoderCacheStats(len(self._records), self._nbytes)
 
     def check_integrity(self) -> None:
         counted = sum(_nbytes(record) for record in self._records.values())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmcached.shm import ObjectStoreReader
-from mmcached.shm.store.codec import decode_frames
+from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.errors import CacheMiss, InvalidRequest, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
@@ -55,7 +55,7 @@ class PayloadReader:
             end = payload.first_frame + payload.num_frames
             if end > len(frames):
                 raise RemoteProtocolError(f"frames up to {end} are named, {len(frames)} came", "encode.payload")
-            record = decode_frames(frames[payload.first_frame : end], tensors="torch")
+            record = decode_record_frames(frames[payload.first_frame : end], tensors="torch")
         elif payload is None or self._store is None:
             raise CacheMiss([mm_hash])
         else:

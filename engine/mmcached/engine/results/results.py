@@ -18,14 +18,8 @@ from dataclasses import dataclass, field
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError, MissingRows
 from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
-from mmcached.wire.messages.frontend import (
-    CommittedRows,
-    CommittedTokens,
-    RequestEncoded,
-    RequestGenerated,
-    TokensCommitted,
-)
-from mmcached.wire.messages.parts import Rows, Tensor
+from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated, TokensCommitted
+from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens, Tensor
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.channels import Frame
 
@@ -106,18 +100,18 @@ class Results:
         """
         num_sent = self._num_sent
         tokens = [
-            CommittedTokens(request.request_id, first, request.token_ids[request.num_prompt_tokens + first :])
+            StreamedTokens(request.request_id, first, request.token_ids[request.num_prompt_tokens + first :])
             for request in sampled
             if (first := num_sent.get(request.request_id)) is not None
             and request.num_prompt_tokens + first < request.num_tokens  # not if preempted in this step
         ]
-        rows: list[CommittedRows] = []
+        rows: list[RequestRows] = []
         frames: list[Frame] = []
         for request_id in with_rows:
             gathered = self._open.get(request_id)
             for pieces in gathered.rows.values() if gathered is not None and gathered.streams_rows else ():
                 if len(pieces):
-                    rows.append(CommittedRows(request_id, pieces.rows(len(frames))))
+                    rows.append(RequestRows(request_id, pieces.rows(len(frames))))
                     frames.append(pieces.data())
         return TokensCommitted(tokens, rows), frames
 

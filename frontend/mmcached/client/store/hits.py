@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmcached.client.arguments import check_bool
-from mmcached.shm.store.codec import Library, Record, decode_frames
+from mmcached.shm.store.codec import Library, Record, decode_record_frames
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import Inline
@@ -78,4 +78,4 @@ def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> 
     if not reading.view:
         # Received frames are immutable `bytes`; whoever owns a tensor may write into it.
         frames[1:] = [bytearray(frame) for frame in frames[1:]]
-    return decode_frames(frames, tensors=reading.tensors)
+    return decode_record_frames(frames, tensors=reading.tensors)

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.errors import InvariantError, MissingRows, RequestAborted
-from mmcached.wire.messages.client import StreamedRows, StreamedTokens, Tokens
-from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, CommittedRows, CommittedTokens, Generate, TokensTaken
-from mmcached.wire.messages.parts import Rows
+from mmcached.wire.messages.client import Tokens
+from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
+from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.channels import Frame
 
@@ -107,7 +107,7 @@ class TokenStreams:
 
     # ---- from engines
 
-    def committed(self, tokens: CommittedTokens) -> None:
+    def committed(self, tokens: StreamedTokens) -> None:
         """Take what an engine has computed; of a generation that is over, nothing. What came before is left out."""
         stream = self._streams.get(tokens.request_id)
         if stream is None:
@@ -119,7 +119,7 @@ class TokenStreams:
         if stream.can_send:
             self._due[tokens.request_id] = None
 
-    def committed_rows(self, part: CommittedRows, payload: Sequence[Frame]) -> None:
+    def committed_rows(self, part: RequestRows, payload: Sequence[Frame]) -> None:
         """As `committed`; to be called first for what comes in one message.
 
         Raises:
@@ -173,7 +173,7 @@ class TokenStreams:
         for peer, streams in by_peer.items():
             tokens = [StreamedTokens(each.request_id, each.num_sent, each.waiting) for each in streams if each.waiting]
             pieces = [(each.request_id, part) for each in streams for part in each.rows.values() if len(part)]
-            rows = [StreamedRows(request_id, part.rows(frame)) for frame, (request_id, part) in enumerate(pieces)]
+            rows = [RequestRows(request_id, part.rows(frame)) for frame, (request_id, part) in enumerate(pieces)]
             if self._send(peer, Tokens(tokens, rows), [part.data() for _, part in pieces]):
                 for stream in streams:
                     stream.sent()

@@ -125,7 +125,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
     return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
 
 
-def decode_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
+def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
     """Read a record that came as frames; its tensors are views that keep their frames alive.
 
     Raises:

@@ -8,7 +8,17 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Barrier, Inline, Message, Part, Rows, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import (
+    Barrier,
+    Inline,
+    Message,
+    RequestRows,
+    Rows,
+    StreamedTokens,
+    Tensor,
+    Text,
+    TokenId,
+)
 from mmcached.wire.stats import ServiceStats
 
 
@@ -30,21 +40,6 @@ class Welcome(Message, frozen=True):
     store_epoch: Count = 0
 
 
-class StreamedTokens(Part, frozen=True):
-    """Tokens of one generation from output position `first` on."""
-
-    request_id: Count
-    first: Count
-    token_ids: list[TokenId]
-
-
-class StreamedRows(Part, frozen=True):
-    """Rows of one generation and key; they go on where those end that came before."""
-
-    request_id: Count
-    rows: Rows
-
-
 class Tokens(Message, frozen=True):
     """What streamed generations of this client have come to since; those that are finished are answered by
     `Generated`, with all their tokens and with the rows that were not streamed.
@@ -55,7 +50,7 @@ class Tokens(Message, frozen=True):
     """
 
     streams: list[StreamedTokens]
-    rows: list[StreamedRows] = msgspec.field(default_factory=list)
+    rows: list[RequestRows] = msgspec.field(default_factory=list)
 
 
 class Generated(Message, frozen=True):

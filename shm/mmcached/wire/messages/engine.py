@@ -15,7 +15,7 @@ from mmcached.wire.messages.parts import (
     Message,
     Part,
     Priority,
-    Rows,
+    RequestRows,
     RowsWanted,
     Tensor,
     Text,
@@ -138,13 +138,6 @@ class ReadDone(Part, frozen=True):
     seq: Count
 
 
-class RowsMade(Part, frozen=True):
-    """Rows of a request that its chunk of the step has given, and those before it that were wanted."""
-
-    request_id: Count
-    rows: Rows
-
-
 class RowsMissing(Part, frozen=True):
     """Rows `[first, end)` of a key are wanted of a request, and the prefix store has them not: it must start over."""
 
@@ -165,7 +158,8 @@ class ItemEmbedding(Part, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    """What a step has made. Rank 0 alone fills `rows`, `embeddings` and what comes of the prefix store; `digest` is
+    """What a step has made. Rank 0 alone fills `rows` (those of each chunk, and those before it that were
+    wanted), `embeddings` and what comes of the prefix store; `digest` is
     equal on all ranks.
 
     `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
@@ -177,7 +171,7 @@ class StepOutput(Message, frozen=True):
     digest: bytes
     sampled: list[Sampled]
     read_done: list[ReadDone]
-    rows: list[RowsMade]
+    rows: list[RequestRows]
     embeddings: list[ItemEmbedding]
     encoder_keys: list[Text] | None = None
     prefix_report: PrefixReport = msgspec.field(default_factory=dict)

@@ -8,7 +8,17 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count
-from mmcached.wire.messages.parts import Message, Part, Priority, Rows, RowsWanted, Tensor, Text, TokenId
+from mmcached.wire.messages.parts import (
+    Message,
+    Priority,
+    RequestRows,
+    Rows,
+    RowsWanted,
+    StreamedTokens,
+    Tensor,
+    Text,
+    TokenId,
+)
 
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -265,21 +275,6 @@ class EngineReady(Message, frozen=True):
     num_workers: Count
 
 
-class CommittedTokens(Part, frozen=True):
-    """Tokens of one generation from output position `first` on."""
-
-    request_id: Count
-    first: Count
-    token_ids: list[TokenId]
-
-
-class CommittedRows(Part, frozen=True):
-    """Rows of one generation and key; they go on where those end that were told before."""
-
-    request_id: Count
-    rows: Rows
-
-
 class TokensCommitted(Message, frozen=True):
     """What a step has added to the generations that are streamed and go on; one that is finished is answered.
 
@@ -288,8 +283,8 @@ class TokensCommitted(Message, frozen=True):
             are the rows of all steps of which the tokens are here, or they came before.
     """
 
-    streams: list[CommittedTokens]
-    rows: list[CommittedRows] = msgspec.field(default_factory=list)
+    streams: list[StreamedTokens]
+    rows: list[RequestRows] = msgspec.field(default_factory=list)
 
 
 class RequestGenerated(Message, frozen=True):

@@ -87,6 +87,21 @@ class Rows(Part, frozen=True):
     tensor: Tensor
 
 
+class RequestRows(Part, frozen=True):
+    """Rows of one request and key; in a stream, they go on where those end that came before."""
+
+    request_id: Count
+    rows: Rows
+
+
+class StreamedTokens(Part, frozen=True):
+    """Tokens of one generation from output position `first` on."""
+
+    request_id: Count
+    first: Count
+    token_ids: list[TokenId]
+
+
 class Feature(Part, frozen=True):
     """One multimodal item of a request: `length` placeholder tokens of the prompt from `offset` on.
 

@@ -16,8 +16,8 @@ from itertools import accumulate
 import torch
 
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import PrefixReport, RowsMade, RowsMissing
-from mmcached.wire.messages.parts import Rows
+from mmcached.wire.messages.engine import PrefixReport, RowsMissing
+from mmcached.wire.messages.parts import RequestRows, Rows
 from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.worker.hidden_states import RowChunk, RowSpan, RowsRead, TensorPrefixStore
 from mmcached.worker.steps.step_result import StepResult
@@ -152,4 +152,4 @@ def _answer(
             if (index, key) in before:
                 tensor = torch.cat([before[index, key], tensor])
             first = _end(chunk) - len(tensor)
-            made.rows.append(RowsMade(chunk.request_id, Rows(key, first, made.add_frame(tensor))))
+            made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(tensor))))

@@ -128,7 +128,7 @@ class ModelRunner:
         outputs = EncoderCache()
         outputs.put("measured", {EMBEDDINGS: self._model.encoder.encode(pixels, (1, 1))})
         itemsize = outputs.get("measured")[EMBEDDINGS].itemsize
-        return outputs.stats().nbytes // itemsize, itemsize
+        return outputs.nbytes // itemsize, itemsize
 
     def clear(self) -> None:
         """Forget KV, encoder outputs and prefix rows; counters go on."""
@@ -137,7 +137,6 @@ class ModelRunner:
         self._rows.clear()
 
     def stats(self) -> WorkerStats:
-        encoder = self.encoder_cache.stats()
         rows = self.prefix_store.stats() if self.prefix_store is not None else None
         return WorkerStats(
             items_encoded=self._items_encoded,
@@ -147,8 +146,8 @@ class ModelRunner:
             bytes_viewed=self._bytes_viewed,
             items_copied=self._items_copied,
             bytes_copied=self._bytes_copied,
-            encoder_entries=encoder.entries,
-            encoder_bytes=encoder.nbytes,
+            encoder_entries=len(self.encoder_cache),
+            encoder_bytes=self.encoder_cache.nbytes,
             prefix_row_queries=rows.read + rows.missing if rows else 0,
             prefix_row_hits=rows.read if rows else 0,
             prefix_bytes=rows.blocks * rows.block_nbytes if rows else 0,

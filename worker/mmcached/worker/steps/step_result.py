@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mmcached.wire.messages.engine import ItemEmbedding, RowsMade, RowsMissing, Sampled
-from mmcached.wire.messages.parts import Tensor
+from mmcached.wire.messages.engine import ItemEmbedding, RowsMissing, Sampled
+from mmcached.wire.messages.parts import RequestRows, Tensor
 from mmcached.wire.sockets.channels import Frame
 from mmcached.worker.steps.read_ledger import Read
 
@@ -33,7 +33,7 @@ class StepResult:
     used: list[torch.Tensor] = field(default_factory=list)
     embeddings: list[ItemEmbedding] = field(default_factory=list)
     sampled: list[Sampled] = field(default_factory=list)
-    rows: list[RowsMade] = field(default_factory=list)
+    rows: list[RequestRows] = field(default_factory=list)
     missing: list[RowsMissing] = field(default_factory=list)
     viewed: set[Read] = field(default_factory=set)
     frames: list[Frame] = field(default_factory=list)
