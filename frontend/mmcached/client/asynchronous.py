@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -13,7 +12,7 @@ from mmcached.client.calls import Calls
 from mmcached.client.links.loop_link import LoopLink
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
-from mmcached.client.verb import Verb, drive_async
+from mmcached.client.verb import Verb, drive_async, driver_of
 from mmcached.wire.errors import LocalProtocolError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Welcome
 
@@ -26,7 +25,7 @@ def _awaitable(
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """Return a call that is awaited."""
 
-    @wraps(call)
+    @driver_of(call)
     async def method(client: AsyncClient, /, *values: P.args, **named: P.kwargs) -> T:
         return await drive_async(call(client._current(), *values, **named))
 
@@ -38,7 +37,7 @@ def _awaitable_stream(
 ) -> Callable[Concatenate[AsyncClient, P], AsyncGenerator[Piece]]:
     """Return a call whose pieces are iterated over with `async for`."""
 
-    @wraps(call)
+    @driver_of(call, AsyncGenerator[Piece])
     def method(client: AsyncClient, /, *values: P.args, **named: P.kwargs) -> AsyncGenerator[Piece]:
         return _pieces(client, call(client._calls, *values, **named))
 

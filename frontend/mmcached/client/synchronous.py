@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mmcached.client.base import BaseClient
@@ -13,7 +13,7 @@ from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
-from mmcached.client.verb import Verb, drive
+from mmcached.client.verb import Verb, drive, driver_of
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.client import Welcome
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def _blocking(call: Callable[Concatenate[Calls, P], Verb[T]]) -> Callable[Concatenate[Client, P], T]:
     """Return a call that returns when its verb has ended."""
 
-    @wraps(call)
+    @driver_of(call)
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> T:
         return drive(call(client._current(), *values, **named))
 
@@ -39,7 +39,7 @@ def _blocking_stream(
 ) -> Callable[Concatenate[Client, P], Generator[Piece]]:
     """Return a call whose pieces are iterated over."""
 
-    @wraps(call)
+    @driver_of(call, Generator[Piece])
     def method(client: Client, /, *values: P.args, **named: P.kwargs) -> Generator[Piece]:
         return _pieces(call(client._current(), *values, **named))
 

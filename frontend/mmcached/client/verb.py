@@ -15,11 +15,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
+from functools import wraps
 from typing import Any, TypeVar
 
 Step = Callable[[], Any]
 ResultT = TypeVar("ResultT")
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 Verb = Generator[Step, Any, ResultT]
+
+
+def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[CallableT], CallableT]:
+    """Give a client's method the name, text and signature of the call that it drives.
+
+    Args:
+        returns: what the method returns; by default what the call's verb does.
+    """
+    if returns is None:
+        returns = call.__annotations__["return"].removeprefix("Verb[").removesuffix("]")
+
+    def describe(method: CallableT) -> CallableT:
+        described: Any = wraps(call)(method)
+        described.__annotations__ = {**call.__annotations__, "return": returns}
+        described.__signature__ = inspect.signature(call).replace(return_annotation=returns)
+        return described  # type: ignore[no-any-return]
+
+    return describe
 
 
 def drive(verb: Verb[ResultT]) -> ResultT:

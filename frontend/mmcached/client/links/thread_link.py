@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from mmcached.client.links.link import Link, Waiter
 from mmcached.wire.errors import LocalProtocolError
@@ -51,9 +52,16 @@ class ThreadLink(Link[ThreadWaiter]):
     """As `Link`; any thread may call anything.
 
     A wait raises `LocalProtocolError` in a signal handler or finalizer that interrupts the reader's own thread.
+
+    Args:
+        look_interval_s: the longest sleep of a waiter.
     """
 
     _reader: ThreadWaiter | None = None
+
+    def __init__(self, *values: Any, look_interval_s: float = LOOK_INTERVAL_S, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self._look_interval_s = look_interval_s
 
     def new_waiter(self, *, is_greeting: bool = False) -> ThreadWaiter:
         """Return what a call of this thread waits with."""
@@ -64,7 +72,7 @@ class ThreadLink(Link[ThreadWaiter]):
         waiter.thread = threading.get_ident()
         try:
             while not waiter.news:
-                left_s = min(LOOK_INTERVAL_S, deadline - time.monotonic())
+                left_s = min(self._look_interval_s, deadline - time.monotonic())
                 if left_s <= 0:
                     break
                 if not self._may_read(waiter):
@@ -117,7 +125,7 @@ class ThreadLink(Link[ThreadWaiter]):
         return False
 
     def _ring_next_reader(self) -> None:
-        if self._reader is None and len(self._open) > 1:
+        if self._reader is None:
             for other in list(self._open.values()):
                 if other.is_waiting:
                     other.ring()
