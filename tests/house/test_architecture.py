@@ -1,4 +1,6 @@
-"""Somebody who has only the README and the page of the architecture finds the file for each of these questions."""
+"""Somebody who has only the README and the page of the architecture finds the file for each of these questions, and for
+each form that an image goes through.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,11 @@ def test_the_page_answers(question: str) -> None:
     assert question in answers()
 
 
+def test_the_forms_of_an_image_are_numbered_and_eight() -> None:
+    numbers = [what.partition(". ")[0] for what in answers() if what[0].isdigit()]
+    assert numbers == [str(number) for number in range(1, 9)]
+
+
 @pytest.mark.parametrize("question", answers())
 def test_the_answer_is_defined_where_the_page_says(question: str) -> None:
     file, name = answers()[question]
@@ -57,11 +64,13 @@ def test_the_answer_is_defined_where_the_page_says(question: str) -> None:
 
 
 def defined_names(body: list[ast.stmt]) -> set[str]:
-    """Return the names of the functions, classes and methods of a module, the last as `Class.method`."""
+    """Return the names of the functions, classes, methods (as `Class.method`) and variables of a module."""
     names = set()
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{inner}" for inner in defined_names(node.body)}
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
@@ -24,13 +25,18 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def get(service: ChildService, path: str) -> tuple[int, str]:
-    url = json.loads((service.run_dir / "http.json").read_text())["url"]
     try:
-        with urllib.request.urlopen(url + path, timeout=DEADLINE_S) as response:
+        with urllib.request.urlopen(url_of(service.run_dir) + path, timeout=DEADLINE_S) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+@cache
+def url_of(run_dir: Path) -> str:
+    url: str = json.loads(fetch(run_dir, "/status", DEADLINE_S))["http"]
+    return url
 
 
 def mmcached(service: ChildService, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,6 @@
       kv-pub-<i>.sock          KV events of engine i, and on kv-rep-<i>.sock what was missed of them
       stats.page               counters, one slot per role
       http.sock                health and metrics, from the supervisor: who listens here is the service
-      http.json                where it also listens, if that is a TCP port
       clients/<id>.lock        held by a client for its life; free = the client is dead
 
 A unix socket path may have 107 bytes, so a run directory must be short.
@@ -170,10 +169,6 @@ class RunDir:
     @property
     def http_socket(self) -> Path:
         return self.path / "http.sock"
-
-    @property
-    def http_info(self) -> Path:
-        return self.path / "http.json"
 
     def remove_sockets(self) -> None:
         """Delete the sockets of a former service; the caller is the one that holds the directory."""

@@ -138,17 +138,6 @@ def test_a_page_that_cannot_be_read_is_said(run_dir: Path) -> None:
         assert "stats.page cannot be opened" in status.reason
 
 
-def test_nobody_asks_where_a_file_tells_him_to(run_dir: Path) -> None:
-    """An announcement is for people: it may say what it wants."""
-    secret = run_dir / "secret"
-    secret.write_text("{}")
-    with service(run_dir):
-        RunDir(run_dir).http_info.write_text(json.dumps({"url": f"file://{secret}#", "pid": 1}))
-        status = look_at(run_dir)
-        assert status is not None
-        assert status.source == "supervisor"
-
-
 def test_a_supervisor_that_is_just_starting(run_dir: Path) -> None:
     RunDir(run_dir).create()
     with Seat(RunDir(run_dir)), pytest.raises(ServiceUnavailable, match="just starting"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mmcached.cli.admin.observe import fetch
 from mmcached.cli.watch import http_pages as admin
 from mmcached.cli.watch import http_server
-from mmcached.cli.watch.http_pages import AdminServer, Announcement
+from mmcached.cli.watch.http_pages import AdminServer
 from mmcached.cli.watch.readiness import ReadinessCheck
 from mmcached.cli.watch.service_status import Readiness, ServiceStatus, ServiceView, process_state
 from mmcached.shm.stats.page import StatsPageReader
@@ -51,9 +52,8 @@ def server_of(view: FakeView, reader: StatsPageReader) -> AdminServer:
 
 def test_a_service_that_works(run_dir: Path, reader: StatsPageReader) -> None:
     view = FakeView(run_dir, given=[a_role(FRONTEND, os.getpid(), "running")])
-    server = server_of(view, reader)
-    url = server.start()
-    try:
+    with server_of(view, reader) as server:
+        url = server.url
         assert get(f"{url}/healthz")[:2] == (200, "ok\n")
         assert get(f"{url}/readyz")[:2] == (200, "ready: 1 engine(s) and 2 worker(s) answered the probe\n")
         code, text, headers = get(f"{url}/metrics")
@@ -66,36 +66,23 @@ def test_a_service_that_works(run_dir: Path, reader: StatsPageReader) -> None:
         assert (status.ready, status.run_dir, status.stats.requests_done) == (True, str(run_dir), 5)
         assert [role.name for role in status.roles] == ["frontend"]
         assert get(f"{url}/nothing")[0] == 404
-    finally:
-        server.stop()
-
-
-def test_openmetrics_for_who_asks_for_it(run_dir: Path, reader: StatsPageReader) -> None:
-    with server_of(FakeView(run_dir), reader):
-        url = announced(run_dir).url
         _, text, headers = get(f"{url}/metrics", {"accept": "application/openmetrics-text; version=1.0.0"})
     assert headers["content-type"].startswith("application/openmetrics-text")
     assert text.endswith("# EOF\n")
 
 
-def announced(run_dir: Path) -> Announcement:
-    return msgspec.json.decode(RunDir(run_dir).http_info.read_bytes(), type=Announcement)
-
-
-def test_where_it_listens_is_announced_and_withdrawn(run_dir: Path, reader: StatsPageReader) -> None:
+def test_it_starts_once_and_again_after_a_stop(run_dir: Path, reader: StatsPageReader) -> None:
     server = server_of(FakeView(run_dir), reader)
     url = server.start()
-    assert announced(run_dir) == Announcement(url, os.getpid())
+    assert server.url == url
     assert url.startswith("http://127.0.0.1:")
-    assert RunDir(run_dir).http_info.stat().st_mode & 0o777 == 0o600
     with pytest.raises(InvariantError):
         server.start()
     server.stop()
     server.stop()
-    assert not RunDir(run_dir).http_info.exists()
-    again = server.start()
-    assert get(f"{again}/healthz")[0] == 200
-    server.stop()
+    assert server.url == ""
+    with server:
+        assert get(f"{server.url}/healthz")[0] == 200
 
 
 def test_a_taken_port_is_a_clear_error(run_dir: Path, reader: StatsPageReader) -> None:
@@ -104,22 +91,19 @@ def test_a_taken_port_is_a_clear_error(run_dir: Path, reader: StatsPageReader) -
         server = server_of(FakeView(run_dir, ServiceConfig(http_port=port)), reader)
         with pytest.raises(ConfigError) as caught:
             server.start()
-    assert caught.value.details["field"] == "http_port"
-    assert caught.value.details["value"] == port
-    assert not RunDir(run_dir).http_info.exists()
+    assert (caught.value.details["field"], caught.value.details["value"]) == ("http_port", port)
 
 
 def test_without_a_port_there_is_only_the_socket(run_dir: Path, reader: StatsPageReader) -> None:
     with server_of(FakeView(run_dir, ServiceConfig()), reader) as server:
         assert server.url == ""
-        assert not RunDir(run_dir).http_info.exists()
         assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
     assert not RunDir(run_dir).http_socket.exists()
 
 
 def test_a_draining_service(run_dir: Path, reader: StatsPageReader) -> None:
-    with server_of(FakeView(run_dir, is_draining=True), reader):
-        url = announced(run_dir).url
+    with server_of(FakeView(run_dir, is_draining=True), reader) as server:
+        url = server.url
         assert get(f"{url}/readyz")[:2] == (503, "not ready: draining\n")
         assert get(f"{url}/healthz")[0] == 200
         assert msgspec.json.decode(get(f"{url}/status")[1], type=ServiceStatus).draining
@@ -135,8 +119,8 @@ def test_a_stopped_engine_is_named(run_dir: Path, reader: StatsPageReader) -> No
             engine.send_signal(signal.SIGSTOP)
             wait_until(lambda: process_state(engine.pid) == "T")
             given = [a_role(FRONTEND, os.getpid(), "running"), a_role(ENGINE, engine.pid, "running")]
-            with AdminServer(FakeView(run_dir, given=given), reader):
-                url = announced(run_dir).url
+            with AdminServer(FakeView(run_dir, given=given), reader) as server:
+                url = server.url
                 reason = (
                     f"engine 0 (pid {engine.pid}) is stopped (state T); probe of the frontend: no answer within 0.2 s"
                 )
@@ -209,10 +193,7 @@ def test_figures_that_cannot_be_had_in_time_are_a_503(
 
 
 def test_an_idle_connection_does_not_hold_up_the_stop(run_dir: Path, reader: StatsPageReader) -> None:
-    server = server_of(FakeView(run_dir), reader)
-    url = server.start()
-    host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as idle:
+    with server_of(FakeView(run_dir), reader) as server, connection_to(server) as idle:
         idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(64).startswith(b"HTTP/1.1 200")
         server.stop()
@@ -223,8 +204,8 @@ def test_an_idle_connection_does_not_hold_up_the_stop(run_dir: Path, reader: Sta
 def test_ipv6_makes_a_url(run_dir: Path, reader: StatsPageReader) -> None:
     if not socket.has_ipv6 or not _can_bind("::1"):
         pytest.skip("no IPv6 loopback here")
-    with server_of(FakeView(run_dir, ServiceConfig(http_host="::1", http_port=0)), reader):
-        assert get(f"{announced(run_dir).url}/healthz")[0] == 200
+    with server_of(FakeView(run_dir, ServiceConfig(http_host="::1", http_port=0)), reader) as server:
+        assert get(f"{server.url}/healthz")[0] == 200
 
 
 def _can_bind(host: str) -> bool:
@@ -238,14 +219,14 @@ def _can_bind(host: str) -> bool:
 # ---- those who mean no good
 
 
-def address_of(run_dir: Path) -> tuple[str, int]:
-    host, _, port = announced(run_dir).url.removeprefix("http://").partition(":")
-    return host, int(port)
+def connection_to(server: AdminServer) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=HTTP_DEADLINE_S)
 
 
-def say(run_dir: Path, words: bytes) -> bytes:
+def say(server: AdminServer, words: bytes) -> bytes:
     """Send a request as it stands; return all that comes back."""
-    with socket.create_connection(address_of(run_dir), timeout=HTTP_DEADLINE_S) as connection:
+    with connection_to(server) as connection:
         connection.sendall(words)
         answer = b""
         while part := connection.recv(1 << 16):
@@ -256,14 +237,12 @@ def say(run_dir: Path, words: bytes) -> bytes:
 @pytest.mark.parametrize("words", [b"", b"GET /healthz HTT", b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_whoever_holds_connections_the_service_is_alive(words: bytes, run_dir: Path, reader: StatsPageReader) -> None:
     """Nor do they take this process's descriptors."""
-    with server_of(FakeView(run_dir), reader), ExitStack() as stack:
-        url = announced(run_dir).url
+    with server_of(FakeView(run_dir), reader) as server, ExitStack() as stack:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(300):
-            held = stack.enter_context(socket.create_connection(address_of(run_dir), timeout=HTTP_DEADLINE_S))
-            held.sendall(words)
+            stack.enter_context(connection_to(server)).sendall(words)
         for _ in range(5):
-            assert get(f"{url}/healthz")[:2] == (200, "ok\n")
+            assert get(f"{server.url}/healthz")[:2] == (200, "ok\n")
         assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
         ours = len(os.listdir("/proc/self/fd")) - before - 300
         assert ours <= http_server.MAX_CONNECTIONS + http_server.ACCEPTED_AT_ONCE
@@ -271,8 +250,8 @@ def test_whoever_holds_connections_the_service_is_alive(words: bytes, run_dir: P
 
 def test_a_head_has_a_deadline(run_dir: Path, reader: StatsPageReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.05)
-    with server_of(FakeView(run_dir), reader):
-        assert say(run_dir, b"GET /healthz HTTP/1.1\r\nHost: localh") == b""
+    with server_of(FakeView(run_dir), reader) as server:
+        assert say(server, b"GET /healthz HTTP/1.1\r\nHost: localh") == b""
 
 
 @pytest.mark.parametrize(
@@ -290,25 +269,40 @@ def test_a_head_has_a_deadline(run_dir: Path, reader: StatsPageReader, monkeypat
     ],
 )
 def test_requests_as_they_stand(words: bytes, status: int, run_dir: Path, reader: StatsPageReader) -> None:
-    with server_of(FakeView(run_dir), reader):
-        assert say(run_dir, words).startswith(f"HTTP/1.1 {status} ".encode())
+    with server_of(FakeView(run_dir), reader) as server:
+        assert say(server, words).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 def test_head_has_no_content(run_dir: Path, reader: StatsPageReader) -> None:
-    with server_of(FakeView(run_dir), reader):
-        head, _, content = say(run_dir, b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").partition(b"\r\n\r\n")
+    with server_of(FakeView(run_dir), reader) as server:
+        head, _, content = say(server, b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").partition(b"\r\n\r\n")
     assert b"content-length: 3" in head
     assert content == b""
 
 
-def test_a_server_whose_thread_has_ended_is_started_again(run_dir: Path, reader: StatsPageReader) -> None:
+def kept(server: AdminServer) -> AdminServer:
+    server.keep()
+    return server
+
+
+def test_a_server_whose_thread_has_ended_is_started_again(
+    run_dir: Path, reader: StatsPageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+
+    class Ending(http_server.HttpServer):
+        async def serve(self, listeners: Sequence[socket.socket], is_up: Callable[[], None]) -> None:
+            is_up()
+            await asyncio.to_thread(may_end.wait, HTTP_DEADLINE_S)
+
+    monkeypatch.setattr(admin, "HttpServer", Ending)
     with server_of(FakeView(run_dir), reader) as server:
+        first = server.url
         server.keep()
-        first = announced(run_dir)
-        assert server._running is not None
-        server._running.stop()
-        server.keep()
-        assert announced(run_dir) != first
+        assert server.url == first
+        monkeypatch.undo()
+        may_end.set()
+        wait_until(lambda: kept(server).url != first)
         assert fetch(run_dir, "/healthz", HTTP_DEADLINE_S) == b"ok\n"
 
 

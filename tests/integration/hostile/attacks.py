@@ -26,12 +26,14 @@ import msgpack
 import numpy as np
 import zmq
 
+from mmcached.cli.admin.observe import fetch
 from mmcached.client import Client
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import encode_frames
 from tests.integration.hostile import files
+from tests.integration.processes import DEADLINE_S
 from tests.wire.examples import EXAMPLES
 from tests.wire.raw_peer import RawPeer, frame, head
 
@@ -312,7 +314,7 @@ def _owner(run_dir: RunDir) -> int:
 
 @cache
 def _http_port(run_dir: RunDir) -> tuple[str, int]:
-    url = str(json.loads(run_dir.http_info.read_text())["url"])
+    url: str = json.loads(fetch(run_dir.path, "/status", DEADLINE_S))["http"]
     host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
     return host, int(port)
 

@@ -18,7 +18,6 @@ follows the thread that spawned it) and touches no signal.
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import socket
 import threading
@@ -59,20 +58,13 @@ MIN_CONNECTIONS = 4
 ResultT = TypeVar("ResultT")
 
 
-class Announcement(msgspec.Struct, frozen=True):
-    """The content of `http.json` in the run directory: the TCP address, and the process that answers there."""
-
-    url: str
-    pid: int
-
-
 class AdminServer:
     """Serves one supervisor. `start`, `keep` and `stop` belong to one thread.
 
     Args:
         look: returns what the supervisor knows now; called from threads of this server too.
         reader: the stats page; stays open until `stop` has returned, its owner closes it.
-        directory: where socket and announcement lie; the run directory of the view by default.
+        directory: where the socket lies; the run directory of the view by default.
         readiness: how readiness is found out; tests put another in.
     """
 
@@ -96,7 +88,7 @@ class AdminServer:
         """The TCP address, "" if there is none."""
 
     def start(self) -> str:
-        """Bind, serve from a thread, say where in `http.json`, and return the TCP URL, "" without a port.
+        """Bind, serve from a thread, and return the TCP URL, "" without a port.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -113,9 +105,6 @@ class AdminServer:
                 listeners.append(listener)
                 host, port = listener.getsockname()[:2]
                 self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                info = self._directory.http_info
-                stack.callback(info.unlink, missing_ok=True)
-                _announce(info, Announcement(self.url, os.getpid()))
             running = _Running(self._endpoints, listeners, _num_connections(config.limits.reserved_descriptors))
             stack.callback(running.stop)
             running.start()
@@ -138,7 +127,7 @@ class AdminServer:
             log.error("the HTTP server cannot be started", reason=str(error))
 
     def stop(self) -> None:
-        """End open connections, the threads and the announcement. A second call does nothing."""
+        """End open connections and the threads. A second call does nothing."""
         self._closing.close()
         self._running = None
         self.url = ""
@@ -280,10 +269,3 @@ def _num_connections(num_reserved: int) -> int:
     """Return how many connections leave this process descriptors for its children's pipes, logs and probes."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (soft_limit - num_reserved) // 2))
-
-
-def _announce(path: Path, announcement: Announcement) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(msgspec.json.encode(announcement))
-    new.chmod(0o600)
-    new.replace(path)
