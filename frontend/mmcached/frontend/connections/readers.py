@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.shm import RingWriter, RowStopped
 from mmcached.shm.crash_points import crash_point
-from mmcached.wire.errors import LeaseRefused, MmcachedError, RemoteProtocolError
+from mmcached.wire.errors import LeaseRefused, RemoteProtocolError
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.frontend import Reconcile
 from mmcached.wire.sockets.channels import Frame
@@ -36,6 +35,10 @@ IDLE_S = 1.0
 """So long after its last lease, or question, a reader with leases out is asked."""
 MAX_WAIT_S = 30.0
 OwnerT = TypeVar("OwnerT", bound=Hashable)
+
+
+Granted = list[tuple[Handle, LeaseId]]
+"""The leases that go with one message, in the order of their grants."""
 
 
 class Channel(Protocol):
@@ -68,58 +71,6 @@ class Reader(Generic[OwnerT]):
     ask_at: float
     wait_s: float = IDLE_S
     is_moved: bool = False
-
-
-class LeasedSend(Generic[OwnerT]):
-    """One message, and the leases that go with it: enter, grant, send; whatever is raised meanwhile, none is left.
-
-    Args:
-        reader: gets the leases; None: there are none.
-        channel: carries the message.
-    """
-
-    def __init__(self, reader: Reader[OwnerT] | None, channel: Channel, clock: Callable[[], float]) -> None:
-        self._reader = reader
-        self._channel = channel
-        self._clock = clock
-        self._granted: list[tuple[Handle, LeaseId]] = []
-
-    def lease(self, handle: Handle) -> LeaseId | None:
-        """Count a lease that goes with the message; return None if the reader takes none just now.
-
-        Raises:
-            PeerGone: it takes none any more.
-        """
-        if self._reader is None:
-            return None
-        try:
-            lease = self._reader.ring.grant(self._reader.row, handle)
-        except LeaseRefused:
-            return None
-        self._granted.append((handle, lease))
-        return lease
-
-    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
-        """Queue the message.
-
-        Raises:
-            PeerGone, ChannelFull: nothing was queued.
-        """
-        crash_point("grant.before_send")
-        self._channel.send(peer, message, payload)
-        crash_point("grant.after_send")
-        if self._reader is not None and self._granted:
-            self._reader.ask_at = self._clock() + IDLE_S  # the queue is not idle
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, MmcachedError) and self._reader is not None:
-            for handle, lease in reversed(self._granted):  # the last first, or their numbers would show a gap
-                self._reader.ring.undo_grant(self._reader.row, handle, lease)
 
 
 class Readers(Generic[OwnerT]):
@@ -190,9 +141,38 @@ class Readers(Generic[OwnerT]):
 
     # ---- leases
 
-    def leased_send(self, reader: Reader[OwnerT] | None) -> LeasedSend[OwnerT]:
-        """Return what grants leases and sends their message."""
-        return LeasedSend(reader, self._channel, self._clock)
+    def grant(self, reader: Reader[OwnerT], handle: Handle, granted: Granted) -> LeaseId | None:
+        """Count a lease that goes with a message, and note it; return None if the reader takes none just now.
+
+        Raises:
+            PeerGone: it takes none any more.
+        """
+        try:
+            lease = reader.ring.grant(reader.row, handle)
+        except LeaseRefused:
+            return None
+        granted.append((handle, lease))
+        return lease
+
+    def take_back(self, reader: Reader[OwnerT] | None, granted: Granted) -> None:
+        """Take back the leases of a message that was provably not queued."""
+        if reader is not None:
+            for handle, lease in reversed(granted):  # the last first, or their numbers would show a gap
+                reader.ring.undo_grant(reader.row, handle, lease)
+
+    def send(
+        self, reader: Reader[OwnerT] | None, granted: Granted, peer: bytes, message: object, payload: Sequence[Frame]
+    ) -> None:
+        """Queue a message with the leases of a reader, which the caller takes back if this raises.
+
+        Raises:
+            PeerGone, ChannelFull: nothing was queued.
+        """
+        crash_point("grant.before_send")
+        self._channel.send(peer, message, payload)
+        crash_point("grant.after_send")
+        if reader is not None and granted:
+            reader.ask_at = self._clock() + IDLE_S  # the queue is not idle
 
     def ask(self, reader: Reader[OwnerT]) -> None:
         """Ask which leases have arrived, if any is out."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 import structlog
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
-from mmcached.frontend.connections.readers import LeasedSend, Readers
+from mmcached.frontend.connections.readers import Granted, Reader, Readers
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.frontend.engines.engine_links import EngineLink, EngineLinks
 from mmcached.shm import RingWriter
@@ -159,24 +159,30 @@ class EngineGate:
         Raises:
             MmcachedError: of `make_message`, or the message could not be queued. No lease is left.
         """
+        reader = self._readers.get(link.incarnation)
+        granted: Granted = []
         try:
-            with self._readers.leased_send(self._readers.get(link.incarnation)) as sending:
-                routed, leases = [], []
-                for item in items:
-                    sent_item, lease = self._lease_or_inline(sending, item)
-                    routed.append(sent_item)
-                    leases.append(lease)
-                sending.send(link.peer, *make_message(routed, leases))
-        except PeerGone:
-            self.lose(link, "its connection is closed")
+            routed, leases = [], []
+            for item in items:
+                sent_item, lease = self._lease_or_inline(reader, item, granted)
+                routed.append(sent_item)
+                leases.append(lease)
+            message, payload = make_message(routed, leases)
+            self._readers.send(reader, granted, link.peer, message, payload)
+        except MmcachedError as error:
+            self._readers.take_back(reader, granted)
+            if isinstance(error, PeerGone):
+                self.lose(link, "its connection is closed")
             raise
         return routed
 
-    def _lease_or_inline(self, sending: LeasedSend[int], item: OutgoingItem) -> tuple[OutgoingItem, LeaseId | None]:
+    def _lease_or_inline(
+        self, reader: Reader[int] | None, item: OutgoingItem, granted: Granted
+    ) -> tuple[OutgoingItem, LeaseId | None]:
         """Grant a lease on an item in the ring; if the reader takes none just now, copy the item out instead."""
         if not isinstance(item.payload, Handle):
             return item, None
-        lease = sending.lease(item.payload)
+        lease = None if reader is None else self._readers.grant(reader, item.payload, granted)
         if lease is not None:
             return item, lease
         self.num_lease_refusals += 1

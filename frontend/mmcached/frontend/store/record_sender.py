@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from mmcached.frontend.connections.readers import LeasedSend, Readers
+from mmcached.frontend.connections.readers import Granted, Reader, Readers
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import EncodedRecord
-from mmcached.wire.errors import ChannelFull, PeerGone
+from mmcached.wire.errors import ChannelFull, MmcachedError, PeerGone
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import ClaimRecord, GetRecords
@@ -54,29 +54,35 @@ class RecordSender:
         # Over a former connection a lease would be lost, and nobody would ask for it.
         if reader is not None and (reader.peer, reader.nonce) != (peer, message.nonce):
             reader = None
-        try:
-            with self._readers.leased_send(reader) as sending:
-                answer, payload = self._answer(message, found, sending)
-                sending.send(peer, answer, payload)
-        except (PeerGone, ChannelFull) as error:
-            log.info("records not sent", reason=str(error))
-
-    def _answer(
-        self, message: GetRecords | ClaimRecord, found: Sequence[Found], sending: LeasedSend[str]
-    ) -> tuple[Records, list[Frame]]:
         payload: list[Frame] = []
         records: list[Handle | Inline | None] = []
         leases: list[LeaseId | None] = []
         inline_bytes = 0
-        for each in found:
-            lease = _lease(each, sending) if isinstance(each, Handle) else None
-            leases.append(lease)
-            if isinstance(each, Handle) and lease is not None:
-                records.append(each)
-                continue
-            inline_bytes += 0 if each is None else each.nbytes
-            records.append(self._inline(each, payload, inline_bytes))
-        return Records(message.request_id, self._records.epoch, records, leases), payload
+        granted: Granted = []
+        try:
+            for each in found:
+                if reader is not None and isinstance(each, Handle):
+                    lease = self._lease(reader, each, granted)
+                    if lease is not None:
+                        records.append(each)
+                        leases.append(lease)
+                        continue
+                inline_bytes += 0 if each is None else each.nbytes
+                records.append(self._inline(each, payload, inline_bytes))
+                leases.append(None)
+            answer = Records(message.request_id, self._records.epoch, records, leases)
+            self._readers.send(reader, granted, peer, answer, payload)
+        except MmcachedError as error:
+            self._readers.take_back(reader, granted)
+            if not isinstance(error, PeerGone | ChannelFull):
+                raise
+            log.info("records not sent", reason=str(error))
+
+    def _lease(self, reader: Reader[str], handle: Handle, granted: Granted) -> LeaseId | None:
+        try:
+            return self._readers.grant(reader, handle, granted)
+        except PeerGone:  # the row takes no leases any more, but its client may read frames
+            return None
 
     def _inline(self, found: Found, payload: list[Frame], num_bytes: int) -> Inline | None:
         """Append the frames of a record, and say where they are; None if there is none, or no room for it."""
@@ -89,10 +95,3 @@ class RecordSender:
         self.num_inline += 1
         payload.extend(frames)
         return Inline(len(payload) - len(frames), len(frames))
-
-
-def _lease(handle: Handle, sending: LeasedSend[str]) -> LeaseId | None:
-    try:
-        return sending.lease(handle)
-    except PeerGone:  # the row takes no leases any more, but its client may read frames
-        return None
