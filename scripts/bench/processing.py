@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.item_processor import Processing
@@ -41,10 +42,11 @@ _unique = count()
 _CLIENT = "0" * 32
 
 
-class Kept:
+class Kept(ItemCache):
     """A cache that keeps keys, and no item."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.keys: set[str] = set()
 
     def missing(self, keys: Sequence[str]) -> list[str]:

@@ -53,3 +53,18 @@ def test_requests_are_found_by_client_engine_and_deadline() -> None:
     assert requests.take(first.number) is first
     assert requests.take(first.number) is None
     assert len(requests) == 2
+
+
+def test_requests_are_counted_on_the_engine_that_has_them() -> None:
+    requests = OpenRequests()
+    new, open_one = request(1, "x", 1, engine=0), request(2, "x", 2)
+    requests.add(open_one)
+    requests.move(new, 1)
+    requests.add(new)
+    assert [requests.num_on_engine(engine) for engine in (0, 1)] == [0, 2]
+    requests.move(open_one, 0)
+    assert [requests.num_on_engine(engine) for engine in (0, 1)] == [1, 1]
+    for each in (new, open_one, new):
+        requests.take(each.number)
+        requests.check_integrity()
+    assert [requests.num_on_engine(engine) for engine in (0, 1)] == [0, 0]

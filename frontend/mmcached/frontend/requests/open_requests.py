@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.frontend import Encode, Generate
 
 
@@ -72,6 +73,7 @@ class OpenRequests:
     _by_client: dict[tuple[str, int], OpenRequest] = field(default_factory=dict)
     _num_of_client: Counter[str] = field(default_factory=Counter)
     _image_bytes_of_client: Counter[str] = field(default_factory=Counter)
+    _num_on_engine: Counter[int] = field(default_factory=Counter)
     _last_number: int = 0
 
     def __len__(self) -> int:
@@ -89,6 +91,7 @@ class OpenRequests:
         self._by_client[request.message.client_id, request.message.request_id] = request
         self._num_of_client[request.message.client_id] += 1
         self._image_bytes_of_client[request.message.client_id] += request.image_bytes
+        self._num_on_engine[request.engine] += 1
 
     def get(self, number: int) -> OpenRequest | None:
         return self._by_number.get(number)
@@ -103,6 +106,7 @@ class OpenRequests:
             self._image_bytes_of_client[client_id] -= request.image_bytes
             if not self._num_of_client[client_id]:
                 del self._num_of_client[client_id], self._image_bytes_of_client[client_id]
+            self._leave_engine(request)
         return request
 
     def find(self, client_id: str, request_id: int) -> OpenRequest | None:
@@ -125,8 +129,30 @@ class OpenRequests:
     def of_client(self, client_id: str) -> list[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]
 
+    def move(self, request: OpenRequest, engine: int) -> None:
+        """Note that an engine has a request now, open already or not yet."""
+        if request.number in self._by_number:
+            self._leave_engine(request)
+            self._num_on_engine[engine] += 1
+        request.engine = engine
+
+    def num_on_engine(self, engine: int) -> int:
+        return self._num_on_engine[engine]
+
     def on_engine(self, engine: int) -> list[OpenRequest]:
         return [request for request in self if request.engine == engine]
 
     def expired(self, now: float) -> list[OpenRequest]:
         return [request for request in self if request.deadline <= now]
+
+    def check_integrity(self) -> None:
+        """Raises:
+        InvariantError: requests are counted on an engine that does not have them.
+        """
+        if self._num_on_engine != Counter(request.engine for request in self):
+            raise InvariantError(f"requests on engines: {dict(self._num_on_engine)} are counted")
+
+    def _leave_engine(self, request: OpenRequest) -> None:
+        self._num_on_engine[request.engine] -= 1
+        if not self._num_on_engine[request.engine]:
+            del self._num_on_engine[request.engine]

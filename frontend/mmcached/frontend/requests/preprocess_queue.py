@@ -30,6 +30,7 @@ from typing import Protocol
 
 import msgspec
 
+from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.processing.decoder_pool import DecoderPool
 from mmcached.frontend.processing.decoder_process import Pixels
 from mmcached.frontend.processing.fair_queue import fair_share
@@ -56,13 +57,6 @@ _NEVER = -1
 """A generation before all."""
 
 
-class Keeper(Protocol):
-    """What is asked of the cache of processed items."""
-
-    def missing(self, keys: Sequence[str]) -> list[str]: ...
-    def keep(self, key: str, item: Processed) -> None: ...
-
-
 class Decoders(Protocol):
     """What decodes files for the threads that ask it: processes, or whatever a benchmark puts beside them."""
 
@@ -83,20 +77,22 @@ class PreprocessQueue:
 
     Args:
         config: its `processor_workers` decode, and at most `mm_processor_max_waiting` items wait for them.
-        keeper: says what is missing, and takes what was processed for nobody.
         decoders: makes what decodes files.
+    Attributes:
+        items: says what is missing, and takes what was processed for nobody. What was missing for a former cache may be
+            there, and is taken all the same.
     """
 
     def __init__(
         self,
         config: ServiceConfig,
         processing: Processing,
-        keeper: Keeper,
+        items: ItemCache,
         *,
         decoders: Callable[[int, PictureSettings, PixelBudget], Decoders] = DecoderPool,
     ) -> None:
         self._processing = processing
-        self._keeper = keeper
+        self.items = items
         self._max_waiting = config.mm_processor_max_waiting
         self._requests: dict[int, OpenRequest] = {}
         self._flights: SingleFlight[object] = SingleFlight()
@@ -107,10 +103,6 @@ class PreprocessQueue:
         self._workers = WorkPool("decoder", self._num_workers, self._mailbox)
         budget = PixelBudget(config.limits.max_decoding_pixels)
         self._decoders = decoders(self._num_workers, PictureSettings.from_config(config), budget)
-
-    def use(self, keeper: Keeper) -> None:
-        """Ask another keeper from now on. What was missing for the former may be there, and is taken all the same."""
-        self._keeper = keeper
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when `collect` has something."""
@@ -130,7 +122,7 @@ class PreprocessQueue:
         self._requests[request.number] = request
         if not self._keys.find(request):
             return None
-        self._join(request, self._keeper.missing(request.keys))
+        self._join(request, self.items.missing(request.keys))
         if not self._flights.is_complete(request.number):
             return None
         return _checked(request, self._flights.outcomes(request.number))
@@ -262,7 +254,7 @@ class PreprocessQueue:
 
     def _keep(self, key: str, outcome: object) -> None:
         if isinstance(outcome, Processed):
-            self._keeper.keep(key, outcome)
+            self.items.keep(key, outcome)
 
 
 def _checked(request: OpenRequest, outcomes: Mapping[str, object]) -> Mapping[str, Processed]:

@@ -97,7 +97,7 @@ class RequestService:
     def use(self, items: ItemCache) -> None:
         """Keep and send items by another cache from now on."""
         self.items = items
-        self._preprocessing.use(items)
+        self._preprocessing.items = items
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
@@ -121,8 +121,9 @@ class RequestService:
 
     def check_integrity(self) -> None:
         """Raises:
-        InvariantError: streams or waiting work contradict themselves.
+        InvariantError: requests, streams or waiting work contradict themselves.
         """
+        self._requests.check_integrity()
         self._preprocessing.check_integrity()
         self.streams.check_integrity()
         if left := self.streams.numbers() - {request.number for request in self._requests}:
@@ -195,7 +196,7 @@ class RequestService:
             self._waiting[request.number] = None
 
     def _choose_engine(self) -> EngineLink | None:
-        return self._gate.links.choose(lambda engine: len(self._requests.on_engine(engine.incarnation)))
+        return self._gate.links.choose(lambda engine: self._requests.num_on_engine(engine.incarnation))
 
     def _take_waiting(self) -> list[OpenRequest]:
         """Return and forget those that wait for an engine, if one is ready."""
@@ -227,7 +228,7 @@ class RequestService:
             return False
         finally:
             self.items.release()
-        request.engine = link.incarnation
+        self._requests.move(request, link.incarnation)
         return True
 
     # ---- from engines: of a request that is not with that engine (any more), nothing
@@ -295,7 +296,7 @@ class RequestService:
             reason = f"the engine missed items {request.num_resends} times; try again"
             self.fail(request.number, RequestAborted(reason))
             return
-        request.engine = 0
+        self._requests.move(request, 0)
         self._advance_or_fail(request)
 
     def engine_lost(self, link: EngineLink, reason: str) -> None:
