@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mmcached.frontend.connections.listening import listen_for_clients
+from mmcached.frontend.connections.listening import listen_for_clients, message_limits
 from mmcached.frontend.store.store_service import StoreService as Store
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ToClient, Tokens, Welcome
 from mmcached.wire.messages.frontend import (
     Cancel,
@@ -78,6 +79,10 @@ class ServiceThread:
     def count(self, kind: type) -> int:
         return sum(isinstance(message, kind) for message in self.received)
 
+    def refuse(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """Answer a message that could not be read; a client sends none."""
+        raise error
+
     def serve(self, peer: bytes, message: FromClient, payload: list[Any]) -> None:
         """Answer a message."""
         raise NotImplementedError
@@ -118,8 +123,9 @@ class ServiceThread:
             done.set()
         self.listener.wait(POLL_S)
         for peer, message, payload in self.listener.serve(ALL):
-            if isinstance(message, Exception):
-                raise message
+            if isinstance(message, RemoteProtocolError):
+                self.refuse(peer, message)
+                continue
             self.received.append(message)
             if (client_id := getattr(message, "client_id", "")) != "":
                 self.peers[client_id] = peer
@@ -207,7 +213,8 @@ class StoreService(ServiceThread):
         match message:
             case ClientHello():
                 self.desk.greet(peer, message.client_id)
-                self._send(peer, Welcome("store", 258, 257, 64, 8192, self.desk.announcement, self.desk.records.epoch))
+                ring, epoch = self.desk.announcement, self.desk.records.epoch
+                self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, message_limits(self.config)))
             case ClientBye():
                 self.desk.end_client(message.client_id)
             case Flush():

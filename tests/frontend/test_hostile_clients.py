@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mmcached.frontend.connections.listening import message_limits
 from mmcached.shm import encode
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
@@ -211,6 +212,11 @@ def test_nobody_speaks_in_the_name_of_a_client_that_is_connected(bench: Bench) -
         assert unwelcome.request_id is None
     stats = bench.stats()
     assert (stats.requests_open, stats.protocol_errors) == (1, 6)
+
+
+def test_a_client_is_told_how_large_a_message_may_be(bench: Bench) -> None:
+    bench.client.send(to_frontend.ClientHello(bench.client_id))
+    assert bench.answer(to_client.Welcome).limits == message_limits(bench.config)
 
 
 def test_a_connection_speaks_for_one_client(bench: Bench) -> None:

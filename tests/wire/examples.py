@@ -7,7 +7,17 @@ from typing import Any
 from mmcached.wire.errors import CacheMiss, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
-from mmcached.wire.messages.parts import Barrier, Feature, Inline, RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
+from mmcached.wire.messages.parts import (
+    Barrier,
+    Feature,
+    Inline,
+    MessageLimits,
+    RequestRows,
+    Rows,
+    RowsWanted,
+    StreamedTokens,
+    Tensor,
+)
 from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 
 RING_ID = CLIENT_ID = "0123456789abcdef" * 2
@@ -34,7 +44,7 @@ UNIONS: dict[str, Any] = {
 
 EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
-    ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62)),
+    ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62, MessageLimits(64, 2**20, 2**40))),
     ("ToClient", client.Tokens([StreamedTokens(1, 0, [2, 3]), StreamedTokens(4, 17, [5])])),
     ("ToClient", client.Tokens([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmcached.wire.errors import InvalidRequest
-from mmcached.wire.messages.parts import MAX_ROW_KEYS, RowsWanted
+from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
+from mmcached.wire.sockets.channels import Frame
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_TOKENS = 1 << 20
@@ -200,6 +201,21 @@ def check_function(fn: Any) -> None:
     """
     if not callable(fn):
         raise _invalid("fn", fn, "a function without arguments that returns the record")
+
+
+def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
+    """Raises:
+    InvalidRequest: the service does not read a message of that size.
+    """
+    sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
+    if len(sizes) > limits.max_frames:
+        limit = f"at most {limits.max_frames} images or tensors and other frames (limits.max_message_frames)"
+        raise InvalidRequest("message.frames", len(sizes), limit)
+    if sizes[1] > limits.max_body_bytes:
+        limit = f"at most {limits.max_body_bytes} bytes of prompt, names and keys"
+        raise InvalidRequest("message.body_bytes", sizes[1], limit)
+    if sum(sizes) > limits.max_bytes:
+        raise InvalidRequest("message.bytes", sum(sizes), f"at most {limits.max_bytes} (limits.max_message_mb)")
 
 
 def _check_key(field: str, key: Any) -> None:

@@ -27,7 +27,7 @@ from typing import assert_never
 import structlog
 
 from mmcached.frontend.caches.from_config import item_cache_from_config
-from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines
+from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines, message_limits
 from mmcached.frontend.connections.presence import ClientPresence
 from mmcached.frontend.connections.rings import NoRing, late_item_ring, warn_of_small_shm
 from mmcached.frontend.engines.engine_gate import EngineGate
@@ -269,6 +269,7 @@ class Frontend(Closeable):
             max_model_len=self._config.max_model_len,
             store_ring=self.store.announcement,
             store_epoch=self.store.records.epoch,
+            limits=message_limits(self._config),
         )
 
     def _check_clients(self) -> None:

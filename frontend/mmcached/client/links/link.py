@@ -244,11 +244,14 @@ class Link(ABC, Generic[WaiterT]):
                 for piece in message.streams:
                     self._hand_over(piece.request_id, (piece, ()))
             case Welcome():
+                self._socket.limits = message.limits
                 self._reply(message)
                 for waiter in list(self._open.values()):
                     if waiter.is_greeting:
                         self._hand_over(waiter, (message, payload))
             case Failed(request_id=None):
+                # Too many clients, or an unreadable message: of another version, or sent as a frontend with narrower
+                # limits took over. Whose it was is not known.
                 self._end_all(error_from_wire(message.error))
             case Barrier():
                 self._reply(message)

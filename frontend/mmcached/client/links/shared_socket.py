@@ -25,10 +25,12 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from mmcached.client.arguments import check_message
 from mmcached.client.links import forks
 from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, RequestAborted
 from mmcached.wire.messages.client import ToClient
-from mmcached.wire.sockets.channels import DealerChannel, Frame
+from mmcached.wire.messages.parts import MessageLimits
+from mmcached.wire.sockets.channels import DealerChannel, Frame, encode_frames
 
 CLOSE_LINGER_MS = 200
 """How long `close` goes on sending what was said; bounds the time that it takes beside a frontend that hangs."""
@@ -42,9 +44,12 @@ class SharedSocket:
 
     Args:
         address: where the frontend listens, or will.
+    Attributes:
+        limits: on what is sent; None while the frontend has named none.
     """
 
     def __init__(self, address: str) -> None:
+        self.limits: MessageLimits | None = None
         self._path = address.removeprefix("ipc://")
         self._turn = threading.RLock()
         self._is_in_use = self._is_asleep = self._is_broken = self._is_closed = False
@@ -71,6 +76,7 @@ class SharedSocket:
         """Queue one message; never waits for the service. Any thread.
 
         Raises:
+            InvalidRequest: it is larger than `limits`; nothing was queued.
             ChannelFull: the queue is at its limit; nothing was queued.
             RequestAborted: the socket is closed or broken.
             LocalProtocolError: called from the middle of another use by the same thread, as by a signal handler.
@@ -194,7 +200,10 @@ class SharedSocket:
             self._is_broken = True
 
     def _send(self, message: object, payload: Sequence[Frame] = ()) -> None:
-        self._channel.send(message, payload)
+        frames = encode_frames(message, payload)
+        if self.limits is not None:
+            check_message(frames, self.limits)
+        self._channel.send_frames(frames)
         if self._is_asleep and any(self._channel.look()):
             os.eventfd_write(self._bell, 1)
 

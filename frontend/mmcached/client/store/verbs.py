@@ -23,7 +23,7 @@ from mmcached.client.store.session import StoreSession
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError, RequestAborted
+from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, RequestAborted
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored
 from mmcached.wire.messages.frontend import (
@@ -154,7 +154,11 @@ class StoreVerbs:
             return False  # the frontend that gave the claim is dead, and its epoch with it
         store_epoch, token = (self._sessions.store_epoch, 0) if claim is None else (claim.store_epoch, claim.token)
         ask = PutRecord(*self._ids(), key, store_epoch, self._contact.options.tenant, token)
-        message, _ = yield from self._contact.exchange(ask, deadline, encoded.frames())
+        try:
+            message, _ = yield from self._contact.exchange(ask, deadline, encoded.frames())
+        except InvalidRequest as error:  # a refusal like that of any record that is too large, and no reason to lose it
+            self._guard.note("too large", f"a record was not kept: {error}")
+            return False
         stored = expect(message, Stored)
         self._guard.count(stored=int(stored.is_stored))
         if not stored.is_stored:

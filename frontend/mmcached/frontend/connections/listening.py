@@ -9,6 +9,7 @@ from mmcached.wire.errors import ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.client import Failed
 from mmcached.wire.messages.engine import Refused
 from mmcached.wire.messages.frontend import FromClient, FromEngine
+from mmcached.wire.messages.parts import MessageLimits
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.listener import Bounds, Listener
 
@@ -20,17 +21,24 @@ STALL_OF_ENGINES_S = float("inf")
 """An engine that is stopped keeps its connection: only its death takes anything from it."""
 
 
+def message_limits(config: ServiceConfig) -> MessageLimits:
+    """Return how large a client's message may be."""
+    limits = config.limits
+    body_bytes = BODY_BYTES + TOKEN_BYTES * config.max_model_len
+    return MessageLimits(limits.max_message_frames, limits.max_message_mb * MIB, body_bytes)
+
+
 def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromClient]:
     """Raises:
     OSError: the socket could not be bound.
     """
-    limits = config.limits
+    limits, of_message = config.limits, message_limits(config)
     bounds = Bounds(
         max_connections=limits.max_clients,
         reserved_descriptors=limits.reserved_descriptors,
-        max_frames=limits.max_message_frames,
-        max_message_bytes=limits.max_message_mb * MIB,
-        max_body_bytes=BODY_BYTES + TOKEN_BYTES * config.max_model_len,
+        max_frames=of_message.max_frames,
+        max_message_bytes=of_message.max_bytes,
+        max_body_bytes=of_message.max_body_bytes,
         max_queued_bytes=limits.max_queued_mb_per_client * MIB,
         max_held_bytes=limits.max_held_mb * MIB,
         stall_s=limits.client_stall_s,

@@ -12,6 +12,7 @@ from mmcached.wire.messages.parts import (
     Barrier,
     Inline,
     Message,
+    MessageLimits,
     RequestRows,
     Rows,
     StreamedTokens,
@@ -29,6 +30,7 @@ class Welcome(Message, frozen=True):
         store_ring: where records lie that clients put; None if none are kept. Another one than before: the former
             frontend is dead, and its leases with it.
         store_epoch: rises when everything derived from the old weights was made unreachable.
+        limits: on what this client sends; None: there are none.
     """
 
     service_id: Text
@@ -38,6 +40,7 @@ class Welcome(Message, frozen=True):
     max_model_len: Count
     store_ring: RingAnnouncement | None = None
     store_epoch: Count = 0
+    limits: MessageLimits | None = None
 
 
 class Tokens(Message, frozen=True):
@@ -136,7 +139,9 @@ class Stored(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The request ended with an error; `request_id` is None when the frame could not be read at all."""
+    """The request ended with an error. `request_id` is None if that is not known: the message could not be read, which
+    no client sends that keeps to `Welcome.limits`; or if the client has no connection: there are too many.
+    """
 
     request_id: Count | None
     error: ErrorInfo

@@ -39,6 +39,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Base of what occurs inside a message."""
 
 
+class MessageLimits(Part, frozen=True):
+    """The largest message that the frontend reads of a client.
+
+    Attributes:
+        max_frames, max_bytes: of a message as it is sent, its version and body included.
+        max_body_bytes: of its body: what is no payload.
+    """
+
+    max_frames: Count
+    max_bytes: Count
+    max_body_bytes: Count
+
+
 class Tensor(Part, frozen=True):
     """A dense tensor whose bytes, C order and little-endian, are one further frame of the same message.
 

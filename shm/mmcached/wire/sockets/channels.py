@@ -175,13 +175,17 @@ class DealerChannel(_Channel[ReceivesT]):
         super().close()
 
     def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
-        """Queue one message without blocking.
+        """As `send_frames`, for one message."""
+        self.send_frames(encode_frames(message, payload))
+
+    def send_frames(self, frames: Sequence[Frame]) -> None:
+        """Queue the frames of one message without blocking.
 
         Raises:
             ChannelFull: the queue is at its high-water mark; nothing was queued.
         """
         try:
-            self.socket.send_multipart(encode_frames(message, payload), zmq.NOBLOCK)
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             raise ChannelFull(f"{SEND_HIGH_WATER_MARK} messages wait for the peer; try again later") from None
 
