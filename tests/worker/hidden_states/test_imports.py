@@ -18,7 +18,7 @@ HEAVY = {"zmq", "pydantic", "pydantic_settings", "posix_ipc", "structlog", "star
     "program",
     ["import mmcached.worker.hidden_states", "from mmcached.worker import OmniTensorPrefixCache, TensorPrefixStore"],
 )
-def test_hidden_states_need_torch_and_numpy_only(program: str) -> None:
+def test_hidden_states_need_torch_numpy_and_msgspec_only(program: str) -> None:
     listing = f"{program}; import json, sys; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True, timeout=60)
     modules = set(json.loads(run.stdout))

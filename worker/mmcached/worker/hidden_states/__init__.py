@@ -14,7 +14,7 @@ of rows is found by its hash as long as there is room for it.
 Both promise: no made-up rows (a row that was not written is `MissingRows` with the range, never zeros), no rounding,
 nothing broadcast or truncated, copies only.
 
-Imports torch and numpy, and of mmcached only the errors: an engine of another house can embed it.
+Imports torch and numpy, and of mmcached only the errors, with msgspec: an engine of another house can embed it.
 """
 
 from mmcached.worker.hidden_states.by_content.records import Refusal, Report, RowChunk, RowSpan, StoreStats

@@ -154,10 +154,12 @@ class PendingRows:
             Whether the rows must be copied from their device.
         """
         device = rows.device
-        if device not in self._transfers:
-            self._transfers[device] = self._transfer_for(device, self.byte_limit)
+        try:
+            transfer = self._transfers[device]
+        except KeyError:
+            transfer = self._transfers[device] = self._transfer_for(device, self.byte_limit)
         sources = self._of_arena.get(arena) if self._of_arena else None
-        if self._transfers[device] is None:
+        if transfer is None:
             if sources is not None:
                 sources.source[indexes] = 0
             arena.put(indexes, rows, places)
@@ -188,6 +190,11 @@ class PendingRows:
             for flight in [flight for flight in self._flights if flight.number in numbers]:
                 self.num_read_waits += self._wait(flight)
 
+    def read(self, arena: RowArena, indexes: np.ndarray, out: torch.Tensor) -> None:
+        """Copy rows, all written, to `out`, `(len(indexes), *shape)`; wait for those that are under way."""
+        self.settle((arena,), indexes)
+        arena.take(indexes, out)
+
     def settle_all(self) -> None:
         """Wait for all copies."""
         while self._flights:
@@ -198,7 +205,7 @@ class PendingRows:
     def forget(self, arena: RowArena, indexes: np.ndarray) -> None:
         """Say that rows were not written."""
         arena.forget(indexes)
-        if arena in self._of_arena:
+        if self._of_arena and arena in self._of_arena:
             self._of_arena[arena].source[indexes] = 0
 
     def forget_blocks(self, arena: RowArena, block_ids: Sequence[int]) -> None:

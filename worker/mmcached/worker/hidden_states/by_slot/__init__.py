@@ -4,7 +4,7 @@
     engine_batch    what an engine's batch says: packed rows, positions, block tables
     slots           checks of slots, and positions -> slots
     output_keys     which outputs are rows: declared, or discovered
-    step_outputs    outputs of the step at hand that were written
+    step_writer     a step's rows -> their slots                  step_outputs: those of the step at hand
     merging         rows of a step behind the cached prefix, or what is missing of it
     staging         which rows of deferred keys may be staged      staged_rows
     passthrough     outputs that are no keys

@@ -34,7 +34,7 @@ from mmcached.worker.hidden_states.by_slot.output_keys import Discover, OutputKe
 from mmcached.worker.hidden_states.by_slot.passthrough import split_per_request
 from mmcached.worker.hidden_states.by_slot.slots import BlockTable, SlotChecker
 from mmcached.worker.hidden_states.by_slot.staging import Staging
-from mmcached.worker.hidden_states.by_slot.step_outputs import StepOutputs
+from mmcached.worker.hidden_states.by_slot.step_writer import StepWriter, at_least, hidden_rows
 from mmcached.worker.hidden_states.device_copy import TransferFor, transfer_for
 from mmcached.worker.hidden_states.pending_rows import DEFAULT_BYTE_LIMIT, PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena
@@ -94,14 +94,12 @@ class OmniTensorPrefixCache:
         self.default_hidden_size = hidden_size
         num_slots = num_blocks * block_size
         self._slots = SlotChecker(num_slots)
-        self._tenants = np.zeros(num_slots, dtype=np.int64)  # number of the step that wrote each slot last
-        self._step_number = 1
         self._pending = PendingRows(byte_limit=DEFAULT_BYTE_LIMIT, transfer_for=transfer_for)
         self._hidden = self._make_arena(key_spec(HIDDEN_STATES, hidden_size, hs_dtype))
         self._keys = OutputKeys(self._make_arena, discover)
         self._staging = Staging(self._keys, self._pending, num_slots)
         self._merger = Merger(self._pending)
-        self._written = StepOutputs()
+        self._writer = StepWriter(self._hidden, self._keys, self._pending, self._staging.rows, num_slots)
         self._has_warned = False
 
     @property
@@ -129,8 +127,7 @@ class OmniTensorPrefixCache:
     def reset_prefix_cached_new_req_ids(self) -> None:
         """Begin a step: no request is a hit."""
         self._merger.hits.clear()
-        self._step_number += 1
-        self._written.clear()
+        self._writer.begin_step()
 
     def has_prefix_cached_new_req_ids(self) -> bool:
         return bool(self._merger.hits)
@@ -190,20 +187,12 @@ class OmniTensorPrefixCache:
             raise InvalidRequest("num_tokens_padded", padded, f"must be at least {num_rows}")
         outputs = None if multimodal_outputs is None else _as_outputs(multimodal_outputs)
         slots = self._slots.check(slot_mapping, num_rows)
-        self._written.begin(slots)
-        self._pending.poll()
-        # Whatever is raised from here on, no row of a former tenant is left.
-        self._forget(slots, has_hidden=hidden_states is not None, has_outputs=outputs is not None)
-        errors: list[InvalidRequest] = []
-        with self._pending:
-            if hidden_states is not None:
-                try:
-                    self._put(self._hidden, self._hidden_rows(hidden_states, hidden_states_cpu, num_rows), slots)
-                except InvalidRequest as error:
-                    errors.append(error)
-            if outputs is not None:
-                errors += self._put_outputs(outputs, skip_mm_cache_keys or (), slots, padded)
-        _raise_first(errors)
+        skipped = skip_mm_cache_keys or ()
+        _raise_first(
+            self._writer.write(
+                slots, hidden_states, outputs, hidden_states_cpu=hidden_states_cpu, skipped=skipped, padded=padded
+            )
+        )
 
     def stage_deferred_mm_outputs(
         self,
@@ -227,7 +216,7 @@ class OmniTensorPrefixCache:
             InvalidRequest: names the request whose positions contradict, or the key whose rows do not fit: of that
                 nothing is staged, of all others everything.
         """
-        slots = self._written.take_slots()
+        slots = self._writer.outputs.take_slots()
         if not deferred_mm_cache_keys:
             return
         # Requests without rows need not be named here.
@@ -258,7 +247,7 @@ class OmniTensorPrefixCache:
 
     def forget_slots(self, slot_mapping: torch.Tensor) -> None:
         """Say that slots hold nothing, nor get what is staged for them: the step that wrote them was withdrawn."""
-        self._forget(self._slots.check(slot_mapping), has_hidden=True, has_outputs=True)
+        self._writer.forget(self._slots.check(slot_mapping))
 
     def clear(self) -> None:
         """Forget all rows, hits and staged rows; keys stay known, counters go on."""
@@ -267,7 +256,7 @@ class OmniTensorPrefixCache:
             arena.clear()
         self._merger.hits.clear()
         self._staging.clear()
-        self._written.clear()
+        self._writer.outputs.clear()
 
     # ---- merging
 
@@ -292,8 +281,8 @@ class OmniTensorPrefixCache:
             InvalidRequest: the step's tensor is too short or of another shape.
         """
         step = Step(query_start_loc, input_batch, num_scheduled_tokens)
-        chosen = self._hidden_rows(hidden_states, hidden_states_cpu, step.num_rows)
-        rows = self._on_host(self._hidden, chosen, step.num_rows)
+        chosen = hidden_rows(self._hidden.spec, hidden_states, hidden_states_cpu, step.num_rows)
+        rows = self._writer.on_host(self._hidden, chosen, step.num_rows)
         missing: list[MissingRun] = []
         merged = self._merger.merge(self._hidden, rows, step, self._prefixes(step, input_batch), missing)
         if missing:
@@ -326,10 +315,12 @@ class OmniTensorPrefixCache:
         for key, value in outputs.items():
             known, undecided = self._keys.known.get(key), self._keys.may_be_rows(key, value)
             if known is not None:
-                rows = self._on_host(known, _at_least(known.spec.check_rows(value), step.num_rows, key), step.num_rows)
+                rows = self._writer.on_host(
+                    known, at_least(known.spec.check_rows(value), step.num_rows, key), step.num_rows
+                )
                 merged[key] = self._merger.merge(known, rows, step, prefixes, missing)
             elif undecided is not None and len(value) >= step.num_rows:
-                rows = self._on_host(undecided, value, step.num_rows)
+                rows = self._writer.on_host(undecided, value, step.num_rows)
                 merged[key] = self._merger.merge(undecided, rows, step, prefixes, missing, is_known=False)
             else:
                 merged[key] = split_per_request(key, value, step)
@@ -365,75 +356,6 @@ class OmniTensorPrefixCache:
     def _make_arena(self, spec: KeySpec) -> RowArena:
         return RowArena(spec, block_size=self.block_size, num_blocks=self.num_blocks)
 
-    def _forget(self, slots: np.ndarray, *, has_hidden: bool, has_outputs: bool) -> None:
-        """Give slots to the step at hand: forget what it has rows of, and all that earlier steps have written there."""
-        arenas = self._keys.arenas
-        former = slots
-        if not has_hidden or (arenas and not has_outputs):
-            former = slots[self._tenants[slots] != self._step_number]
-        self._tenants[slots] = self._step_number
-        self._pending.forget(self._hidden, slots if has_hidden else former)
-        for arena in arenas:
-            self._pending.forget(arena, slots if has_outputs else former)
-        self._staging.rows.forget(slots)
-
-    def _put_outputs(
-        self, outputs: Mapping[str, Any], skipped: Collection[str], slots: np.ndarray, padded: int
-    ) -> list[InvalidRequest]:
-        """Write all keys, but those that are `skipped`; return what went wrong. `padded`: rows with the padding."""
-        lengths = (len(slots), padded)
-        errors = self._keys.observe(outputs, lengths, skipped)
-        for key, arena in tuple(self._keys.known.items()):
-            value = outputs.get(key) if key not in skipped else None
-            if value is None:
-                continue
-            try:
-                rows = arena.spec.check_rows(value)
-                if len(rows) not in lengths:
-                    more = "; it is no key any more" if self._keys.refuse(key) else ""
-                    raise InvalidRequest(key, len(rows), f"must have {len(slots)} or {padded} rows{more}")
-                self._put(arena, rows, slots)
-            except InvalidRequest as error:
-                errors.append(error)
-        for key, arena in self._keys.undecided.items():
-            if self._keys.may_be_rows(key, outputs.get(key)):
-                self._put(arena, outputs[key], slots)
-        return errors
-
-    def _put(self, arena: RowArena, rows: torch.Tensor, slots: np.ndarray) -> None:
-        """Write the first of `rows` to `slots`."""
-        if rows.shape[0] != len(slots):  # no new view otherwise: each takes as long as to write a row
-            rows = rows[: len(slots)]
-        if self._pending.put(arena, rows, slots):
-            self._written.add(arena.spec.name, rows, slots)
-
-    def _hidden_rows(self, hidden_states: torch.Tensor, staged: torch.Tensor | None, num_rows: int) -> torch.Tensor:
-        """Return the tensor to take hidden states from: `staged` if given, after it was compared with the other.
-
-        Raises:
-            InvalidRequest: one of them does not fit.
-        """
-        spec = self._hidden.spec
-        rows = _at_least(spec.check_rows(hidden_states), num_rows, HIDDEN_STATES)
-        if staged is None:
-            return rows
-        field = "hidden_states_cpu"
-        checked = spec.check_rows(staged, field=field)
-        if not checked.is_cpu or not checked.is_contiguous():
-            raise InvalidRequest(field, str(checked.device), "must be contiguous on the CPU")
-        return _at_least(checked, num_rows, field)
-
-    def _on_host(self, arena: RowArena, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """Return the first `num_rows` of a step's rows on the CPU: out of the arena, if they have been copied there."""
-        slots = self._written.take(arena.spec.name, rows, num_rows)
-        if slots is not None and arena.are_written(slots).all():
-            found = torch.empty((num_rows, *arena.spec.shape), dtype=arena.spec.dtype)
-            self._merger.read(arena, slots, found)
-            return found
-        if rows.shape[0] != num_rows:
-            rows = rows[:num_rows]
-        return rows.detach().cpu() if rows.requires_grad or not rows.is_cpu else rows
-
     def _block_table(self, input_batch: EngineBatch) -> BlockTable:
         table = BlockTable(input_batch, num_blocks=self.num_blocks, block_size=self.block_size)
         if not self._has_warned and table.num_kv_groups > 1:
@@ -452,13 +374,6 @@ def _as_outputs(outputs: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(outputs, Mapping):
         raise InvalidRequest("multimodal_outputs", type(outputs).__name__, "must be outputs by name")
     return outputs
-
-
-def _at_least(rows: torch.Tensor, num_rows: int, field: str) -> torch.Tensor:
-    """Return `rows` if they are so many. Raises: InvalidRequest."""
-    if rows.shape[0] < num_rows:  # `len` takes three times as long
-        raise InvalidRequest(field, len(rows), f"must have at least {num_rows} rows")
-    return rows
 
 
 def _raise_first(errors: list[InvalidRequest]) -> None:

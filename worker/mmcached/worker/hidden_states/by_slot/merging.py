@@ -118,15 +118,10 @@ class Merger:
                 continue
             self.row_hits += len(slots)
             merged[req_id] = out = torch.empty((len(slots) + len(own), *arena.spec.shape), dtype=arena.spec.dtype)
-            self.read(arena, slots, out[: len(slots)])
+            self._pending.read(arena, slots, out[: len(slots)])
             if len(own):
                 out[len(slots) :] = own
         return merged
-
-    def read(self, arena: RowArena, slots: np.ndarray, out: torch.Tensor) -> None:
-        """Copy rows, all written, to `out`, `(len(slots), width)`; wait for those that are under way."""
-        self._pending.settle([arena], slots)
-        arena.take(slots, out)
 
     def check_integrity(self) -> None:
         if self.row_hits > self.row_queries:

@@ -61,9 +61,10 @@ class OutputKeys:
         return {key: seen.arena for key, seen in self._undecided.items()}
 
     @property
-    def arenas(self) -> list[RowArena]:
+    def arenas(self) -> Collection[RowArena]:
         """All arenas, of known and of undecided keys."""
-        return [*self.known.values(), *[seen.arena for seen in self._undecided.values()]]
+        known = self.known.values()
+        return [*known, *self.undecided.values()] if self._undecided else known
 
     def declare(self, key: str, width: int, dtype: torch.dtype) -> None:
         """Make `key` known, or compare it with what is known.

@@ -13,6 +13,9 @@ import torch
 from mmcached.wire.errors import InvalidRequest
 from mmcached.worker.hidden_states.by_slot.engine_batch import EngineBatch
 
+_INTEGERS = (torch.int64, torch.int32)
+_UNSIGNED = 1 << 64
+
 
 class SlotChecker:
     """Checks slot mappings.
@@ -34,7 +37,7 @@ class SlotChecker:
         if (
             not isinstance(slot_mapping, torch.Tensor)
             or slot_mapping.ndim != 1
-            or slot_mapping.dtype not in (torch.int64, torch.int32)
+            or slot_mapping.dtype not in _INTEGERS
             or not slot_mapping.is_cpu
         ):
             raise InvalidRequest("slot_mapping", _looks(slot_mapping), "must be a 1-D int64 or int32 tensor on the CPU")
@@ -44,8 +47,10 @@ class SlotChecker:
             limit = f"must name a slot for each of {num_rows} tokens"
             raise InvalidRequest("slot_mapping", slot_mapping.shape[0], limit)
         slots: np.ndarray = slot_mapping.numpy()[:num_rows].astype(np.int64)  # a copy: the engine reuses its buffer
+        # One row, of a request that decodes, is spared the reduction, which takes longer than all the rest.
         # Taken as unsigned numbers, negative ones are the largest.
-        if num_rows and slots.view(np.uint64).max() >= self.num_slots:
+        largest = slots.item() % _UNSIGNED if num_rows == 1 else slots.view(np.uint64).max(initial=0)
+        if largest >= self.num_slots:
             wrong = slots[(slots < 0) | (slots >= self.num_slots)]
             raise InvalidRequest("slot_mapping", int(wrong[0]), f"must lie in 0 … {self.num_slots - 1}")
         if num_rows > 1:
