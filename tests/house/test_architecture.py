@@ -24,7 +24,9 @@ QUESTIONS = (
     "a message kind is added",
     "a tenant enters the key of an item",
     "a tenant enters the key of a KV block",
-    "a request whose worker dies is restarted or ended",
+    "a tenant enters the key of a record",
+    "a request whose worker dies is restarted",
+    "a request that kills workers is found",
 )
 
 
