@@ -22,7 +22,7 @@ PHOTOS = [photo(0), photo(1)]
 def test_leases_of_a_lost_request_come_back(run_dir: Path, monkeypatch: pytest.MonkeyPatch, is_last: bool) -> None:
     with LocalService(run_dir, base(world_size=1)) as service, Client(run_dir) as client:
         wanted = client.generate(PROMPT, PHOTOS).tokens
-        channel = service.frontend._gate._channel
+        channel = service.frontend._engines
         send, lost = channel.send, list[AddRequest]()
 
         def lossy(peer: bytes, message: object, payload: object = ()) -> None:

@@ -1,7 +1,7 @@
 """Runs P0: the one process per host that clients talk to. It owns the processed items and the rings; it books no
 blocks and runs no model.
 
-    clients ==> client.sock (wire.listener) ==> Frontend <== engine.sock (engine_gate) <== engines
+    clients ==> client.sock (wire.listener) ==> Frontend <== engine.sock (engine_connections) <== engines
                                        |
                                        +-- (request_service) generate, encode: items into the ring, with leases
                                        +-- (store_service)   what clients put, in a ring of their own
@@ -30,8 +30,7 @@ from mmcached.frontend.caches.from_config import item_cache_from_config
 from mmcached.frontend.connections.listening import listen_for_clients, listen_for_engines, message_limits
 from mmcached.frontend.connections.presence import ClientPresence
 from mmcached.frontend.connections.rings import NoRing, late_item_ring, warn_of_small_shm
-from mmcached.frontend.engines.engine_gate import EngineGate
-from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.flushes import Flushes
 from mmcached.frontend.engines.probes import Probes
 from mmcached.frontend.requests.request_service import RequestService
@@ -106,18 +105,18 @@ class Frontend(Closeable):
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
             self.store = stack.enter_context(StoreService(config, channel=self._clients, clock=clock))
-            self._gate = EngineGate(
+            self._connections = EngineConnections(
                 self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
             )
             self._closing = stack.pop_all()
         self.requests = RequestService(
-            config, self._gate, item_cache_from_config(config, None), send=self._clients.try_send, clock=clock
+            config, self._connections, item_cache_from_config(config, None), send=self._clients.try_send, clock=clock
         )
         self._presence = ClientPresence(run_dir, self._clients)
         max_askers = config.limits.max_requests_per_client
-        self._probes = Probes(self._gate, None, max_askers)
+        self._probes = Probes(self._connections, None, max_askers)
         self._flushes = Flushes(
-            self._gate,
+            self._connections,
             forget=self._forget,
             min_interval_s=config.limits.flush_interval_s,
             max_per_peer=max_askers,
@@ -142,7 +141,7 @@ class Frontend(Closeable):
         now = self._clock()
         if now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
-            self._guard.call("look at the engines", self._gate.check)
+            self._guard.call("look at the engines", self._connections.check)
             self._guard.call("look at the connections", self._clients.check, now)
             self._guard.call("look at the connections", self._engines.check, now)
             self._guard.call("look at the clients", self._check_clients)
@@ -181,7 +180,7 @@ class Frontend(Closeable):
         store = ObjectStoreWriter(ring)
         self.requests.use(item_cache_from_config(self._config, store))
         self._probes.use(store)
-        self._gate.use(ring)
+        self._connections.use(ring)
 
     # ---- clients
 
@@ -295,59 +294,59 @@ class Frontend(Closeable):
     def _serve_engines(self) -> None:
         for peer, message, payload in self._engines.serve(self._share):
             if isinstance(message, RemoteProtocolError):
-                self._gate.bad_message(peer, message)
+                self._connections.bad_message(peer, message)
                 continue
-            link = self._gate.links.by_peer(peer)
-            error = self._guard.call("message of an engine", self._handle_engine, peer, link, message, payload)
+            connection = self._connections.by_peer(peer)
+            error = self._guard.call("message of an engine", self._handle_engine, peer, connection, message, payload)
             if error is None:
                 continue
             if isinstance(message, _OF_CONNECTION):
-                if link is not None:  # what it holds may be half booked
-                    self._gate.lose(link, str(error))
+                if connection is not None:  # what it holds may be half booked
+                    self._connections.lose(connection, str(error))
             elif (number := getattr(message, "request_id", None)) is not None:
                 # What it says of a request may be half taken in: that request ends, and no other.
                 self._guard.call("a request that fails", self.requests.fail, number, error)
 
     def _handle_engine(
-        self, peer: bytes, link: EngineLink | None, message: received.FromEngine, payload: list[Frame]
+        self, peer: bytes, connection: EngineConnection | None, message: received.FromEngine, payload: list[Frame]
     ) -> None:
         if isinstance(message, received.EngineHello):
-            self._gate.greet(peer, message)
+            self._connections.greet(peer, message)
             return
-        if link is None:
+        if connection is None:
             return  # it has been dropped, and told so
         match message:
             case received.RowHello():
-                self._gate.attach_row(link, message)
+                self._connections.attach_row(connection, message)
             case received.EngineReady():
-                self._gate.make_ready(link, message)
+                self._connections.make_ready(connection, message)
             case received.LeaseGap():
-                self._gate.ask_after_gap(link, message)
+                self._connections.ask_after_gap(connection, message)
             case received.Reconcile():
-                self._gate.reconcile(link, message)
+                self._connections.reconcile(connection, message)
             case received.EngineProbed():
-                self._probes.answered(link, message)
+                self._probes.answered(connection, message)
             case received.EngineFlushed():
-                self._flushes.answered(link, message)
+                self._flushes.answered(connection, message)
             case received.TokensCommitted():
-                self.requests.tokens_committed(link.incarnation, message, payload)
+                self.requests.tokens_committed(connection.incarnation, message, payload)
             case received.RequestGenerated():
-                self.requests.generated(link.incarnation, message, payload)
+                self.requests.generated(connection.incarnation, message, payload)
             case received.RequestEncoded():
-                self.requests.encoded(link.incarnation, message, payload)
+                self.requests.encoded(connection.incarnation, message, payload)
             case received.RequestFailed():
-                self.requests.failed(link.incarnation, message)
+                self.requests.failed(connection.incarnation, message)
             case received.RequestMissed():
-                self.requests.missed(link.incarnation, message)
+                self.requests.missed(connection.incarnation, message)
             case _:
                 assert_never(message)
 
-    def _on_new_engine(self, link: EngineLink) -> None:
-        log.info("engine connected", engine=link.index)
+    def _on_new_engine(self, connection: EngineConnection) -> None:
+        log.info("engine connected", engine=connection.index)
         self.requests.items.engine_changed()
 
-    def _on_engine_lost(self, link: EngineLink, reason: str) -> None:
-        self.requests.engine_lost(link, reason)
+    def _on_engine_lost(self, connection: EngineConnection, reason: str) -> None:
+        self.requests.engine_lost(connection, reason)
 
     # ---- looking in
 
@@ -357,9 +356,11 @@ class Frontend(Closeable):
             requests_open=len(self.requests),
             requests_done=self.requests.num_done,
             requests_failed=self.requests.num_failed,
-            protocol_errors=self._num_protocol_errors + self._gate.num_protocol_errors + self.store.num_protocol_errors,
+            protocol_errors=self._num_protocol_errors
+            + self._connections.num_protocol_errors
+            + self.store.num_protocol_errors,
             resends=self.requests.num_resends,
-            lease_refusals=self._gate.num_lease_refusals,
+            lease_refusals=self._connections.num_lease_refusals,
             clients=self._presence.num_alive,
             connections=len(self._clients),
             clients_refused=self._clients.num_refused,
@@ -376,7 +377,7 @@ class Frontend(Closeable):
         if self._asked_for_stats:
             asked, self._asked_for_stats = self._asked_for_stats, []
             snapshots = {} if self._page is None else self._page.read()
-            ready = sorted(link.index for link in self._gate.links if link.is_ready)
+            ready = sorted(connection.index for connection in self._connections if connection.is_ready)
             stats = service_stats(snapshots, self.stats(), ready)
             for peer, request_id in asked:
                 self._clients.try_send(peer, to_client.Stats(request_id, stats))

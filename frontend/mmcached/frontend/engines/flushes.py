@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mmcached.frontend.engines.engine_gate import EngineGate
-from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds
 from mmcached.wire.messages.client import Flushed
 from mmcached.wire.messages.engine import FlushEngine
@@ -29,9 +28,14 @@ class Flushes(EngineRounds):
     """
 
     def __init__(
-        self, gate: EngineGate, *, forget: Callable[[bool], None], min_interval_s: float, max_per_peer: int
+        self,
+        connections: EngineConnections,
+        *,
+        forget: Callable[[bool], None],
+        min_interval_s: float,
+        max_per_peer: int,
     ) -> None:
-        super().__init__(gate, max_per_peer)
+        super().__init__(connections, max_per_peer)
         self._forget = forget
         self._min_interval_s = min_interval_s
         self._begins_epoch = False
@@ -46,25 +50,25 @@ class Flushes(EngineRounds):
         self.ask(peer, request_id, FLUSH_TIMEOUT_S, now)
         self._begins_epoch |= new_epoch
 
-    def answered(self, link: EngineLink, message: EngineFlushed) -> None:
+    def answered(self, connection: EngineConnection, message: EngineFlushed) -> None:
         """Take an engine's answer; a late one, or a second, changes nothing."""
-        self._has_answered(link, message.token)
+        self._has_answered(connection, message.token)
 
     def _may_begin(self, now: float) -> bool:
         return now >= self._next_begin
 
-    def _begin(self, token: int, now: float) -> Sequence[EngineLink]:
+    def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
         self._next_begin = now + self._min_interval_s
         self._forget(self._begins_epoch)
         self._begins_epoch = False
-        links = list(self._gate.links)
-        for link in links:
-            self._gate.tell(link, FlushEngine(token))
-        return links
+        connections = list(self._connections)
+        for connection in connections:
+            self._connections.tell(connection, FlushEngine(token))
+        return connections
 
-    def _outcome(self, missing: Sequence[EngineLink]) -> AnswerTo | None:
+    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | None:
         # An engine that died has forgotten everything.
-        return Flushed if all(self._is_gone(link) for link in missing) else None
+        return Flushed if all(self._is_gone(connection) for connection in missing) else None
 
     def _waits_for(self) -> str:
         return "flush"

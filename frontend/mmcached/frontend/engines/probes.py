@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
-from mmcached.frontend.engines.engine_gate import EngineGate
-from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store import codec
@@ -51,8 +50,8 @@ class Probes(EngineRounds):
         max_per_peer: questions of one connection that may wait.
     """
 
-    def __init__(self, gate: EngineGate, store: ObjectStoreWriter | None, max_per_peer: int) -> None:
-        super().__init__(gate, max_per_peer)
+    def __init__(self, connections: EngineConnections, store: ObjectStoreWriter | None, max_per_peer: int) -> None:
+        super().__init__(connections, max_per_peer)
         self._store = store
         self._item: _Item | None = None
 
@@ -69,34 +68,34 @@ class Probes(EngineRounds):
         self._ready_engines()
         self.ask(peer, request_id, timeout_s, now)
 
-    def answered(self, link: EngineLink, message: EngineProbed) -> None:
+    def answered(self, connection: EngineConnection, message: EngineProbed) -> None:
         """Take an engine's answer; a late one, or a second, changes nothing."""
         item = self._item
-        if not self._has_answered(link, message.token) or item is None:
+        if not self._has_answered(connection, message.token) or item is None:
             return
         item.num_workers += len(message.checksums)
         if not message.checksums:
-            item.wrong.append(f"engine {link.index} lacks a worker")
+            item.wrong.append(f"engine {connection.index} lacks a worker")
         for rank, checksum in enumerate(message.checksums):
             if checksum != item.checksum:
-                item.wrong.append(f"worker {rank} of engine {link.index} read other bytes than were written")
+                item.wrong.append(f"worker {rank} of engine {connection.index} read other bytes than were written")
 
-    def _begin(self, token: int, now: float) -> Sequence[EngineLink]:
-        links = self._ready_engines()
+    def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
+        connections = self._ready_engines()
         data = secrets.token_bytes(PROBE_BYTES)
         routed, key = self._place(data)
-        self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, len(links))
-        for link in links:
-            self._send(link, token, routed)
-        return links
+        self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, len(connections))
+        for connection in connections:
+            self._send(connection, token, routed)
+        return connections
 
-    def _outcome(self, missing: Sequence[EngineLink]) -> AnswerTo | MmcachedError | None:
+    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
         item = self._item
         if item is None:
             return None
         if item.wrong:
             return ServiceUnavailable("; ".join(item.wrong))
-        gone = next((link for link in missing if self._is_gone(link)), None)
+        gone = next((connection for connection in missing if self._is_gone(connection)), None)
         if gone is not None:
             return ServiceUnavailable(f"engine {gone.index} died while it was probed")
         if missing or self._is_leased(item):
@@ -105,8 +104,8 @@ class Probes(EngineRounds):
         return lambda request_id: Probed(request_id, num_engines, num_workers)
 
     def _waits_for(self) -> str:
-        for link in self._missing.values():
-            return f"probe of engine {link.index}"
+        for connection in self._missing.values():
+            return f"probe of engine {connection.index}"
         return "return of the probe's leases"
 
     def _end(self) -> None:
@@ -115,11 +114,11 @@ class Probes(EngineRounds):
         if item is not None and item.key is not None and self._store is not None:
             self._store.discard(item.key)
 
-    def _ready_engines(self) -> list[EngineLink]:
-        links = [link for link in self._gate.links if link.is_ready]
-        if not links:
+    def _ready_engines(self) -> list[EngineConnection]:
+        connections = [connection for connection in self._connections if connection.is_ready]
+        if not connections:
             raise ServiceUnavailable("no engine is ready")
-        return links
+        return connections
 
     def _place(self, data: bytes) -> tuple[OutgoingItem, str | None]:
         """Put the item into the ring if there is one with room; else it travels inline."""
@@ -134,7 +133,7 @@ class Probes(EngineRounds):
                 return OutgoingItem(key, handle.nbytes, 0, handle), key
         return OutgoingItem(key, len(data), 0, codec.encode(record).frames()), None
 
-    def _send(self, link: EngineLink, token: int, item: OutgoingItem) -> None:
+    def _send(self, connection: EngineConnection, token: int, item: OutgoingItem) -> None:
         def make(routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
             payload = routed[0].payload
             if isinstance(payload, Handle):
@@ -142,7 +141,7 @@ class Probes(EngineRounds):
             frames = payload or []
             return ProbeEngine(token, Inline(0, len(frames))), frames
 
-        self._gate.send_with_leases(link, [item], make)
+        self._connections.send_with_leases(connection, [item], make)
 
     def _is_leased(self, item: _Item) -> bool:
         if self._store is None or item.key is None:

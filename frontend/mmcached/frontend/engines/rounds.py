@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mmcached.frontend.engines.engine_gate import EngineGate
-from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError, ServiceUnavailable, error_to_wire
 from mmcached.wire.messages.client import Failed, ToClient
 
@@ -39,14 +38,14 @@ class EngineRounds(ABC):
         max_per_peer: questions of one connection that may wait.
     """
 
-    def __init__(self, gate: EngineGate, max_per_peer: int) -> None:
-        self._gate = gate
+    def __init__(self, connections: EngineConnections, max_per_peer: int) -> None:
+        self._connections = connections
         self._max_per_peer = max_per_peer
         self._waiting: list[Asker] = []
         self._asked: list[Asker] = []  # empty: no round is under way
         self._num_of_peer: Counter[bytes] = Counter()
         self._token = 0
-        self._missing: dict[int, EngineLink] = {}
+        self._missing: dict[int, EngineConnection] = {}
 
     def ask(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
         """Let one wait for the next round.
@@ -87,17 +86,17 @@ class EngineRounds(ABC):
         """Ask for all who wait; return what they are answered if that cannot be done."""
         self._token += 1
         try:
-            links = self._begin(self._token, now)
+            connections = self._begin(self._token, now)
         except MmcachedError as error:
             self._end()
             waiting, self._waiting = self._waiting, []
             return self._answers(waiting, error)
-        self._missing = {link.incarnation: link for link in links}
+        self._missing = {connection.incarnation: connection for connection in connections}
         self._asked, self._waiting = self._waiting, []
         return []
 
     @abstractmethod
-    def _begin(self, token: int, now: float) -> Sequence[EngineLink]:
+    def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
         """Send the question; return the engines that it was sent to.
 
         Raises:
@@ -105,7 +104,7 @@ class EngineRounds(ABC):
         """
 
     @abstractmethod
-    def _outcome(self, missing: Sequence[EngineLink]) -> AnswerTo | MmcachedError | None:
+    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
         """Return the answer for all who have asked; None: it is not known yet.
 
         Args:
@@ -122,12 +121,12 @@ class EngineRounds(ABC):
     def _end(self) -> None:  # noqa: B027 (a round may hold nothing)
         """Let go of what the round has held."""
 
-    def _has_answered(self, link: EngineLink, token: int) -> bool:
+    def _has_answered(self, connection: EngineConnection, token: int) -> bool:
         """Take note of an engine's answer; return False for a late one, or a second."""
-        return token == self._token and self._missing.pop(link.incarnation, None) is not None
+        return token == self._token and self._missing.pop(connection.incarnation, None) is not None
 
-    def _is_gone(self, link: EngineLink) -> bool:
-        return self._gate.links.get(link.incarnation) is None
+    def _is_gone(self, connection: EngineConnection) -> bool:
+        return self._connections.get(connection.incarnation) is None
 
     def _answers(self, askers: Sequence[Asker], outcome: AnswerTo | MmcachedError) -> list[tuple[bytes, ToClient]]:
         answers: list[tuple[bytes, ToClient]] = []

@@ -9,7 +9,7 @@
 Whatever happens on the way (a bad image, a deadline, a cancel, the death of client or engine), a request is answered at
 most once and leaves no lease, pin, stream or waiting work behind. Tokens and rows that are wanted as they commit go to
 their client at the end of the turn. Knows nothing of sockets: messages to clients go through a callable, those to
-engines through the gate.
+engines through their connections.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
-from mmcached.frontend.engines.engine_gate import EngineGate
-from mmcached.frontend.engines.engine_links import EngineLink
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.requests.admission import Admission
@@ -65,10 +64,16 @@ class RequestService:
     """
 
     def __init__(
-        self, config: ServiceConfig, gate: EngineGate, items: ItemCache, *, send: Send, clock: Callable[[], float]
+        self,
+        config: ServiceConfig,
+        connections: EngineConnections,
+        items: ItemCache,
+        *,
+        send: Send,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
-        self._gate = gate
+        self._connections = connections
         self.items = items
         self._send = send
         self._clock = clock
@@ -179,14 +184,14 @@ class RequestService:
         """Send a request if all its items are there and an engine is ready. If not the items are being made, or it
         waits, and it is advanced again then.
         """
-        link = self._choose_engine()
+        connection = self._choose_engine()
         is_sent = False
-        if link is not None:
+        if connection is not None:
             try:
                 given = self._preprocessing.advance(request)
                 if given is None:
                     return
-                is_sent = self._submit(request, link, given)
+                is_sent = self._submit(request, connection, given)
             except MmcachedError:
                 self._preprocessing.leave(request.number, has_used=False)
                 raise
@@ -195,8 +200,8 @@ class RequestService:
         else:
             self._waiting[request.number] = None
 
-    def _choose_engine(self) -> EngineLink | None:
-        return self._gate.links.choose(lambda engine: self._requests.num_on_engine(engine.incarnation))
+    def _choose_engine(self) -> EngineConnection | None:
+        return self._connections.choose(self._requests.num_on_engine)
 
     def _take_waiting(self) -> list[OpenRequest]:
         """Return and forget those that wait for an engine, if one is ready."""
@@ -205,7 +210,7 @@ class RequestService:
         waiting, self._waiting = self._waiting, {}
         return [request for number in waiting if (request := self._requests.get(number)) is not None]
 
-    def _submit(self, request: OpenRequest, link: EngineLink, given: Mapping[str, Processed]) -> bool:
+    def _submit(self, request: OpenRequest, connection: EngineConnection, given: Mapping[str, Processed]) -> bool:
         """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved; return
         False if that is because the engine is gone.
         """
@@ -223,12 +228,12 @@ class RequestService:
 
         try:
             items = self.items.resolve(request.keys, given)
-            self.items.sent(self._gate.send_with_leases(link, items, make))
+            self.items.sent(self._connections.send_with_leases(connection, items, make))
         except PeerGone:
             return False
         finally:
             self.items.release()
-        self._requests.move(request, link.incarnation)
+        self._requests.move(request, connection.incarnation)
         return True
 
     # ---- from engines: of a request that is not with that engine (any more), nothing
@@ -299,9 +304,9 @@ class RequestService:
         self._requests.move(request, 0)
         self._advance_or_fail(request)
 
-    def engine_lost(self, link: EngineLink, reason: str) -> None:
+    def engine_lost(self, connection: EngineConnection, reason: str) -> None:
         """Fail what an engine had that is gone."""
-        for request in self._requests.on_engine(link.incarnation):
+        for request in self._requests.on_engine(connection.incarnation):
             self.fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
     def _with(self, engine: int, number: int) -> OpenRequest | None:
@@ -358,6 +363,6 @@ class RequestService:
         return self._requests.take(number)
 
     def _abort_in_engine(self, request: OpenRequest) -> None:
-        link = self._gate.links.get(request.engine)
-        if link is not None:
-            self._gate.tell(link, to_engine.AbortRequest(request.number))
+        connection = self._connections.get(request.engine)
+        if connection is not None:
+            self._connections.tell(connection, to_engine.AbortRequest(request.number))

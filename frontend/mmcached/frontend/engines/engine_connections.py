@@ -1,10 +1,13 @@
 """Connects the frontend with its engines: their sockets, their rows of the ring, the leases that go with each message.
 
-    engine   EngineHello ->        gate    refused while another process with this index lives
+    engine   EngineHello ->        frontend  refused while another process with this index lives
              <- Ring | Refused             at any time `Detached`: dropped although it lives, it says hello anew
              RowHello ->                   the row must hold the nonce
              <- RowAttached
              EngineReady ->                requests may go there
+
+An engine is gone when the kernel says so (its lock byte is free), when another process has taken its place, or when its
+connection is closed; never by silence.
 
 Knows nothing of requests. Invariants: a lease is counted before the message that carries it is sent, and taken back if
 that message was not accepted; nothing here waits.
@@ -13,15 +16,14 @@ that message was not accepted; nothing here waits.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.connections.readers import Granted, Reader, Readers
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.engines.engine_links import EngineLink, EngineLinks
 from mmcached.shm import RingWriter
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
@@ -45,7 +47,21 @@ MakeMessage = Callable[[Sequence[OutgoingItem], Sequence[LeaseId | None]], tuple
 """From items as they will travel, and one lease for each that lies in the ring, to a message with its frames."""
 
 
-class EngineGate:
+@dataclass(slots=True)
+class EngineConnection:
+    """One engine process.
+
+    Attributes:
+        peer: the present connection; it changes when the engine connects anew.
+    """
+
+    peer: bytes
+    index: int
+    incarnation: int
+    is_ready: bool = False
+
+
+class EngineConnections:
     """All engines of one frontend.
 
     Args:
@@ -62,8 +78,8 @@ class EngineGate:
         config: ServiceConfig,
         *,
         clock: Callable[[], float],
-        on_lost: Callable[[EngineLink, str], None],
-        on_new: Callable[[EngineLink], None],
+        on_lost: Callable[[EngineConnection, str], None],
+        on_new: Callable[[EngineConnection], None],
     ) -> None:
         self._channel = channel
         self._readers: Readers[int] = Readers(ring, channel, clock)
@@ -71,15 +87,33 @@ class EngineGate:
         self._on_lost = on_lost
         self._on_new = on_new
         self._incarnation = secrets.randbits(63)
-        self.links = EngineLinks()
+        self._connections: dict[int, EngineConnection] = {}  # by incarnation
         self.num_protocol_errors = 0
         self.num_lease_refusals = 0
+
+    def __iter__(self) -> Iterator[EngineConnection]:
+        return iter(list(self._connections.values()))
+
+    def get(self, incarnation: int) -> EngineConnection | None:
+        return self._connections.get(incarnation)
+
+    def by_peer(self, peer: bytes) -> EngineConnection | None:
+        return next((connection for connection in self if connection.peer == peer), None)
+
+    def choose(self, num_open: Callable[[int], int]) -> EngineConnection | None:
+        """Return the ready engine with the fewest open requests; None if none is ready.
+
+        Args:
+            num_open: requests of an engine, by its incarnation.
+        """
+        ready = (connection for connection in self if connection.is_ready)
+        return min(ready, key=lambda connection: num_open(connection.incarnation), default=None)
 
     def use(self, ring: RingWriter) -> None:
         """Announce a ring, now that there is one; items travel inline to each engine until it has attached its row."""
         self._readers.ring = ring
-        for link in self.links:
-            self.tell(link, self._announcement())
+        for connection in self:
+            self.tell(connection, self._announcement())
 
     # ---- receiving
 
@@ -94,51 +128,54 @@ class EngineGate:
             reason = f"the frontend has {self._digest}: restart both"
             self._refuse(peer, message, ConfigError("config digest", message.config_digest, reason))
             return
-        link = self.links.get(message.incarnation)
-        if link is None:
-            former = self.links.by_index(message.engine_index)
+        connection = self.get(message.incarnation)
+        if connection is None:
+            former = self._by_index(message.engine_index)
             if former is not None and self._channel.is_connected(former.peer):
                 reason = f"engine {message.engine_index} is another process, and it lives; end that one first"
                 self._refuse(peer, message, ServiceUnavailable(reason))
                 return
             if former is not None:
                 self.lose(former, "another engine process has taken its place")
-            link = EngineLink(peer, message.engine_index, message.incarnation)
-            self.links.add(link)
-            self._on_new(link)
-        link.peer = peer
-        self.tell(link, self._announcement())
-        self._readers.move(link.incarnation, peer)
-        reader = self._readers.get(link.incarnation)
+            connection = EngineConnection(peer, message.engine_index, message.incarnation)
+            self._connections[connection.incarnation] = connection
+            self._on_new(connection)
+        connection.peer = peer
+        self.tell(connection, self._announcement())
+        self._readers.move(connection.incarnation, peer)
+        reader = self._readers.get(connection.incarnation)
         if reader is not None and reader.is_moved:  # what was under way may be lost
             self._readers.ask(reader)
 
-    def attach_row(self, link: EngineLink, message: received.RowHello) -> None:
+    def attach_row(self, connection: EngineConnection, message: received.RowHello) -> None:
         """Grant leases to an engine's row from now on."""
         epoch, row, nonce = message.epoch, message.row, message.nonce
-        if self._readers.attach(link.incarnation, link.peer, epoch=epoch, row=row, nonce=nonce) is None:
-            log.warning("row refused: it does not hold the nonce", engine=link.index, row=row)
+        if self._readers.attach(connection.incarnation, connection.peer, epoch=epoch, row=row, nonce=nonce) is None:
+            log.warning("row refused: it does not hold the nonce", engine=connection.index, row=row)
             return
-        self.tell(link, to_engine.RowAttached(epoch, row, nonce))
+        self.tell(connection, to_engine.RowAttached(epoch, row, nonce))
 
-    def make_ready(self, link: EngineLink, message: received.EngineReady) -> None:
+    def make_ready(self, connection: EngineConnection, message: received.EngineReady) -> None:
         """Let requests go to an engine, if it reads the ring."""
-        if self._readers.ring.announcement is None or self._readers.get(link.incarnation) is not None:
-            link.is_ready = True
-            log.info("engine ready", engine=link.index, workers=message.num_workers)
+        if self._readers.ring.announcement is None or self._readers.get(connection.incarnation) is not None:
+            connection.is_ready = True
+            log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
-    def ask_after_gap(self, link: EngineLink, message: received.LeaseGap) -> None:
+    def ask_after_gap(self, connection: EngineConnection, message: received.LeaseGap) -> None:
         """Ask an engine that misses leases which have arrived."""
-        reader = self._readers.get(link.incarnation)
+        reader = self._readers.get(connection.incarnation)
         if reader is not None and reader.nonce == message.nonce:
             self._readers.ask(reader)
 
-    def reconcile(self, link: EngineLink, message: received.Reconcile) -> None:
+    def reconcile(self, connection: EngineConnection, message: received.Reconcile) -> None:
         """Take back the leases that an engine has not received."""
         try:
-            self._readers.answered(link.peer, message)
+            self._readers.answered(connection.peer, message)
         except RemoteProtocolError as error:
-            self.bad_message(link.peer, error)
+            self.bad_message(connection.peer, error)
+
+    def _by_index(self, index: int) -> EngineConnection | None:
+        return next((connection for connection in self if connection.index == index), None)
 
     def _announcement(self) -> to_engine.Ring:
         return to_engine.Ring(self._incarnation, self._readers.ring.announcement)
@@ -150,7 +187,7 @@ class EngineGate:
     # ---- sending
 
     def send_with_leases(
-        self, link: EngineLink, items: Sequence[OutgoingItem], make_message: MakeMessage
+        self, connection: EngineConnection, items: Sequence[OutgoingItem], make_message: MakeMessage
     ) -> list[OutgoingItem]:
         """Grant a lease on each item that lies in the ring, build the message, queue it.
 
@@ -159,7 +196,7 @@ class EngineGate:
         Raises:
             MmcachedError: of `make_message`, or the message could not be queued. No lease is left.
         """
-        reader = self._readers.get(link.incarnation)
+        reader = self._readers.get(connection.incarnation)
         granted: Granted = []
         try:
             routed, leases = [], []
@@ -168,11 +205,11 @@ class EngineGate:
                 routed.append(sent_item)
                 leases.append(lease)
             message, payload = make_message(routed, leases)
-            self._readers.send(reader, granted, link.peer, message, payload)
+            self._readers.send(reader, granted, connection.peer, message, payload)
         except MmcachedError as error:
             self._readers.take_back(reader, granted)
             if isinstance(error, PeerGone):
-                self.lose(link, "its connection is closed")
+                self.lose(connection, "its connection is closed")
             raise
         return routed
 
@@ -188,9 +225,9 @@ class EngineGate:
         self.num_lease_refusals += 1
         return replace(item, payload=codec.split(self._readers.ring.read(item.payload))), None
 
-    def tell(self, link: EngineLink, message: to_engine.FromFrontend) -> None:
+    def tell(self, connection: EngineConnection, message: to_engine.FromFrontend) -> None:
         """Queue a message without leases; one that cannot be queued is logged: the engine is going or gone."""
-        self._channel.try_send(link.peer, message)
+        self._channel.try_send(connection.peer, message)
 
     # ---- deaths
 
@@ -198,15 +235,15 @@ class EngineGate:
         """Look at the rows' locks: engines that have died are lost; and for leases that were lost on the way."""
         self._readers.ask_idle()
         for incarnation, reason in self._readers.take_dead():
-            link = self.links.get(incarnation)
-            if link is not None:
-                self.lose(link, reason)
+            connection = self.get(incarnation)
+            if connection is not None:
+                self.lose(connection, reason)
 
-    def lose(self, link: EngineLink, reason: str) -> None:
+    def lose(self, connection: EngineConnection, reason: str) -> None:
         """Forget an engine; if it lives, it is told, and says hello anew."""
-        log.warning("engine lost", engine=link.index, reason=reason)
-        self.links.remove(link)
-        self._readers.leave(link.incarnation)
-        if self._channel.is_connected(link.peer):  # it lives, and would wait for requests for ever
-            self.tell(link, to_engine.Detached(reason))
-        self._on_lost(link, reason)
+        log.warning("engine lost", engine=connection.index, reason=reason)
+        self._connections.pop(connection.incarnation, None)
+        self._readers.leave(connection.incarnation)
+        if self._channel.is_connected(connection.peer):  # it lives, and would wait for requests for ever
+            self.tell(connection, to_engine.Detached(reason))
+        self._on_lost(connection, reason)
