@@ -63,14 +63,6 @@ def test_a_step_is_one_copy_of_all_keys_and_nobody_waits_for_it() -> None:
     assert bench.store.stats().in_flight_nbytes == 0
 
 
-def test_a_hit_in_the_same_step_finds_what_is_under_way() -> None:
-    bench = Bench(HIDDEN)
-    chunks = [chunk_of(0, "abcdefgh"), chunk_of(1, "abcdefghij", 8)]
-    assert bench.store.write(chunks, {"hidden_states": torch.cat([hidden_of(chunk) for chunk in chunks])}) == []
-    assert bench.store.usable_prefix(names("abcdefgh"), 8, ["hidden_states"]) == 8
-    assert hidden(bench.store, 1, 0, 10) == list(range(10))
-
-
 def test_a_reader_waits_for_the_copies_that_it_needs_and_for_no_others() -> None:
     bench = Bench(HIDDEN)
     for number, tokens in enumerate(("abcd", "efgh", "ijkl")):
@@ -111,67 +103,6 @@ def test_beyond_the_limit_a_write_waits_for_the_oldest() -> None:
     assert (len(bench.transfer.open_copies), bench.waits) == (1, (0, 4))
     for number in range(5):
         assert hidden(bench.store, number, 0, 4) == [10 * number + at for at in range(4)]
-
-
-def test_a_withdrawn_step_does_not_come_late() -> None:
-    bench = Bench(HIDDEN)
-    bench.write(chunk_of(0, "abcdefgh", 0, 3))
-    chunk = chunk_of(0, "abcdefgh", 3, 8)
-    bench.store.write([chunk], {"hidden_states": hidden_of(chunk, 90)})
-    bench.store.withdraw()
-    bench.store.commit()
-    bench.transfer.let_arrive()
-    assert missing(bench.store, 0, 0, 8) == (3, 8)
-    bench.write(chunk)
-    assert hidden(bench.store, 0, 0, 8) == list(range(8))
-
-
-def test_a_slot_that_is_used_again_is_safe_from_what_comes_late() -> None:
-    bench = Bench(HIDDEN, num_blocks=1)
-    bench.write(chunk_of(0, "abcd"))
-    bench.store.release([0])
-    bench.write(chunk_of(1, "efgh", 0, 2), base=50)
-    (late, other) = bench.transfer.open_copies
-    bench.transfer.let_arrive(other)
-    assert hidden(bench.store, 1, 0, 2) == [50, 51]
-    bench.transfer.let_arrive(late)
-    bench.store.commit()
-    assert not bench.transfer.open_copies
-    assert hidden(bench.store, 1, 0, 2) == [50, 51]
-    assert missing(bench.store, 1, 0, 4) == (2, 4)
-
-
-def test_a_row_that_is_written_again_is_not_undone_by_the_former_one() -> None:
-    bench = Bench(HIDDEN)
-    bench.write(RowChunk(0, 0, 3), base=900)
-    bench.write(RowChunk(0, 1, 1), base=100)
-    bench.transfer.let_arrive(bench.transfer.open_copies[1])
-    assert hidden(bench.store, 0, 1, 2) == [101]
-    bench.transfer.let_arrive()
-    assert hidden(bench.store, 0, 0, 3) == [900, 101, 902]
-
-
-def test_what_two_have_generated_is_merged_before_it_is_there() -> None:
-    bench = Bench(HIDDEN)
-    bench.write(RowChunk(0, 0, 3))
-    bench.write(RowChunk(1, 2, 1), base=100)
-    assert bench.write(RowChunk(0, 2, 1, 0, names("abcd")), RowChunk(1, 3, 1, 0, names("abcd")), base=200) == {
-        names("abcd")[0]: {"hidden_states": 4}
-    }
-    assert bench.waits == (0, 0)
-    assert hidden(bench.store, 1, 0, 4) == [0, 1, 202, 203]
-
-
-def test_after_a_reset_nothing_comes() -> None:
-    bench = Bench(HIDDEN, num_blocks=1)
-    bench.write(chunk_of(0, "abcd"))
-    bench.store.reset()
-    bench.store.check_integrity()
-    bench.write(RowChunk(0, 0, 2), base=50)
-    bench.transfer.let_arrive()
-    assert hidden(bench.store, 0, 0, 2) == [50, 51]
-    assert missing(bench.store, 0, 0, 4) == (2, 4)
-    assert bench.store.stats().in_flight_nbytes == 0
 
 
 def test_a_write_that_fails_has_written_nothing_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,27 +32,6 @@ from tests.worker.hidden_states.by_content.cases import (
 # ---- hits
 
 
-def test_a_hit_may_have_any_length_also_within_a_block() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdefghijkl"))
-    store.release([0])
-    for num_rows in range(1, 13):
-        store.attach(1, names_of("abcdefghijkl"))
-        assert store.usable_prefix(names_of("abcdefghijkl"), num_rows, ["hidden_states"]) == num_rows
-        assert hidden(store, 1, 0, num_rows) == list(range(num_rows))
-        store.release([1])
-
-
-def test_a_part_of_a_block_is_a_hit_for_all_of_its_tokens() -> None:
-    """A prompt is known to its end while it is computed by chunks."""
-    store = make_store()
-    write(store, chunk_of(0, "abcdefgh", 0, 6))
-    assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 6
-    write(store, chunk_of(1, "abcdefgh", 6, 8), base=100)
-    assert hidden(store, 1, 0, 8) == [0, 1, 2, 3, 4, 5, 106, 107]
-    assert hidden(store, 0, 0, 8) == [0, 1, 2, 3, 4, 5, 106, 107]
-
-
 def test_rows_of_a_block_that_goes_on_otherwise_are_taken_over_by_writing_them_again() -> None:
     """Six tokens in common, blocks of four: the rows that two sequences share of a block are read and written again."""
     store = make_store()
@@ -65,34 +44,6 @@ def test_rows_of_a_block_that_goes_on_otherwise_are_taken_over_by_writing_them_a
     store.commit()
     assert hidden(store, 2, 0, 8) == [0, 1, 2, 3, 4, 5, 56, 57]
     assert hidden(store, 1, 0, 8) == list(range(8))
-
-
-def test_a_hit_in_the_step_that_computes_it() -> None:
-    store = make_store()
-    first, second = chunk_of(0, "abcdefgh"), chunk_of(1, "abcdefghij", 8, 10)
-    write(store, first, second)
-    assert hidden(store, 1, 0, 10) == list(range(10))
-
-
-def test_equal_prompts_in_one_step_are_kept_once_and_the_first_one_counts() -> None:
-    store = make_store()
-    chunks = [chunk_of(0, "abcdefgh"), chunk_of(1, "abcdefgh")]
-    rows = torch.cat([hidden_of(chunks[0], 0), hidden_of(chunks[1], 100)])
-    store.write(chunks, {"hidden_states": rows})
-    assert hidden(store, 1, 0, 8) == list(range(8))
-    stats = store.stats()
-    assert (stats.blocks, stats.written, stats.replayed) == (2, 8, 8)
-
-
-def test_rows_that_were_not_written_are_missing_with_their_range() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdefghijkl", 0, 3))
-    write(store, chunk_of(0, "abcdefghijkl", 6, 9))
-    assert missing(store, 0, 0, 12) == (3, 6)
-    assert missing(store, 0, 4, 5) == (4, 5)
-    assert missing(store, 0, 7, 12) == (9, 12)
-    assert missing(store, 9, 2, 4) == (2, 4)
-    assert hidden(store, 0, 6, 9) == [6, 7, 8]
 
 
 def test_a_span_that_lacks_rows_does_not_disturb_the_others() -> None:
@@ -108,46 +59,6 @@ def test_a_span_that_lacks_rows_does_not_disturb_the_others() -> None:
         ]
         assert [(lacking.span, lacking.first) for lacking in rows.missing()] == [(1, 3), (3, 0)]
     assert (store.stats().read, store.stats().missing) == (5, 10)
-
-
-def test_a_request_goes_on_from_a_hit_on_blocks_of_its_own() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdefgh"))
-    store.release([0])
-    write(store, chunk_of(1, "abcdxyz", 4, 7), base=50)
-    write(store, RowChunk(1, 7, 1, 1, names_of("abcdxyzw")[1:]), base=50)
-    assert hidden(store, 1, 0, 8) == [0, 1, 2, 3, 54, 55, 56, 57]
-    store.attach(2, names_of("abcdefgh"))
-    assert hidden(store, 2, 0, 8) == list(range(8))
-
-
-def test_preempted_and_resumed() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdef", 0, 6))
-    store.release([0])
-    assert missing(store, 0, 0, 6) == (0, 6)
-    write(store, chunk_of(0, "abcdef", 4, 6), base=100)
-    assert hidden(store, 0, 0, 6) == [0, 1, 2, 3, 104, 105]
-
-
-def test_two_that_generate_the_same_block_share_it_from_then_on() -> None:
-    store = make_store()
-    for request_id in (0, 1):
-        write(store, RowChunk(request_id, 0, 3), base=100 * request_id)
-    named = [RowChunk(request_id, 3, 1, 0, names_of("abcd")) for request_id in (0, 1)]
-    write(store, *named)
-    assert store.stats().blocks == 1
-    assert hidden(store, 1, 0, 4) == [0, 1, 2, 3]
-
-
-def test_rows_of_guessed_tokens_are_replaced_or_dropped_before_the_block_is_found() -> None:
-    store = make_store()
-    write(store, RowChunk(0, 0, 6), base=900)  # tokens 2 … 5 were guesses, and came otherwise
-    write(store, RowChunk(0, 2, 1), base=100)
-    write(store, RowChunk(0, 3, 3, 0, names_of("abcd")), base=200)
-    assert hidden(store, 0, 0, 5) == [900, 901, 102, 203, 204]
-    write(store, RowChunk(0, 4, 1, 1, names_of("abcdefgh")[1:]), base=300)  # the prompt has been extended
-    assert missing(store, 0, 4, 8) == (5, 8)
 
 
 # ---- keys
@@ -171,20 +82,6 @@ def test_a_key_that_comes_late_has_no_rows_before() -> None:
     assert missing(store, 0, 0, 12, "codes") == (0, 8)
     with store.read([RowSpan(0, 8, 12)], ["codes"]) as rows:
         assert torch.equal(rows.get("codes", 0), codes)
-
-
-def test_a_key_that_is_absent_on_a_step_leaves_a_gap_and_a_recompute_fills_it() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdefgh", 0, 3))
-    store.write([chunk_of(0, "abcdefgh", 3, 5)], {})
-    store.commit()
-    write(store, chunk_of(0, "abcdefgh", 5, 8))
-    names = names_of("abcdefgh")
-    assert store.usable_prefix(names, 8, ["hidden_states"]) == 3
-    assert store.usable_prefix(names, 8, []) == 8
-    write(store, chunk_of(1, "abcdefgh", 3, 5))
-    assert store.usable_prefix(names, 8, ["hidden_states"]) == 8
-    assert hidden(store, 1, 0, 8) == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -213,23 +110,6 @@ def test_a_value_that_does_not_fit_its_key_is_refused_and_nothing_else(wrong: ob
     with store.read([RowSpan(0, 0, 3), RowSpan(1, 0, 1)], ["codes"]) as rows:
         assert torch.equal(torch.cat([rows.get("codes", 0), rows.get("codes", 1)]), codes)
     assert store.stats().refusals == 1
-
-
-def test_a_key_that_is_declared_otherwise_begins_anew_and_the_others_go_on() -> None:
-    store = make_store(HIDDEN, CODES)
-    chunk = chunk_of(0, "abcd")
-    store.write([chunk], {"hidden_states": hidden_of(chunk), "codes": torch.ones(4, 2, 2, dtype=torch.int64)})
-    assert store.commit() == {names_of("abcd")[0]: {"hidden_states": 4, "codes": 4}}
-    narrow = KeySpec("codes", (), torch.int16)
-    store.declare(narrow)
-    assert store.commit() == {names_of("abcd")[0]: {"hidden_states": 4}}
-    assert missing(store, 0, 0, 4, "codes") == (0, 4)
-    assert hidden(store, 0, 0, 4) == [0, 1, 2, 3]
-    assert store.write([chunk], {"codes": torch.tensor([5, 6, 7, 8], dtype=torch.int16)}) == []
-    assert store.commit() == {names_of("abcd")[0]: {"hidden_states": 4, "codes": 4}}
-    with store.read([RowSpan(0, 1, 3)], ["codes"]) as rows:
-        assert rows.get("codes", 0).tolist() == [6, 7]
-    assert store.schema == {"hidden_states": HIDDEN, "codes": narrow}
 
 
 def test_keys_are_not_declared_within_a_step() -> None:
@@ -279,119 +159,10 @@ def test_rows_of_every_layout_in_memory_are_taken() -> None:
         assert torch.equal(found.get("hidden_states", 0), torch.cat([wide, needs_grad.detach(), odd]))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_rows_on_a_device_are_taken() -> None:
-    store = make_store()
-    chunk = chunk_of(0, "abcdef")
-    assert store.write([chunk], {"hidden_states": hidden_of(chunk).cuda()}) == []
-    assert store.write([chunk], {"hidden_states": hidden_of(chunk, 9).cuda()}) == []
-    assert hidden(store, 0, 0, 6) == [0, 1, 2, 3, 13, 14]
-
-
 # ---- room
 
 
-def test_want_of_room_gives_up_tails_before_heads_and_the_longest_released_first() -> None:
-    store = make_store(num_blocks=6)
-    write(store, chunk_of(0, "abcdefghijkl"), chunk_of(1, "mnopqrst"))
-    store.release([0])
-    store.release([1])
-    store.attach(2, names_of("abcd"))
-    store.release([2])
-    write(store, chunk_of(3, "123456789012"))
-    usable = [
-        store.usable_prefix(names_of(tokens), len(tokens), ["hidden_states"]) for tokens in ("abcdefgh", "mnopqrst")
-    ]
-    assert usable == [4, 8]
-    assert store.stats().evictions == 2
-    write(store, chunk_of(4, "xyzw"))
-    assert store.usable_prefix(names_of("mnopqrst"), 8, ["hidden_states"]) == 4
-
-
-def test_room_is_not_made_with_what_a_request_of_the_same_step_stands_behind() -> None:
-    store = make_store(num_blocks=4)
-    write(store, chunk_of(0, "abcdefgh"))
-    store.release([0])
-    write(store, chunk_of(1, "1234567890123456"), chunk_of(2, "abcdefghi", 8, 9))
-    assert hidden(store, 2, 0, 8) == list(range(8))
-    assert missing(store, 1, 0, 16) == (8, 16)
-
-
-def test_what_does_not_fit_is_missing_and_what_comes_behind_it_is_not_kept() -> None:
-    store = make_store(num_blocks=2)
-    write(store, chunk_of(0, "abcdefghijkl"))
-    assert hidden(store, 0, 0, 8) == list(range(8))
-    assert missing(store, 0, 4, 12) == (8, 12)
-    write(store, chunk_of(1, "mnop"))
-    assert missing(store, 1, 0, 4) == (0, 4)
-    store.release([1])
-    store.release([0])
-    write(store, chunk_of(2, "mnop"))
-    assert hidden(store, 2, 0, 4) == [0, 1, 2, 3]
-    assert store.stats().dropped == 8
-
-
-def test_a_late_key_shortens_prefixes_and_hides_no_key() -> None:
-    store = make_store(num_blocks=12)
-    write(store, chunk_of(0, "abcdefghijkl"))
-    store.release([0])
-    write(store, chunk_of(1, "mnopqrstuvwx"), chunk_of(2, "12345678"))
-    store.declare(KeySpec("second", (3 * WIDTH,), torch.float32))
-    store.check_integrity()
-    stats = store.stats()
-    assert (stats.capacity_blocks, stats.blocks) == (3, 3)
-    assert stats.blocks * stats.block_nbytes <= store.byte_budget
-    assert hidden(store, 1, 0, 12) == list(range(12))
-    assert missing(store, 2, 0, 8) == (0, 8)
-    store.release([1])
-    chunk = chunk_of(3, "new!")
-    assert store.write([chunk], {"hidden_states": hidden_of(chunk), "second": torch.ones(4, 3 * WIDTH)}) == []
-    assert store.usable_prefix(names_of("new!"), 4, ["hidden_states", "second"]) == 4
-
-
-def test_a_budget_below_one_block_keeps_nothing_and_says_so() -> None:
-    store = TensorPrefixStore(BLOCK, [HIDDEN], byte_budget=BLOCK_NBYTES - 1)
-    write(store, chunk_of(0, "abcd"))
-    assert missing(store, 0, 0, 4) == (0, 4)
-    assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 0
-    assert store.stats().dropped == 4
-
-
-def test_nobody_who_runs_loses_what_it_holds_to_others() -> None:
-    store = make_store(num_blocks=3)
-    write(store, chunk_of(0, "abcdefgh"))
-    for request_id in range(1, 9):
-        write(store, chunk_of(request_id, f"{request_id}xyzw"))
-        store.release([request_id])
-    assert hidden(store, 0, 0, 8) == list(range(8))
-
-
 # ---- steps
-
-
-def test_a_withdrawn_step_has_written_nothing() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdefgh", 0, 3))
-    store.write([chunk_of(0, "abcdefgh", 3, 8)], {"hidden_states": torch.zeros(5, WIDTH)})
-    assert hidden(store, 0, 0, 8) == [0, 1, 2, 0, 0, 0, 0, 0]
-    store.withdraw()
-    assert missing(store, 0, 0, 8) == (3, 8)
-    assert store.commit() == {names_of("abcdefgh")[0]: {"hidden_states": 3}, names_of("abcdefgh")[1]: {}}
-    write(store, chunk_of(1, "abcdefgh"))
-    assert hidden(store, 1, 0, 8) == list(range(8))
-
-
-def test_a_report_tells_what_there_is_and_what_is_gone() -> None:
-    store = make_store(num_blocks=2)
-    store.write([chunk_of(0, "abcdefgh", 0, 6)], {"hidden_states": torch.zeros(6, WIDTH)})
-    first, second = names_of("abcdefgh")
-    assert store.commit() == {first: {"hidden_states": 4}, second: {"hidden_states": 2}}
-    assert store.commit() == {}
-    store.write([RowChunk(1, 0, 2)], {"hidden_states": torch.zeros(2, WIDTH)})
-    assert store.commit() == {}
-    store.release([0, 1])
-    store.write([chunk_of(2, "mnopqr")], {"hidden_states": torch.zeros(6, WIDTH)})
-    assert store.commit() == {second: {}, first: {}, names_of("mnop")[0]: {"hidden_states": 4}}
 
 
 def test_a_chunk_that_cannot_be_is_refused_and_the_others_are_kept() -> None:
@@ -499,17 +270,6 @@ def test_memory_is_taken_as_it_is_used_and_given_back_by_a_reset() -> None:
     assert store.stats().blocks == 0
 
 
-def test_a_reset_forgets_rows_and_requests() -> None:
-    store = make_store()
-    write(store, chunk_of(0, "abcdef"))
-    store.reset()
-    store.check_integrity()
-    assert missing(store, 0, 0, 6) == (0, 6)
-    assert store.usable_prefix(names_of("abcd"), 4, ["hidden_states"]) == 0
-    write(store, chunk_of(0, "abcdef"))
-    assert hidden(store, 0, 0, 6) == list(range(6))
-
-
 def test_memory_of_what_a_late_key_has_driven_out_is_given_back() -> None:
     page = 4096
     spec = KeySpec("k", (page // BLOCK,), torch.uint8)
@@ -609,17 +369,6 @@ def test_a_hit_behind_a_block_that_is_completed_in_the_same_step(begun: int, pac
     report = store.commit()
     assert [report[name] for name in names_of("abcdefgh")] == [{"hidden_states": 4}] * 2
     assert store.usable_prefix(names_of("abcdefgh"), 8, ["hidden_states"]) == 8
-    store.check_integrity()
-
-
-def test_a_guess_in_a_block_that_is_named_and_hit_in_the_same_step_is_replaced_for_both() -> None:
-    store = make_store()
-    write(store, RowChunk(1, 0, 4), base=100)  # position 3 is a guess
-    chunks = [RowChunk(2, 4, 1, 0, names_of("abcd")), RowChunk(1, 3, 1, 0, names_of("abcd"))]
-    rows = torch.cat([hidden_of(chunks[0], 200), hidden_of(chunks[1], 300)])
-    assert store.write(chunks, {"hidden_states": rows}) == []
-    assert hidden(store, 2, 0, 5) == [100.0, 101.0, 102.0, 303.0, 204.0]
-    store.commit()
     store.check_integrity()
 
 

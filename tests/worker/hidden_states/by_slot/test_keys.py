@@ -45,13 +45,6 @@ def test_two_lengths_make_a_key_and_the_first_rows_are_kept() -> None:
     assert torch.equal(merged["foo"]["req1"], torch.cat([first, second, new[:3]]))
 
 
-def test_one_length_however_often_makes_none() -> None:
-    cache = make_cache()
-    for _ in range(5):
-        write(cache, {"foo": torch.rand((4, 3))}, SLOTS[:4])
-    assert cache.mm_cache_keys == set()
-
-
 def test_a_constant_that_met_a_step_of_its_length_is_no_key_for_good() -> None:
     cache = make_cache()
     constant = torch.arange(12).view(4, 3)
@@ -215,12 +208,3 @@ def test_a_constant_still_undecided_passes_in_a_longer_step_that_was_not_written
     write(cache, {"voice": constant}, SLOTS[:4])
     merged: dict[str, Any] = cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, {"voice": constant}, SCHEDULED)
     assert torch.equal(merged["voice"]["req1"], constant)
-
-
-def test_a_prefix_that_may_have_an_undecided_output_is_missing_where_the_step_lacks_it() -> None:
-    cache = make_cache()
-    write(cache, {"foo": torch.rand((8, 3))}, SLOTS)
-    hit(cache)
-    with pytest.raises(MissingRows) as caught:
-        cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, {}, SCHEDULED)
-    assert (caught.value.details["key"], caught.value.details["end"]) == ("foo", 8)

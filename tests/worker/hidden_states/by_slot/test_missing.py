@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,7 +14,6 @@ from tests.worker.hidden_states.by_slot.cases import (
     SCHEDULED,
     SLOTS,
     STARTS,
-    TABLE,
     batch,
     hit,
     make_cache,
@@ -73,27 +70,6 @@ def test_what_travels_of_it_are_its_numbers() -> None:
     assert (arrived.details, arrived.retryable) == (error.details, True)
 
 
-@pytest.mark.parametrize("length", range(1, 9))
-def test_a_hit_of_any_length_is_served_whole(length: int) -> None:
-    cache = make_cache()
-    prefix, new = torch.rand((length, HIDDEN)), torch.rand((2, HIDDEN))
-    cache.update_omni_tensor_prefix_cache(prefix, None, length, SLOTS[:length])
-    hit(cache)
-    merged = cache.get_merged_hidden_states([0], batch([length], [TABLE[0]]), new, {"req1": 2})
-    assert torch.equal(merged["req1"], torch.cat([prefix, new]))
-
-
-def test_a_key_that_a_step_lacks_is_missing_in_the_slots_it_wrote() -> None:
-    cache = with_keys({"foo": 3})
-    cache.update_omni_tensor_prefix_cache(None, outputs({"foo": 3}, 8), 8, SLOTS)
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(None, {}, 4, SLOTS[4:])
-    hit(cache)
-    with pytest.raises(MissingRows) as caught:
-        cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, outputs({"foo": 3}, 5), SCHEDULED)
-    assert caught.value.details == {"key": "foo", "first": 4, "end": 8, "request_id": "req1"}
-
-
 def test_a_step_without_outputs_leaves_nothing_of_its_slots_former_tenants() -> None:
     cache = with_keys({"foo": 3})
     cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), outputs({"foo": 3}, 8), 8, SLOTS)
@@ -111,37 +87,6 @@ def test_two_calls_in_one_step_add_up() -> None:
     cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), None, 8, SLOTS)
     cache.update_omni_tensor_prefix_cache(None, outputs({"foo": 3}, 8), 8, SLOTS)
     assert cache.stats().written_bytes == 8 * HIDDEN * 4 + 8 * 3 * 2
-
-
-def test_a_hit_gets_its_prefix_of_a_key_that_its_step_lacks() -> None:
-    cache = with_keys({"foo": 3, "never": 1})
-    made = outputs({"foo": 3}, 8)
-    cache.update_omni_tensor_prefix_cache(None, made, 8, SLOTS)
-    hit(cache)
-    merged: dict[str, Any] = cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, {}, SCHEDULED)
-    assert set(merged) == {"foo"}
-    assert set(merged["foo"]) == {"req1"}
-    assert torch.equal(merged["foo"]["req1"], made["foo"])
-
-
-def test_a_part_of_a_prefix_of_a_key_that_the_step_lacks_is_missing() -> None:
-    cache = with_keys({"foo": 3})
-    cache.update_omni_tensor_prefix_cache(None, outputs({"foo": 3}, 4), 4, SLOTS[:4])
-    hit(cache)
-    with pytest.raises(MissingRows) as caught:
-        cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, None, SCHEDULED)
-    assert (caught.value.details["first"], caught.value.details["end"]) == (4, 8)
-
-
-def test_rows_of_a_key_seen_late_are_missing_where_it_was_not() -> None:
-    cache = make_cache(discover="first")
-    cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), {}, 8, SLOTS)
-    hit(cache)
-    new = outputs({"foo": 3}, 5)
-    cache.update_omni_tensor_prefix_cache(None, new, 5, torch.tensor([16, 17, 18, 24, 25]))
-    with pytest.raises(MissingRows) as caught:
-        cache.get_merged_multimodal_states(STARTS, HIT_AND_MISS, new, SCHEDULED)
-    assert caught.value.details == {"key": "foo", "first": 0, "end": 8, "request_id": "req1"}
 
 
 def test_forgotten_slots_are_missing_for_every_key() -> None:

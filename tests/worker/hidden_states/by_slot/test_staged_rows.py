@@ -56,14 +56,6 @@ def test_chunks_and_decode_steps_land_at_their_positions(writes: bool) -> None:
     assert cache.stats().deferred_rows == 0
 
 
-def test_a_hit_request_leaves_the_shared_blocks_alone() -> None:
-    cache = make_cache()
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 0, numbers(0, 8)))
-    table = (2, 3, 7, 8)
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 8, numbers(100, 4), table=table))
-    assert prefix_of(cache, 12, table) == [*range(1, 9), *range(101, 105)]
-
-
 def test_the_number_after_the_step_is_refused_where_the_slots_tell() -> None:
     cache = with_keys({CODES: 2}, torch.int64)
     cache.update_omni_tensor_prefix_cache(None, {}, 4, SLOTS[:4])
@@ -119,63 +111,12 @@ def test_steps_that_lack_the_key_are_no_gap_but_missing() -> None:
     assert (caught.value.details["first"], caught.value.details["end"]) == (2, 4)
 
 
-def test_staged_rows_are_copies() -> None:
-    cache = make_cache()
-    buffer = numbers(0, 8)
-    ended = step(cache, 0, buffer)
-    buffer.fill_(-9)
-    cache.commit_deferred_mm_outputs(["req1"], ended)
-    assert prefix_of(cache, 8) == list(range(1, 9))
-
-
-def test_what_is_computed_again_replaces_what_was_there() -> None:
-    cache = make_cache()
-    step(cache, 0, numbers(0, 4))
-    step(cache, 4, numbers(4, 4))
-    step(cache, 0, numbers(100, 8))
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 8, numbers(108, 1)))
-    assert prefix_of(cache, 9) == list(range(101, 110))
-
-
-def test_what_a_request_had_before_it_was_set_back_stays_where_it_was() -> None:
-    """The rest of its new block table names block 0, where another request's rows are."""
-    cache = make_cache()
-    step(cache, 0, numbers(0, 12))
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 0, numbers(100, 5), table=(6, 7, 0, 0)))
-    assert prefix_of(cache, 5, (6, 7)) == [101, 102, 103, 104, 105]
-    assert prefix_of(cache, 12) == list(range(1, 13))
-    assert cache.stats().written_bytes == (12 + 5) * 2 * 8
-
-
 def test_rejected_drafts_are_replaced() -> None:
     cache = make_cache()
     step(cache, 0, numbers(0, 6))
     step(cache, 3, numbers(103, 2))
     cache.commit_deferred_mm_outputs(["req1"], step(cache, 5, numbers(205, 1)))
     assert prefix_of(cache, 6) == [1, 2, 3, 104, 105, 206]
-
-
-@pytest.mark.parametrize("is_read_before", [True, False])
-def test_a_later_tenant_of_another_step_that_lacks_the_key_has_none(is_read_before: bool) -> None:
-    cache = make_cache()
-    ended = step(cache, 0, numbers(0, 8))
-    if is_read_before:
-        assert prefix_of(cache, 8) == list(range(1, 9))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(None, None, 4, SLOTS[4:])
-    cache.commit_deferred_mm_outputs(["req1"], ended)
-    with pytest.raises(MissingRows) as caught:
-        prefix_of(cache, 8)
-    assert (caught.value.details["first"], caught.value.details["end"]) == (4, 8)
-
-
-def test_a_later_tenant_keeps_its_slots() -> None:
-    cache = make_cache()
-    ended = step(cache, 0, numbers(0, 8))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(None, {CODES: numbers(50, 4)}, 4, SLOTS[4:])
-    cache.commit_deferred_mm_outputs(["req1"], ended)
-    assert prefix_of(cache, 8) == [1, 2, 3, 4, 51, 52, 53, 54]
 
 
 @pytest.mark.parametrize("order", [["req1", "req2"], ["req2", "req1"]])
@@ -188,24 +129,6 @@ def test_of_two_that_end_together_the_later_rows_of_a_slot_win(order: list[str])
     assert prefix_of(cache, 4) == [11, 12, 3, 4]
 
 
-def test_withdrawn_slots_do_not_get_what_was_staged_for_them() -> None:
-    cache = make_cache()
-    ended = step(cache, 0, numbers(0, 8))
-    cache.forget_slots(SLOTS[4:])
-    cache.commit_deferred_mm_outputs(["req1"], ended)
-    assert cache.stats().written_bytes == 4 * 2 * 8
-
-
-def test_rows_of_a_request_that_runs_are_found() -> None:
-    cache = make_cache()
-    step(cache, 0, numbers(0, 8))
-    assert cache.stats().deferred_rows == 8
-    assert prefix_of(cache, 8) == list(range(1, 9))
-    assert cache.stats().deferred_rows == 0
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 8, numbers(8, 4)))
-    assert prefix_of(cache, 12) == list(range(1, 13))
-
-
 def test_rows_of_a_request_that_runs_are_found_by_a_step_that_lacks_the_key() -> None:
     cache = make_cache()
     step(cache, 0, numbers(0, 8))
@@ -213,25 +136,6 @@ def test_rows_of_a_request_that_runs_are_found_by_a_step_that_lacks_the_key() ->
     now = batch([8], [TABLE[0]], ["other"])
     merged: dict[str, Any] = cache.get_merged_multimodal_states([0], now, {}, {"other": 1})
     assert merged[CODES]["other"][:, 0].tolist() == list(range(1, 9))
-
-
-def test_a_hit_that_needs_none_of_them_leaves_them_staged() -> None:
-    cache = make_cache()
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 0, numbers(0, 8)))
-    step(cache, 0, numbers(20, 4), table=(6,))
-    assert prefix_of(cache, 8) == list(range(1, 9))
-    assert cache.stats().deferred_rows == 4
-
-
-def test_discarded_rows_are_never_written_and_a_reused_id_starts_anew() -> None:
-    cache = make_cache()
-    ended = step(cache, 0, torch.full((4, 2), -1))
-    cache.discard_deferred_mm_outputs("req1")
-    cache.discard_deferred_mm_outputs("unknown")
-    cache.commit_deferred_mm_outputs(["req1"], ended)
-    assert cache.stats().written_bytes == 0
-    cache.commit_deferred_mm_outputs(["req1"], step(cache, 0, numbers(0, 8)))
-    assert prefix_of(cache, 8) == list(range(1, 9))
 
 
 def test_discarded_rows_leave_those_that_another_has_staged_for_their_slots() -> None:
@@ -242,14 +146,6 @@ def test_discarded_rows_leave_those_that_another_has_staged_for_their_slots() ->
     cache.discard_deferred_mm_outputs("req1")
     assert prefix_of(cache, 2) == [11, 12]
     assert cache.stats().written_bytes == 2 * 2 * 8
-
-
-def test_a_request_that_left_the_batch_is_committed_all_the_same() -> None:
-    cache = make_cache()
-    step(cache, 0, numbers(0, 4))
-    cache.commit_deferred_mm_outputs(["req1"], batch([0], [TABLE[1]], ["other"]))
-    assert cache.stats().deferred_rows == 0
-    assert prefix_of(cache, 4) == [1, 2, 3, 4]
 
 
 def test_rows_beyond_the_block_table_are_refused_and_the_others_staged() -> None:

@@ -13,7 +13,6 @@ from tests.worker.hidden_states.by_slot.cases import (
     HIDDEN,
     HIT_AND_MISS,
     SCHEDULED,
-    SLOTS,
     STARTS,
     hit,
     make_cache,
@@ -53,29 +52,6 @@ def test_a_step_is_one_copy_that_only_merging_waits_for(device: Device) -> None:
     assert torch.equal(found["req2"], hidden[3:5])
     assert torch.equal(merged["foo"]["req2"], made["foo"][3:5])
     cache.check_integrity()
-
-
-def test_a_hit_waits_for_the_copy_that_has_its_rows(device: Device) -> None:
-    cache = make_cache(transfer_for=lambda *_: device)
-    prefix, own = torch.rand((8, HIDDEN)), torch.rand((5, HIDDEN))
-    cache.update_omni_tensor_prefix_cache(prefix, None, 8, SLOTS)
-    hit(cache)
-    assert len(device.open_copies) == 1
-    cache.update_omni_tensor_prefix_cache(own, None, 5, OWN)
-    assert torch.equal(cache.get_merged_hidden_states(STARTS, HIT_AND_MISS, own, SCHEDULED)["req1"][:8], prefix)
-    assert not device.open_copies
-
-
-def test_what_comes_late_is_not_delivered_to_a_later_tenant(device: Device) -> None:
-    cache = make_cache(transfer_for=lambda *_: device)
-    cache.update_omni_tensor_prefix_cache(torch.zeros((8, HIDDEN)), None, 8, SLOTS)
-    cache.reset_prefix_cached_new_req_ids()
-    later = torch.ones((8, HIDDEN))
-    cache.update_omni_tensor_prefix_cache(later, None, 8, SLOTS)
-    device.let_arrive(device.open_copies[1])
-    device.let_arrive()
-    assert cache.hidden_states_cache[2:4].eq(1).all()
-    assert not device.open_copies
 
 
 def test_a_buffer_that_is_filled_again_is_copied_again(device: Device) -> None:

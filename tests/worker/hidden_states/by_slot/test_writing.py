@@ -17,7 +17,6 @@ from tests.worker.hidden_states.by_slot.cases import (
     SCHEDULED,
     SLOTS,
     STARTS,
-    TABLE,
     batch,
     hit,
     make_cache,
@@ -40,18 +39,6 @@ def test_wrong_slots_are_named_and_nothing_is_written(slots: list[int], value: o
         cache.update_omni_tensor_prefix_cache(torch.ones((2, HIDDEN)), outputs({"foo": 3}, 2), 2, torch.tensor(slots))
     assert (caught.value.details["field"], caught.value.details["value"]) == ("slot_mapping", value)
     assert cache.stats().written_bytes == 0
-
-
-def test_the_repeated_slot_is_the_one_that_is_named() -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        make_cache().forget_slots(torch.tensor([9, 4, 7, 4, 9]))
-    assert caught.value.details["value"] in (4, 9)
-
-
-def test_a_slot_of_minus_one_is_harmless_in_the_padding() -> None:
-    cache = make_cache()
-    cache.update_omni_tensor_prefix_cache(torch.ones((4, HIDDEN)), None, 2, torch.tensor([5, 6, -1, -1]), 4)
-    assert cache.stats().written_bytes == 2 * HIDDEN * 4
 
 
 @pytest.mark.parametrize(
@@ -88,20 +75,6 @@ def test_wrong_rows_are_named_and_written_nowhere(call: Call, field: str) -> Non
     assert caught.value.details["field"] == field
     assert cache.stats() == before
     cache.check_integrity()
-
-
-def test_a_key_that_does_not_fit_costs_its_own_rows_and_no_others() -> None:
-    cache = with_keys({"foo": 3, "bar": 1})
-    made = outputs({"foo": 3, "bar": 1}, 8)
-    cache.update_omni_tensor_prefix_cache(torch.ones((8, HIDDEN)), made, 8, SLOTS)
-    cache.reset_prefix_cached_new_req_ids()
-    again = {"foo": torch.ones((4, 2)).half(), "bar": torch.full((4, 1), 7).half()}
-    with pytest.raises(InvalidRequest, match="foo"):
-        cache.update_omni_tensor_prefix_cache(torch.zeros((4, HIDDEN)), again, 4, SLOTS[:4])
-    assert cache.hidden_states_cache.view(-1, HIDDEN)[SLOTS[:4]].eq(0).all()
-    assert rows_at(cache, "bar").flatten().tolist() == [7.0] * 4 + made["bar"][4:].flatten().tolist()
-    # What foo had there belongs to the former tenants.
-    assert cache.stats().written_bytes == 8 * HIDDEN * 4 + 8 * 1 * 2 + 4 * 3 * 2
 
 
 def test_hidden_states_that_do_not_fit_cost_their_own_rows_and_no_others() -> None:
@@ -154,16 +127,6 @@ def test_results_share_no_bytes_with_the_step_the_cache_or_each_other() -> None:
     assert all(buffer.eq(0).all() for buffer in (new, new_hidden, same, element))
     assert rows_at(cache, "foo").eq(0).all()
     assert cache.hidden_states_cache.view(-1, HIDDEN)[SLOTS].eq(0).all()
-
-
-def test_what_is_written_is_a_copy_and_so_is_its_slot_mapping() -> None:
-    cache = make_cache()
-    rows, slots = torch.ones((8, HIDDEN)), SLOTS.clone()
-    cache.update_omni_tensor_prefix_cache(rows, None, 8, slots)
-    rows.fill_(5)
-    slots.fill_(0)
-    assert cache.hidden_states_cache.view(-1, HIDDEN)[SLOTS].eq(1).all()
-    cache.stage_deferred_mm_outputs([0], batch([0], [TABLE[0]]), {"d": rows}, {"req1": 8}, {"d"})
 
 
 @pytest.mark.parametrize(
