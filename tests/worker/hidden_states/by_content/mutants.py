@@ -22,6 +22,7 @@ from mmcached.worker.hidden_states.by_content.request_blocks import ABSENT, Chai
 from mmcached.worker.hidden_states.by_content.step_writer import StepWriter
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena
+from mmcached.worker.hidden_states.row_sources import RowSources
 from tests.worker.hidden_states.by_content.delayed_transfer import DelayedTransfer
 
 Patch = pytest.MonkeyPatch
@@ -289,7 +290,7 @@ def lands_what_has_another_tenant(patch: Patch) -> None:
     def all_of(sources: Any, number: int, indexes: Sequence[np.ndarray]) -> np.ndarray:
         return np.unique(np.concatenate(indexes)) if indexes else np.empty(0, dtype=np.int64)
 
-    patch.setattr(pending_rows.RowSources, "of", all_of)
+    patch.setattr(RowSources, "of", all_of)
 
 
 def keeps_sources_of_former_tenants(patch: Patch) -> None:
@@ -319,13 +320,13 @@ def loses_its_way_when_rows_move(patch: Patch) -> None:
             missed: Fixed = np.maximum(np.subtract(self, number + (number > 0)), 0).view(Fixed)
             return missed
 
-    init = pending_rows.RowSources.__init__
+    init = RowSources.__init__
 
     def begin(sources: Any, arena: RowArena) -> None:
         init(sources, arena)
         sources.place = sources.place.view(Fixed)
 
-    patch.setattr(pending_rows.RowSources, "__init__", begin)
+    patch.setattr(RowSources, "__init__", begin)
 
 
 def _by_name(*mutants: Callable[[Patch], None]) -> dict[str, Callable[[Patch], None]]:

@@ -4,7 +4,7 @@
     by_slot/         OmniTensorPrefixCache: rows under KV slots, for engines that know nothing else
     schema           what a row of a key looks like
     row_arena        the rows of one key in host memory, and which of them were written
-    pending_rows     rows on their way into arenas: one copy for each step, waited for by readers only
+    pending_rows     rows on their way into arenas: one copy for each step, waited for by readers only   row_sources
     device_copy      the copy itself: device -> pinned memory -> arena          buffer_pool
 
 Both keep rows in the same arenas, and write and read them the same way; they differ in how a row is found. By slot,

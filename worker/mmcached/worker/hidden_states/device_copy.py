@@ -24,11 +24,7 @@ PADDING = 16
 
 
 class Copy(Protocol):
-    """Rows under way.
-
-    Attributes:
-        nbytes: bytes of host memory that are taken until `release`, and of device memory as well.
-    """
+    """Rows under way; `nbytes` of host memory are taken until `release`, and as much of the device."""
 
     nbytes: int
 
@@ -129,11 +125,7 @@ class _CudaCopy:
 
 
 class Packing:
-    """The places of tensors in one buffer of bytes.
-
-    Attributes:
-        nbytes: length of the buffer.
-    """
+    """The places of tensors in one buffer of `nbytes`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._places: list[tuple[int, torch.Size, torch.dtype]] = []

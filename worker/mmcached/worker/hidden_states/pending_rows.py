@@ -4,15 +4,9 @@
      └──── device: noted, marked as written ── end of the step ── copy under way ──> arena, at a later call
                                                                     └── a reader who needs the rows waits for it
 
-    source   of each row: 0: the arena has its bytes · NOTED: the tensor that was put · n > 0: copy number n
-    place    of each row: its number in that tensor, or in that copy's part
-
-The row decides, not the copy: a row that is forgotten, written anew or moved belongs to no former copy, and what a copy
-brings for it is thrown away. So a block that has got another owner is safe from what comes late.
-
-`poll` lands what is done, and waits for nothing. Two wait, each only for the copies that it needs: `settle`, for a
-reader; and the end of a step that exceeds `byte_limit`, for the oldest copy. A copy that fails is lost: its rows were
-not written, its memory is not used again, and the caller gets its error, once, if any row was waiting for it.
+Two wait, each only for the copies that it needs: `settle`, for a reader; and the end of a step that exceeds
+`byte_limit`, for the oldest copy. A copy that fails is lost: its rows were not written, its memory is not used again,
+and the caller gets its error, once, if any row was waiting for it.
 
 Knows nothing of requests or block hashes. Invariant: between two steps each row that is marked as written is in its
 arena or under way, and at most `byte_limit` bytes are under way, or one copy.
@@ -31,58 +25,14 @@ import torch
 from mmcached.wire.errors import InvariantError
 from mmcached.worker.hidden_states.device_copy import PADDING, Copy, Transfer, TransferFor
 from mmcached.worker.hidden_states.row_arena import RowArena
+from mmcached.worker.hidden_states.row_sources import NOTED, RowSources
 
 DEFAULT_BYTE_LIMIT = 256 << 20
-NOTED = -1
 Answer = TypeVar("Answer")
 
 
-class RowSources:
-    """The sources of the rows of one arena.
-
-    Attributes:
-        noted: the tensor that the step at hand has put, if any.
-        noted_indexes: indexes of its rows, as they were put.
-    """
-
-    __slots__ = ("arena", "noted", "noted_indexes", "place", "source")
-
-    def __init__(self, arena: RowArena) -> None:
-        self.arena = arena
-        self.source = np.zeros(arena.num_rows, dtype=np.int64)
-        self.place = np.zeros(arena.num_rows, dtype=np.int64)
-        self.noted: torch.Tensor | None = None
-        self.noted_indexes: list[np.ndarray] = []
-
-    def note(self, rows: torch.Tensor, indexes: np.ndarray, places: np.ndarray | None) -> None:
-        self.arena.mark(indexes)
-        self.source[indexes] = NOTED
-        self.place[indexes] = np.arange(len(indexes)) if places is None else places
-        self.noted = rows.detach()
-        self.noted_indexes.append(indexes)
-
-    def of(self, number: int, indexes: Sequence[np.ndarray]) -> np.ndarray:
-        """Return which of these rows have this source, each once."""
-        each = indexes[0] if len(indexes) == 1 else np.unique(np.concatenate(indexes))
-        found: np.ndarray = each[self.source[each] == number]
-        return found
-
-    def forget_noted(self) -> None:
-        self.noted = None
-        self.noted_indexes = []
-
-    def clear(self) -> None:
-        """Say that no row is under way."""
-        self.source = np.zeros_like(self.source)
-        self.forget_noted()
-
-
 class _Part(NamedTuple):
-    """The rows of one arena in a copy.
-
-    Attributes:
-        indexes: all rows that the copy has ever been the source of.
-    """
+    """The rows of one arena in a copy; `indexes`: all that it has ever been the source of."""
 
     sources: RowSources
     indexes: list[np.ndarray]

@@ -62,7 +62,7 @@ class StoreStats:
         refusals: parts of writes that were not kept.
         copies: copies from a device.
         read_waits, limit_waits: copies that were waited for: by readers, for want of room.
-        requests: requests that hold blocks, or that are known at all.
+        requests: requests that are known.
         blocks: blocks in use, of `capacity_blocks`; of these `sealed_blocks`, of these `evictable_blocks`.
         block_nbytes: bytes of one block, all keys together.
         pooled_nbytes: bytes of buffers that wait for the next read, on top of the budget.

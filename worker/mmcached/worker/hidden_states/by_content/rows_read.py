@@ -38,11 +38,9 @@ class RowsRead:
     """The rows of one read, spans by their number in the call. Release it, or use it in `with`.
 
     Args:
-        arenas: those that are read; they have the bytes of all rows that were written.
-        runs: one for each span.
-        indexes: indexes of the rows of all runs.
-        firsts: first position of each run, to tell what is missing.
-        pool: gives the buffers.
+        arenas: of the keys; they have the bytes of all rows that were written.
+        runs, indexes: one run for each span, and the indexes of the rows of all.
+        firsts: first position of each run.
     """
 
     __slots__ = ("_buffers", "_counts", "_first_rows", "_is_released", "_keys", "_pool")

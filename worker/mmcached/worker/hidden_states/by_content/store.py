@@ -4,13 +4,9 @@
                   └──── withdraw ────┘               the step failed: nothing of it was written
 
 Every write names request, absolute positions and the hashes of the blocks that lie there; nothing is derived from
-counters. Blocks, hashes and holders: package docstring. Rows of a device are copied behind the step's back
-(`pending_rows`): nothing here waits for a device but a read, for the rows that it asks for, and what is under way is
-found like all the rest.
-
-A model's outputs are not trusted to be right: a value that does not fit its key, or a key that was not declared, is
-refused by itself, and its rows are missing. So are rows for which there is no room. No request is disturbed by what
-another one brings.
+counters. Only a read waits for a device, for the rows that it asks for (`pending_rows`). A value that does not fit its
+key, or a key that was not declared, is refused by itself, and its rows are missing; so are rows for which there is no
+room.
 
 Knows nothing of engines, tokens or devices beyond where a tensor lies. Invariants: a row that is read was written for
 its position and for this content · blocks never take more than `byte_budget` · what is written is copied, what is read
@@ -48,11 +44,10 @@ class TensorPrefixStore:
         block_size: positions per block, as of the KV cache's block hashes.
         schema: the keys that are known from the start; `declare` adds others.
         byte_budget: bytes of all blocks. Each is charged for every key, whether it has rows of it or not.
-        max_positions: positions of one request; what lies behind them is refused, because books of a request grow with
-            them.
+        max_positions: positions of one request; books grow with them.
         buffer_nbytes: bytes of buffers that wait for the next read; default: a quarter of `byte_budget`.
-        staged_byte_limit: bytes of copies under way, and of pinned memory that waits for the next one; only beyond it a
-            write waits, for the oldest copy. One step may be larger.
+        staged_byte_limit: bytes of copies under way, and of pinned memory that waits for the next one. One step may be
+            larger.
         transfer_for: makes what copies the rows of a device.
 
     Raises:

@@ -1,7 +1,6 @@
 """Offers the methods of vllm-omni's tensor prefix cache over rows by KV slot.
 
-Knows nothing of models, engines or devices beyond what its arguments say; keeps everything on the CPU but what is
-deferred. Whoever writes a slot replaces what stood there. The order of one step's calls:
+Knows nothing of models, engines or devices beyond what its arguments say. The order of one step's calls:
 
     commit_deferred_mm_outputs(finished)
     reset_prefix_cached_new_req_ids()               the step begins
@@ -12,9 +11,7 @@ deferred. Whoever writes a slot replaces what stood there. The order of one step
     stage_deferred_mm_outputs(…)
     get_merged_hidden_states(…), get_merged_multimodal_states(…)
 
-Invariant: no row is delivered that was not written for its slot by the slot's present tenant. A row that is missing is
-`MissingPrefix`, a `MissingRows`, never zeros. A result is the step's own rows; for a hit of this step it starts at
-position 0. Results are copies and never views of the step's buffers or of the cache.
+Invariant: no row is delivered that was not written for its slot by the slot's present tenant, who has written it last.
 """
 
 from __future__ import annotations
@@ -60,10 +57,9 @@ class PrefixCacheStats:
 
 
 class OmniTensorPrefixCache:
-    """Slot-addressed rows of hidden states and of other per-token outputs.
+    """Rows of hidden states and of other per-token outputs, in host memory.
 
-    Rows lie in host memory. What a step writes leaves its device in one copy that nobody waits for; merging waits for
-    it, because it hands out the step's rows on the CPU. Who must not wait takes `TensorPrefixStore`.
+    Merging waits for the step's copy, because it hands out rows on the CPU; `TensorPrefixStore` waits for readers only.
 
     Args:
         num_blocks, block_size: as of the KV pool: slots 0 … num_blocks * block_size - 1.
@@ -143,7 +139,7 @@ class OmniTensorPrefixCache:
         self._keys.declare(key, width, dtype)
 
     def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, Any], seq_len: int) -> None:
-        """Look for keys among the outputs of a step of `seq_len` tokens; known keys are not touched.
+        """Look for keys among the outputs of a step of `seq_len` tokens.
 
         Raises:
             ConfigError: there is no memory for a key's rows.
@@ -170,7 +166,7 @@ class OmniTensorPrefixCache:
         Args:
             hidden_states: `(tokens, hidden_size)`, or None: the model has none.
             multimodal_outputs: by name; which are keys, see `output_keys`.
-            num_tokens_unpadded: rows that count; further ones are padding.
+            num_tokens_unpadded: rows that count.
             slot_mapping: `(at least num_tokens_unpadded,)` integers on the CPU.
             num_tokens_padded: rows of a padded step; default: no padding.
             skip_mm_cache_keys: deferred keys: known, but not written now.
@@ -204,13 +200,9 @@ class OmniTensorPrefixCache:
     ) -> None:
         """Keep copies of a step's rows of the deferred keys, on their device, until somebody needs them.
 
-        Rows belong to positions `num_computed_tokens_cpu …` of their request: the number BEFORE the step, and so to
-        the slots of these positions, until the slots are written anew. The slots are compared with those that the step
-        has written, if `update_omni_tensor_prefix_cache` was called before; otherwise a request's rows must follow
-        those that it had in the last step, or begin earlier, or follow a hit. A deferred key needs no discovery.
-
-        Staged rows are found by hits as if they were written: then, when a request that has staged some is committed,
-        or when there are as many of a key as slots, all are written, in one transfer for each key.
+        Rows belong to the slots of positions `num_computed_tokens_cpu …` of their request, the number BEFORE the step,
+        until the slots are written anew; how this is checked: `staging`. A deferred key needs no discovery. Staged rows
+        are found by hits as if they were written; when they are written: `staged_rows`.
 
         Raises:
             InvalidRequest: names the request whose positions contradict, or the key whose rows do not fit: of that

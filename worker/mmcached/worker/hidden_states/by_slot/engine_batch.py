@@ -42,14 +42,7 @@ class EngineBatch(Protocol):
 
 @dataclass(slots=True)
 class InputBatch:
-    """The requests of one step.
-
-    Attributes:
-        req_ids: in packed order.
-        req_id_to_index: row in `num_computed_tokens_cpu`, `block_table` and `query_start_loc`.
-        num_computed_tokens_cpu: tokens computed **before** this step, one number per row.
-        block_table: `(rows, max_blocks)` integers on the CPU: block ids of each request from position 0 on.
-    """
+    """The requests of one step; the module's docstring tells what its fields are."""
 
     req_ids: Sequence[str]
     req_id_to_index: Mapping[str, int]

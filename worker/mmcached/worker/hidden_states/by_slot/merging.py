@@ -1,7 +1,6 @@
 """Puts the rows of a step, request by request, behind the cached rows of those that are hits.
 
-Knows nothing of keys or of when rows are written. Every result is a copy of its own. What lacks rows costs its own
-request only: `MissingPrefix` has the results of all others.
+Knows nothing of keys or of when rows are written. Every result is a copy of its own.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ that happens to have as many tokens. So an output is, by its name:
     anything     all the rest, such as tensors of other dimensions
 
 With `discover="first"` the first length decides, as in vllm-omni: a constant that meets a step of its own length is a
-key for good then, and every step of another length is an error for it.
-
-A key that was discovered by two lengths and then has a length that is not its step's is refused from there on, and
-said so once. Per-request outputs are known in this way for as long as every request has one token a step.
+key for good then. A key that two lengths have made known, and that then has another than its step, is refused, and said
+so once: per-request outputs are known for as long as every request has one token a step.
 """
 
 from __future__ import annotations
@@ -36,14 +34,7 @@ class _Undecided(NamedTuple):
 
 
 class OutputKeys:
-    """The outputs that are rows, or may be.
-
-    Args:
-        make_arena: makes the arena of a key.
-
-    Attributes:
-        known: arenas of the known keys.
-    """
+    """The outputs that are rows, or may be; `known`: the arenas of the known ones."""
 
     def __init__(self, make_arena: Callable[[KeySpec], RowArena], discover: Discover) -> None:
         if discover not in ("two_lengths", "first"):

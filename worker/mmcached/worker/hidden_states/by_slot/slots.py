@@ -18,11 +18,7 @@ _UNSIGNED = 1 << 64
 
 
 class SlotChecker:
-    """Checks slot mappings.
-
-    Attributes:
-        num_slots: slots that there are.
-    """
+    """Checks slot mappings against the number of slots."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots

@@ -1,4 +1,4 @@
-"""Keeps rows of deferred keys where they were made until somebody needs them: by slot, as all rows are kept.
+"""Keeps rows of deferred keys on their device until somebody needs them, by slot.
 
     stage ──> staged ──commit of a request, a hit, no more room──> written, all together: one copy for all keys
                  └── the slot is written anew, its request discarded ──> nobody's
@@ -24,11 +24,7 @@ from mmcached.worker.hidden_states.row_arena import RowArena
 
 
 class StagedKey:
-    """The staged rows of one key.
-
-    Attributes:
-        rows: memory of rows, of which the first `num_rows` are staged.
-    """
+    """The staged rows of one key: the first `num_rows` of `rows`."""
 
     def __init__(self, num_slots: int) -> None:
         self.number = np.full(num_slots, -1, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Judges what a step stages of the deferred keys, and finds the slots of what it accepts.
 
-Knows nothing of prefixes or of delivery. The positions of a step's rows begin at the number of tokens computed BEFORE
-the step. An engine that hands in the number after it, or another request's, is told so:
+Knows nothing of prefixes or of delivery. An engine that hands in the number of tokens computed after the step, or
+another request's, is told so:
 
     where the step's slots are known      they must be those of these positions
     else, a request's first position      must be where its last rows have ended, or before; behind it for a hit only
@@ -24,11 +24,7 @@ from mmcached.worker.hidden_states.pending_rows import PendingRows
 
 
 class Staging:
-    """Stages rows of a step's outputs.
-
-    Attributes:
-        rows: the staged rows.
-    """
+    """Stages rows of a step's outputs; `rows` has them."""
 
     def __init__(self, keys: OutputKeys, pending: PendingRows, num_slots: int) -> None:
         self.rows = StagedRows(keys.known, pending, num_slots)
