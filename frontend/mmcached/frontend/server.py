@@ -80,10 +80,6 @@ _UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | rece
 class Frontend(Closeable):
     """The frontend's sockets, services and loop. Call `poll` until `is_drained`, then `close`.
 
-    Args:
-        clock: monotonic seconds.
-    Attributes:
-        requests, store: serve what clients ask.
     Raises:
         OSError: a socket could not be bound.
     """
@@ -129,10 +125,7 @@ class Frontend(Closeable):
     # ---- the loop
 
     def poll(self, timeout_s: float) -> None:
-        """Serve what has come, waiting up to `timeout_s` for something; then look at deaths and deadlines if due.
-
-        Each source gets a share of the turn; what is left over waits for the next one.
-        """
+        """Take one turn, waiting up to `timeout_s` for something to come."""
         has_more = self._clients.has_more or self._engines.has_more
         self._poller.poll(0 if has_more else max(0, round(timeout_s * 1000)))
         self._serve_engines()
@@ -165,14 +158,11 @@ class Frontend(Closeable):
         self._closing.close()
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: a part contradicts itself.
-        """
+        """Raise `InvariantError` if a part contradicts itself."""
         for part in (self.requests, self.store, self._presence):
             part.check_integrity()
 
     def _look_for_room(self) -> None:
-        """Bring the ring into use, if it is wanted, missing and has room."""
         ring = self._late_ring.take(self._clock())
         if ring is None:
             return
@@ -255,7 +245,6 @@ class Frontend(Closeable):
             self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _forget(self, is_new_epoch: bool) -> None:
-        """Empty the frontend's own caches."""
         self.requests.forget_items()
         self.store.flush(is_new_epoch=is_new_epoch)
 
@@ -351,7 +340,6 @@ class Frontend(Closeable):
     # ---- looking in
 
     def stats(self) -> FrontendStats:
-        """Return the frontend's own figures."""
         return FrontendStats(
             requests_open=len(self.requests),
             requests_done=self.requests.num_done,

@@ -42,11 +42,7 @@ _FIELD = "image"
 
 
 class DecoderLoop:
-    """Answers a frontend's messages until it is gone.
-
-    Args:
-        file, pixels: descriptors of what is read and of what is written.
-    """
+    """Answers a frontend's messages until it is gone; reads files from one descriptor, writes pixels to another."""
 
     def __init__(self, channel: socket.socket, file: int, pixels: int, settings: PictureSettings) -> None:
         self._channel = channel
@@ -121,7 +117,6 @@ def _write(file: int, data: bytes) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Decode until the frontend is gone."""
     channel, file, pixels = map(int, arguments[:3])
     settings = msgspec.json.decode(arguments[3], type=PictureSettings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the frontend, which ends this process

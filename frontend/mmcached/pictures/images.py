@@ -86,7 +86,6 @@ def decode_image(
     Transparency goes over white, 16-bit greys lose their low byte, colour profiles are ignored.
 
     Args:
-        data: the file.
         settings: its limits; Pillow's own limit of pixels (178,956,970) holds beside them.
         field: how errors call this image.
         scaled_size: from the size of the upright picture to the wanted one, pixels.

@@ -12,12 +12,10 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         patch_size: side of a patch, pixels.
-        max_patches: of one picture.
         max_pixels: width x height of the file.
         max_aspect_ratio: longer side / shorter side.
-        max_jpeg_scans: of a JPEG file.
         max_parts: chunks of a PNG file, segments of a JPEG file.
-        cpu_s: CPU seconds.
+        cpu_s: CPU seconds for one picture.
         memory_bytes: of a decoder, beyond what it has when it is ready.
     """
 

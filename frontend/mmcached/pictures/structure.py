@@ -35,7 +35,6 @@ def check_structure(data: bytes, *, max_jpeg_scans: int, max_parts: int, field: 
     """Refuse a file that asks for much more work than its size tells.
 
     Args:
-        max_jpeg_scans: of a JPEG file.
         max_parts: chunks of a PNG file, segments of a JPEG file.
         field: how errors call this image.
     Raises:

@@ -47,8 +47,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """Key -> item in the ring.
 
     Args:
-        config: its `max_object_bytes` limits what is put; larger items are not even encoded. `inline_below_bytes`:
-            see above.
+        config: its `max_object_bytes` limits what is put; larger items are not even encoded.
         store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
             put and forgotten through this cache.
     Attributes:

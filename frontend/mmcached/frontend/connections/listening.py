@@ -29,9 +29,7 @@ def message_limits(config: ServiceConfig) -> MessageLimits:
 
 
 def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromClient]:
-    """Raises:
-    OSError: the socket could not be bound.
-    """
+    """Raise OSError if the socket cannot be bound."""
     limits, of_message = config.limits, message_limits(config)
     bounds = Bounds(
         max_connections=limits.max_clients,
@@ -50,9 +48,7 @@ def listen_for_clients(run_dir: RunDir, config: ServiceConfig, clock: Callable[[
 
 
 def listen_for_engines(run_dir: RunDir, config: ServiceConfig, clock: Callable[[], float]) -> Listener[FromEngine]:
-    """Raises:
-    OSError: the socket could not be bound.
-    """
+    """Raise OSError if the socket cannot be bound."""
     bounds = Bounds(
         max_connections=MAX_ENGINES,
         reserved_descriptors=config.limits.reserved_descriptors // 2,  # an engine has a place where no client has

@@ -56,10 +56,8 @@ class Reader(Generic[OwnerT]):
     """One incarnation of a reader.
 
     Attributes:
-        owner: the engine or client that it belongs to.
         peer: the connection over which its owner has last said that it has the row.
         ask_at: the time of the next question, on the frontend's clock.
-        wait_s: from that question to the one after it.
         is_moved: its connection is new, so what was under way may be lost.
     """
 
@@ -74,12 +72,7 @@ class Reader(Generic[OwnerT]):
 
 
 class Readers(Generic[OwnerT]):
-    """All readers of one ring, by their owners: one each.
-
-    Args:
-        channel: carries leases and questions.
-        clock: monotonic seconds.
-    """
+    """All readers of one ring, by their owners: one each. `clock` tells monotonic seconds."""
 
     def __init__(self, ring: RingWriter | NoRing, channel: Channel, clock: Callable[[], float]) -> None:
         self.ring = ring

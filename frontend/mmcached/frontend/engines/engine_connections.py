@@ -65,8 +65,6 @@ class EngineConnections:
     """All engines of one frontend.
 
     Args:
-        ring: of the processed items.
-        clock: monotonic seconds.
         on_lost: called with an engine that is gone, and the reason, after it has been removed.
         on_new: called with an engine process that has come.
     """
@@ -118,7 +116,6 @@ class EngineConnections:
     # ---- receiving
 
     def bad_message(self, peer: bytes, error: RemoteProtocolError) -> None:
-        """Count what an engine has said wrong."""
         self.num_protocol_errors += 1
         log.error("bad message from an engine", peer=peer.hex(), reason=str(error))
 
@@ -148,7 +145,6 @@ class EngineConnections:
             self._readers.ask(reader)
 
     def attach_row(self, connection: EngineConnection, message: received.RowHello) -> None:
-        """Grant leases to an engine's row from now on."""
         epoch, row, nonce = message.epoch, message.row, message.nonce
         if self._readers.attach(connection.incarnation, connection.peer, epoch=epoch, row=row, nonce=nonce) is None:
             log.warning("row refused: it does not hold the nonce", engine=connection.index, row=row)

@@ -24,7 +24,6 @@ class Flushes(EngineRounds):
     Args:
         forget: empties the frontend's own caches; told whether a new epoch is to begin.
         min_interval_s: from the begin of one to the next.
-        max_per_peer: questions of one connection that may wait.
     """
 
     def __init__(

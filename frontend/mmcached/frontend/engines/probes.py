@@ -33,8 +33,6 @@ FIELD = "probe"
 
 @dataclass(slots=True)
 class _Item:
-    """One round's item, and what was read of it."""
-
     checksum: str
     key: str | None
     num_engines: int
@@ -43,12 +41,7 @@ class _Item:
 
 
 class Probes(EngineRounds):
-    """The probe that is under way, and who waits for the next.
-
-    Args:
-        store: of the ring; None when every item travels inline.
-        max_per_peer: questions of one connection that may wait.
-    """
+    """The probe that is under way, and who waits for the next; without a `store` its item travels inline."""
 
     def __init__(self, connections: EngineConnections, store: ObjectStoreWriter | None, max_per_peer: int) -> None:
         super().__init__(connections, max_per_peer)
@@ -56,7 +49,6 @@ class Probes(EngineRounds):
         self._item: _Item | None = None
 
     def use(self, store: ObjectStoreWriter) -> None:
-        """There is a ring now."""
         self._store = store
 
     def start(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
@@ -109,7 +101,6 @@ class Probes(EngineRounds):
         return "return of the probe's leases"
 
     def _end(self) -> None:
-        """Remove the item."""
         item, self._item = self._item, None
         if item is not None and item.key is not None and self._store is not None:
             self._store.discard(item.key)

@@ -32,11 +32,7 @@ class Asker(NamedTuple):
 
 
 class EngineRounds(ABC):
-    """One kind of question: the round that is under way, and who waits for the next.
-
-    Args:
-        max_per_peer: questions of one connection that may wait.
-    """
+    """One kind of question; of one connection `max_per_peer` may wait."""
 
     def __init__(self, connections: EngineConnections, max_per_peer: int) -> None:
         self._connections = connections
@@ -113,7 +109,7 @@ class EngineRounds(ABC):
 
     @abstractmethod
     def _waits_for(self) -> str:
-        """Say what has not come, for those whose time is over."""
+        """Return what has not come, for the error."""
 
     def _may_begin(self, now: float) -> bool:
         return True

@@ -43,11 +43,7 @@ _LOOK_S = 0.1
 
 
 class DecoderPool:
-    """So many decoders, which live as long as their work lets them.
-
-    Args:
-        budget: room for the pixels that are decoded at a time.
-    """
+    """So many decoders, which live as long as their work lets them."""
 
     def __init__(self, num_decoders: int, settings: PictureSettings, budget: PixelBudget) -> None:
         self._settings = settings

@@ -31,7 +31,6 @@ class FairQueue(Generic[T]):
         return entry in self._clients_of
 
     def num_of(self, client: str) -> int:
-        """Return how many entries a client has."""
         return len(self._of_client.get(client, ()))
 
     def add(self, entry: T, client: str) -> None:
@@ -40,7 +39,6 @@ class FairQueue(Generic[T]):
         self._clients_of.setdefault(entry, set()).add(client)
 
     def take(self) -> T | None:
-        """Remove and return the next entry."""
         if not self._of_client:
             return None
         client, entries = next(iter(self._of_client.items()))

@@ -24,8 +24,6 @@ def field_of(index: int) -> str:
 
 
 class Processing:
-    """One processor and one hasher."""
-
     def __init__(self, config: ServiceConfig) -> None:
         self._max_bytes = config.max_image_bytes
         self._processor = ImageProcessor(config.model, config.max_image_pixels, config.max_image_bytes)
@@ -64,7 +62,6 @@ class Processing:
             raise InvalidRequest(f"image_ids[{index}]", details["value"], str(details["limit"])) from None
 
     def item(self, pixels: Pixels) -> Processed:
-        """Return the item of a decoded image."""
         return self._processor.item(pixels)
 
 

@@ -14,11 +14,7 @@ LOOK_S = 0.1
 
 
 class PixelBudget:
-    """Room for so many pixels; one picture that is larger than all of it is decoded alone. Any thread may call it.
-
-    Attributes:
-        num_pixels: taken now.
-    """
+    """Room for so many pixels; one picture that is larger than all of it is decoded alone. Any thread may call it."""
 
     def __init__(self, max_pixels: int) -> None:
         self._max_pixels = max_pixels
@@ -28,7 +24,6 @@ class PixelBudget:
 
     @property
     def num_waiting(self) -> int:
-        """Pictures that stand in the line."""
         return len(self._line)
 
     @contextmanager

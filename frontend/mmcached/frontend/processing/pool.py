@@ -86,7 +86,6 @@ class WorkPool:
     """A queue of jobs and the threads that do them; clients take turns.
 
     Args:
-        name: of the threads, for a look at the process.
         mailbox: takes the outcomes; closed by its owner, after this pool.
     Attributes:
         generation: set by the loop; each outcome tells the one in which its job was begun.
@@ -107,13 +106,7 @@ class WorkPool:
             thread.start()
 
     def submit(self, token: Hashable, call: Callable[[IsWanted], object], client: str) -> None:
-        """Queue a job.
-
-        Args:
-            token: names the job to the loop.
-            call: runs in a thread of the pool.
-            client: the one whose turn it takes.
-        """
+        """Queue a call under a name, for a client whose turn it takes."""
         with self._changed:
             self._jobs[token] = _Job(call)
             self._queue.add(token, client)
@@ -140,7 +133,6 @@ class WorkPool:
             return False
 
     def num_waiting_of(self, client: str) -> int:
-        """Return how many jobs of a client no thread has begun."""
         with self._changed:
             return self._queue.num_of(client)
 

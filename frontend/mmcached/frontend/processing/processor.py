@@ -26,25 +26,14 @@ _VERSION = 2
 
 
 class Processed(NamedTuple):
-    """One processed image, as it is cached and sent.
-
-    Attributes:
-        encoded: its record.
-        num_embeds: embeddings that the encoder makes of it, one for each placeholder in the prompt.
-    """
+    """One processed image, as it is cached and sent: its record, and the embeddings that the encoder makes of it."""
 
     encoded: EncodedRecord
     num_embeds: int
 
 
 class ImageProcessor:
-    """Turns pixels into items. Stateless, so any thread may call it.
-
-    Args:
-        model: gives the patch size and the limit of patches.
-        max_pixels: limit of width x height of a file.
-        max_bytes: limit of a file's size.
-    """
+    """Turns pixels into items; `max_pixels` and `max_bytes` limit a file. Stateless: any thread may call it."""
 
     def __init__(self, model: ModelConfig, max_pixels: int, max_bytes: int) -> None:
         self._patch_size = model.patch_size

@@ -21,10 +21,7 @@ def tokenise(prompt: str | Sequence[int], num_images: int, *, max_model_len: int
 
     Args:
         prompt: text, in which `<image>` marks an image (a BEGIN is put in front); or token ids, taken as they are.
-        num_images: how many images came with it.
-        max_model_len: limit of tokens, of the prompt and those to be generated.
-        max_tokens: how many are to be generated.
-
+        max_model_len: limit of tokens, of the prompt and the `max_tokens` to be generated.
     Raises:
         InvalidRequest: empty, no valid text, an id outside the vocabulary, another number of markers than of images, or
             hopelessly long: images still count one token each.
@@ -47,11 +44,9 @@ def expand(token_ids: Sequence[int], lengths: Sequence[int]) -> tuple[list[int],
     """Replace each image marker by its placeholders.
 
     Args:
-        token_ids: from `tokenise`.
         lengths: number of placeholders of each image, in the order of the prompt.
-
     Returns:
-        the token ids, and the index of each image's first placeholder; whether all that fits is for `check_length`.
+        the token ids, and the index of each image's first placeholder.
     Raises:
         InvalidRequest: another number of markers than of lengths.
     """

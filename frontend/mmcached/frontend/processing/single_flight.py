@@ -76,12 +76,10 @@ class SingleFlight(Generic[T]):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have joined something and not left."""
         return len(self._keys_of)
 
     @property
     def num_in_work(self) -> int:
-        """Keys that have not landed."""
         return sum(flight.outcome is None for flight in self._flights.values())
 
     def join(self, request: int, key: str) -> bool:
@@ -92,7 +90,6 @@ class SingleFlight(Generic[T]):
         return is_new
 
     def is_complete(self, request: int) -> bool:
-        """Return whether all that the request has joined has landed."""
         return all(self._flights[key].outcome is not None for key in self._keys_of.get(request, ()))
 
     def outcomes(self, request: int) -> dict[str, T]:

@@ -11,11 +11,7 @@ from mmcached.wire.errors import RemoteProtocolError, ServiceUnavailable
 
 
 class Admission:
-    """The limits of one frontend.
-
-    Args:
-        requests: those that are open.
-    """
+    """The limits of one frontend."""
 
     def __init__(self, config: ServiceConfig, requests: OpenRequests, processing: Processing) -> None:
         self._config = config
@@ -37,7 +33,6 @@ class Admission:
         self._check_image_bytes(request)
 
     def check_room(self, request: OpenRequest) -> None:
-        """Refuse a request beyond the number that may be open."""
         message, limits = request.message, self._config.limits
         if self.is_draining:
             raise ServiceUnavailable("the service is draining; try another one")

@@ -22,11 +22,7 @@ class FileOf(NamedTuple):
 
 
 class ItemKeys:
-    """The requests whose keys are looked for.
-
-    Args:
-        mailbox: takes what the thread finds, as `FileOf` and its key.
-    """
+    """The requests whose keys are looked for; `mailbox` takes what the thread finds, as `FileOf` and its key."""
 
     def __init__(self, processing: Processing, mailbox: Mailbox) -> None:
         self._processing = processing

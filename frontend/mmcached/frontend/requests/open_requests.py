@@ -19,16 +19,13 @@ class OpenRequest:
 
     Attributes:
         number: what the engine knows it by; unique for the life of this frontend.
-        peer: the connection that the answer goes to.
-        message: what the client asked.
         images: the encoded image files, kept so that the items can be sent again after a miss; empty for one that is
             named by its id only.
         deadline: on the frontend's clock, seconds.
         engine: incarnation of the engine that has it; 0 while it is being prepared.
         num_prompt_tokens: with all placeholders.
-        num_resends: how often an engine has missed items of it.
         token_ids: the prompt with one token per image.
-        keys: of the images, once they are known.
+        keys: of the images; empty until they are known.
     """
 
     number: int
@@ -120,7 +117,6 @@ class OpenRequests:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of all image files that requests hold."""
         return self._image_bytes_of_client.total()
 
     def image_bytes_of_client(self, client_id: str) -> int:
@@ -146,9 +142,7 @@ class OpenRequests:
         return [request for request in self if request.deadline <= now]
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: requests are counted on an engine that does not have them.
-        """
+        """Raise `InvariantError` if requests are counted on an engine that does not have them."""
         if self._num_on_engine != Counter(request.engine for request in self):
             raise InvariantError(f"requests on engines: {dict(self._num_on_engine)} are counted")
 

@@ -6,9 +6,8 @@
             ──> all of it has landed?         the request can be sent, with what has landed
     collect ──> requests to be advanced again
 
-A request is asked about as a whole each time, so it is sent on what the cache says at that moment and not before. One
-that misses nothing waits for nobody: not for a worker, not for requests that came before it. So requests overtake each
-other, those of one client too; they are independent.
+A request is asked about as a whole each time, so it is sent on what the cache says at that moment. One that misses
+nothing waits for nobody: requests overtake each other, those of one client too.
 
 An image that came as an id only is a hit, or its request ends with a `CacheMiss`. It joins no work: work is begun
 again after a flush, with the file of a request that waits for it.
@@ -66,8 +65,6 @@ class Decoders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """A file that could not be processed, and why."""
-
     data: bytes
     error: Exception
 
@@ -105,7 +102,7 @@ class PreprocessQueue:
         self._decoders = decoders(self._num_workers, PictureSettings.from_config(config), budget)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when `collect` has something."""
+        """Return what becomes readable when `collect` has something."""
         return self._mailbox.fileno()
 
     def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None:
@@ -187,7 +184,6 @@ class PreprocessQueue:
 
     @property
     def _num_waiting(self) -> int:
-        """Items for which there is no decoder now."""
         return max(0, self._flights.num_in_work - self._num_workers)
 
     def _join(self, request: OpenRequest, keys: Sequence[str]) -> None:
@@ -229,7 +225,6 @@ class PreprocessQueue:
             self._workers.join(key, request.message.client_id)
 
     def _begin(self, key: str, data: bytes, client: str) -> None:
-        """Put the work on a key into the queue."""
         self._workers.submit(key, partial(self._process, data), client)
 
     def _process(self, data: bytes, is_wanted: IsWanted) -> object:

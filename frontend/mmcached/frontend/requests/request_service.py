@@ -53,15 +53,7 @@ Send = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
 
 
 class RequestService:
-    """All requests of one frontend.
-
-    Args:
-        items: the cache of processed items.
-        clock: monotonic seconds.
-    Attributes:
-        items, streams: the cache of processed items, and what is streamed to clients.
-        num_done, num_failed, num_resends: they only rise.
-    """
+    """All requests of one frontend; `num_done`, `num_failed` and `num_resends` only rise."""
 
     def __init__(
         self,
@@ -88,11 +80,9 @@ class RequestService:
         self.num_resends = 0
 
     def __len__(self) -> int:
-        """Return how many requests are open."""
         return len(self._requests)
 
     def clients(self) -> set[str]:
-        """Return the clients that have a request open."""
         return self._requests.clients()
 
     def fileno(self) -> int:
@@ -100,7 +90,6 @@ class RequestService:
         return self._preprocessing.fileno()
 
     def use(self, items: ItemCache) -> None:
-        """Keep and send items by another cache from now on."""
         self.items = items
         self._preprocessing.items = items
 
@@ -125,9 +114,7 @@ class RequestService:
         return self._preprocessing.stats(self.items.stats())
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: requests, streams or waiting work contradict themselves.
-        """
+        """Raise `InvariantError` if requests, streams or waiting work contradict themselves."""
         self._requests.check_integrity()
         self._preprocessing.check_integrity()
         self.streams.check_integrity()
@@ -135,7 +122,6 @@ class RequestService:
             raise InvariantError(f"streams of requests that are over: {left}")
 
     def close(self) -> None:
-        """Fail what is open, and end the work."""
         for request in self._requests:
             self.fail(request.number, RequestAborted("the service stops; try again"))
         self._preprocessing.close()
@@ -143,9 +129,7 @@ class RequestService:
     # ---- from clients
 
     def accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
-        """Open a request, and send it to an engine unless items of it have to be processed first; on any typed error
-        answer with it and leave nothing open.
-        """
+        """Open a request and begin it, or answer why not and leave nothing open."""
         deadline = self._clock() + min(message.timeout_s, self._config.request_timeout_s)
         request = OpenRequest(self._requests.next_number(), peer, message, images, deadline)
         try:
@@ -160,7 +144,6 @@ class RequestService:
         self.streams.open(request)
 
     def taken(self, message: received.TokensTaken) -> None:
-        """Let a client be sent more of a streamed generation: it has taken tokens or rows of it."""
         request = self._requests.find(message.client_id, message.request_id)
         if request is not None:
             self.streams.taken(request.number, message)
@@ -181,9 +164,7 @@ class RequestService:
             self.fail(request.number, error)
 
     def _advance(self, request: OpenRequest) -> None:
-        """Send a request if all its items are there and an engine is ready. If not the items are being made, or it
-        waits, and it is advanced again then.
-        """
+        """Send a request if all its items are there and an engine is ready; if not, it is advanced again later."""
         connection = self._choose_engine()
         is_sent = False
         if connection is not None:
@@ -211,8 +192,8 @@ class RequestService:
         return [request for number in waiting if (request := self._requests.get(number)) is not None]
 
     def _submit(self, request: OpenRequest, connection: EngineConnection, given: Mapping[str, Processed]) -> bool:
-        """Resolve, lease, send. Either the engine's queue has the request, or no lease, pin or mirror has moved; return
-        False if that is because the engine is gone.
+        """Resolve, lease, send; return False if the engine is gone. No lease, pin or mirror has moved then, nor if this
+        raises.
         """
 
         def make(
@@ -254,7 +235,6 @@ class RequestService:
                 self.streams.committed(tokens)
 
     def generated(self, engine: int, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:
-        """Answer a generation."""
         request = self._with(engine, message.request_id)
         if request is None:
             return
@@ -274,7 +254,6 @@ class RequestService:
         self._finish(request, answer, frames)
 
     def encoded(self, engine: int, message: received.RequestEncoded, payload: Sequence[Frame]) -> None:
-        """Answer an embedding."""
         request = self._with(engine, message.request_id)
         if request is not None:
             self._finish(request, to_client.Encoded(request.message.request_id, message.embeddings), payload)
@@ -288,9 +267,7 @@ class RequestService:
             self._send(request.peer, to_client.Failed(request.message.request_id, message.error), ())
 
     def missed(self, engine: int, message: received.RequestMissed) -> None:
-        """Send a request again whose items the engine could not use. What is not cached here either is processed
-        again; if only an id came for it, the request ends with a `CacheMiss`.
-        """
+        """Send a request again whose items the engine could not use."""
         self.items.missed(message.mm_hashes)  # true whosever request it was
         request = self._with(engine, message.request_id)
         if request is None:
@@ -305,7 +282,6 @@ class RequestService:
         self._advance_or_fail(request)
 
     def engine_lost(self, connection: EngineConnection, reason: str) -> None:
-        """Fail what an engine had that is gone."""
         for request in self._requests.on_engine(connection.incarnation):
             self.fail(request.number, RequestAborted(f"the engine died ({reason}); try again"))
 
@@ -322,7 +298,6 @@ class RequestService:
     # ---- deadlines and ends
 
     def check(self, now: float) -> None:
-        """Fail those whose time is over."""
         for request in self._requests.expired(now):
             timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
             self._abort_in_engine(request)
@@ -337,7 +312,6 @@ class RequestService:
             self._end(request)
 
     def fail_client(self, client_id: str, error: MmcachedError) -> None:
-        """Answer everything that a client has open with an error."""
         for request in self._requests.of_client(client_id):
             self._abort_in_engine(request)
             self.fail(request.number, error)

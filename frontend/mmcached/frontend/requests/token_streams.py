@@ -6,11 +6,9 @@
                          rows that wait go with the answer, before those that it brings (`rest`)
 
 A client states how many tokens may be on the way before it says that it has taken them; for rows it is so many bytes.
-While either window is used up, all of the stream waits: rows of a step never come after its tokens. Then all that
-waits goes in one piece. So of a client that takes slowly, or not at all, a window and a piece are on the way, a piece
-being what a step has added, or for one that goes on what had to wait; the rest waits here, at most its `max_tokens` and
-the rows of its generation. Nobody waits for it, and its queue holds no more messages than its windows. What a client's
-queue refuses waits too.
+While either window is used up, or its queue is full, all of the stream waits: rows of a step never come after its
+tokens. Then all that waits goes in one piece. So for a client that takes slowly, at most its `max_tokens` and the rows
+of its generation wait here, and its queue holds no more messages than its windows.
 
 All that has come since the last flush goes to each client in one message. Invariant: a token, and of each key a row, is
 sent once, in order, to the client that asked for it. Knows nothing of sockets.
@@ -66,7 +64,6 @@ class _Stream:
         )
 
     def sent(self) -> None:
-        """All that waits is in the client's queue."""
         self.num_sent += len(self.waiting)
         self.waiting = []
         for pieces in self.rows.values():
@@ -101,7 +98,6 @@ class TokenStreams:
             )
 
     def close(self, number: int) -> None:
-        """It is answered, or over. An unknown one changes nothing."""
         self._streams.pop(number, None)
         self._due.pop(number, None)
 
@@ -151,7 +147,6 @@ class TokenStreams:
     # ---- to clients
 
     def taken(self, number: int, receipt: TokensTaken) -> None:
-        """A client has taken so much of a stream."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -179,7 +174,6 @@ class TokenStreams:
                     stream.sent()
 
     def numbers(self) -> set[int]:
-        """Return the requests that are streamed."""
         return set(self._streams)
 
     def check_integrity(self) -> None:
@@ -195,9 +189,7 @@ class TokenStreams:
 
 
 def _put(pieces: RowPieces, rows: Rows, payload: Sequence[Frame]) -> None:
-    """Raises:
-    RequestAborted: they do not go on where the pieces end.
-    """
+    """Append rows; raise `RequestAborted` if they do not go on where the pieces end."""
     try:
         pieces.put(rows, payload)
     except MissingRows as error:

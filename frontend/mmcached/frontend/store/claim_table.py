@@ -51,7 +51,7 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTransfer:
-    """`owner` has got a claim: tell it to compute."""
+    """`owner` is to be told to compute."""
 
     owner: Waiter
     token: int
@@ -70,9 +70,7 @@ class ClaimTable:
     """The claims of all clients, by the name of the record (see `store_keys`).
 
     Args:
-        max_open: claims and waits together; beyond it nobody may ask.
-        max_per_client: those of one client.
-        claim_timeout_s: from a claim to its end.
+        max_open, max_per_client: claims and waits together, of all and of one client.
         clock: monotonic seconds.
     Attributes:
         num_claims, num_waits: granted, and begun; they only rise.
@@ -105,7 +103,6 @@ class ClaimTable:
         return sum(len(claim.waiters) for claim in self._claims.values())
 
     def clients(self) -> set[str]:
-        """Return the clients that own a claim or wait."""
         return {one.client_id for one in self._all()}
 
     def ask(self, name: str, waiter: Waiter) -> int | None:
@@ -192,11 +189,9 @@ class ClaimTable:
         return self._forget_waiters(lambda one: one.deadline <= now)
 
     def pass_on_expired(self, now: float) -> list[ClaimTransfer]:
-        """End the claims whose time is over."""
         return self._pass_on(lambda claim: claim.deadline <= now)
 
     def begin_epoch(self) -> list[ClaimTransfer]:
-        """Void all tokens."""
         return self._pass_on(lambda claim: True)
 
     def take_all(self) -> list[Waiter]:
@@ -206,9 +201,7 @@ class ClaimTable:
         return waiters
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: a claim is filed under another key, or a request waits twice.
-        """
+        """Raise `InvariantError` if a claim is filed under another key, or a request waits twice."""
         if any(name != claim.name for name, claim in self._claims.items()):
             raise InvariantError("a claim is filed under another key")
         requests = [one.request for one in self._waiters()]
@@ -218,7 +211,6 @@ class ClaimTable:
     # ---- how
 
     def _all(self) -> Iterator[Waiter]:
-        """Yield all owners and all who wait."""
         return (one for claim in self._claims.values() for one in (claim.owner, *claim.waiters))
 
     def _waiters(self) -> Iterator[Waiter]:

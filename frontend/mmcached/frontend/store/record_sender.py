@@ -36,8 +36,6 @@ Found = Handle | EncodedRecord | None
 class RecordSender:
     """The answers of one store.
 
-    Args:
-        readers: of its ring, by client.
     Attributes:
         num_inline, num_withheld: records that were sent as frames, or not at all for the sake of the limit.
     """

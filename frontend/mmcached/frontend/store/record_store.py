@@ -47,8 +47,6 @@ class RecordStore(Closeable):
     Args:
         first_epoch: larger than any epoch of a former frontend.
         tenant_quota_bytes: what the chunks of one tenant may take together; None for no limit.
-    Attributes:
-        epoch: the present one.
     """
 
     def __init__(self, *, first_epoch: int, tenant_quota_bytes: int | None = None) -> None:
@@ -62,7 +60,6 @@ class RecordStore(Closeable):
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> Self:
-        """Make the store of a service."""
         return cls(first_epoch=time.time_ns(), tenant_quota_bytes=config.store_tenant_quota_bytes)
 
     def adopt(self, ring: RingWriter) -> None:
@@ -77,7 +74,6 @@ class RecordStore(Closeable):
 
     @property
     def num_epochs(self) -> int:
-        """How often a new epoch has begun."""
         return self.epoch - self._first_epoch
 
     # ---- records
@@ -123,7 +119,6 @@ class RecordStore(Closeable):
         return True
 
     def clear(self) -> None:
-        """Forget all records."""
         self._store.clear()
         self._tenant_to_books.clear()
         self._key_to_tenant.clear()
@@ -137,7 +132,6 @@ class RecordStore(Closeable):
 
     @property
     def ring(self) -> RingWriter | NoRing:
-        """The ring in which the records lie."""
         return self._store.ring
 
     def find(self, tenant: str, key: str) -> Handle | None:
@@ -155,9 +149,7 @@ class RecordStore(Closeable):
     # ---- the object
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: the books of the tenants and the store disagree, or a tenant is over its quota.
-        """
+        """Raise `InvariantError` if the books of the tenants and the store disagree, or a tenant is over its quota."""
         self._store.check_integrity()
         listed = [key for books in self._tenant_to_books.values() for key in books.key_to_bytes]
         if len(listed) != len(self._store) or not all(map(self._store.is_cached, listed)):
@@ -171,7 +163,6 @@ class RecordStore(Closeable):
                 raise InvariantError(f"tenant {tenant!r} takes {books.num_bytes} bytes of {self._quota_bytes}")
 
     def close(self) -> None:
-        """Close store and ring. A second call changes nothing."""
         self._store.close()
         self._tenant_to_books.clear()
         self._key_to_tenant.clear()
@@ -208,7 +199,6 @@ class RecordStore(Closeable):
             self.num_quota_evictions += 1
 
     def _forget(self, name: str) -> None:
-        """The store does not have this record any more."""
         tenant = self._key_to_tenant.pop(name)
         books = self._tenant_to_books[tenant]
         books.remove(name)

@@ -59,11 +59,8 @@ StoreMessage = (
 class StoreService(Closeable):
     """Everything that clients may ask of the store; `close` closes the records too.
 
-    Args:
-        channel: carries the answers.
-        clock: monotonic seconds.
     Attributes:
-        records, claims, readers: what is kept, what is computed, and the readers of the ring by client.
+        claims, readers: what is computed, and the readers of the ring by client.
         num_protocol_errors: messages that could not be true.
     """
 
@@ -180,7 +177,6 @@ class StoreService(Closeable):
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        """Return the clients that have something here."""
         return self.claims.clients() | self.readers.owners()
 
     def _take_row(self, peer: bytes, message: received.TakeRow) -> None:
@@ -196,7 +192,6 @@ class StoreService(Closeable):
     # ---- time, epochs, the end
 
     def check(self, now: float) -> None:
-        """Answer those whose deadline is over, look which rows' holders have died, and for room for a missing ring."""
         self._look_for_room(now)
         for waiter in self.claims.take_expired(now):
             timeout_s = min(waiter.message.timeout_s, self._max_wait_s)
@@ -243,9 +238,7 @@ class StoreService(Closeable):
         )
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: records or claims contradict themselves.
-        """
+        """Raise `InvariantError` if records or claims contradict themselves."""
         self.records.check_integrity()
         self.claims.check_integrity()
 
