@@ -118,42 +118,36 @@ async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[l
 
 
 @pytest.mark.parametrize(
-    ("mode", "role"),
+    ("mode", "roles"),
     [
-        *(("shm", role) for role in ("frontend", "engine", "worker 0")),
-        ("lru", "engine"),
-        *(pytest.param("lru", role, marks=pytest.mark.soak) for role in ("frontend", "worker 1")),
+        ("shm", ["worker 0", "engine", "frontend"]),
+        ("lru", ["engine"]),
+        pytest.param("lru", ["frontend", "worker 1"], marks=pytest.mark.soak),
     ],
 )
-def test_kill_of_a_role(run_dir: Path, tmp_path: Path, mode: str, role: str, wanted: list[list[int]]) -> None:
+def test_kill_of_each_role(run_dir: Path, tmp_path: Path, mode: str, roles: list[str], wanted: list[list[int]]) -> None:
+    """A client that is idle meanwhile needs no care: its next call just works."""
     config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.05)
-    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
-        pids = role_pids(service.process.pid)
-        kind, _, rank = role.partition(" ")
-        victim = pids[kind][int(rank or 0)]
-        rings = segments_of(descendants(service.process.pid))
-        asyncio.run(kill_in_mid_traffic(service, victim, wanted))
+    service = ChildService(run_dir / "s", config, tmp_path / "config.json")
+    with service, Client(service.run_dir) as idle:
+        before = idle.generate("before and after").tokens
+        rings, victims = set[Path](), list[int]()
+        for role in roles:
+            kind, _, rank = role.partition(" ")
+            victims.append(role_pids(service.process.pid)[kind][int(rank or 0)])
+            rings |= segments_of(descendants(service.process.pid))
+            asyncio.run(kill_in_mid_traffic(service, victims[-1], wanted))
+        assert eventually(lambda: _try(idle), lambda tokens: tokens is not None, "an answer to the idle") == before
         stats = eventually(
             lambda: stats_of(service.run_dir), lambda s: leases_of(s) == 0 and s.requests_open == 0, "leases at rest"
         )
         assert stats.desyncs == 0
         everybody = descendants(service.process.pid)
         rings |= segments_of(everybody)
-        assert not is_alive(victim)
         assert service.stop() == 0
-    assert not [pid for pid in everybody if is_alive(pid)]
+    assert not [pid for pid in [*victims, *everybody] if is_alive(pid)]
     assert not [path for path in rings if path.exists()]
     assert not list((run_dir / "s").glob("*.sock"))
-
-
-def test_idle_client_of_a_restarted_frontend_goes_on(run_dir: Path, tmp_path: Path) -> None:
-    """Its connection, its lock and its requests need no care: the next call just works."""
-    config = small_config(restart_backoff_s=0.05, world_size=1)
-    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
-        wanted = client.generate("before and after").tokens
-        os.kill(role_pids(service.process.pid)["frontend"][0], signal.SIGKILL)
-        answer = eventually(lambda: _try(client), lambda tokens: tokens is not None, "an answer of the new frontend")
-        assert answer == wanted
 
 
 def _try(client: Client) -> list[int] | None:
