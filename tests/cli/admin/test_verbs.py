@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,13 @@ def service(run_dir: Path, data_path: str = "works") -> Iterator[Service]:
             child.wait(DEADLINE_S)
 
 
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[tuple[Path, int]]:
+    """The run directory and the pid of a service that works, for all tests that leave it so."""
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch, service(Path(scratch)) as child:
+        yield Path(scratch), child.pid
+
+
 def call(*arguments: str) -> Result:
     app = typer.Typer()
     verbs.register(app)
@@ -67,26 +75,30 @@ def call_at(run_dir: Path, *arguments: str) -> Result:
 # ---- ping and status
 
 
-def test_a_service_that_works(run_dir: Path) -> None:
-    with service(run_dir) as child:
-        result = call_at(run_dir, "ping")
-        assert (result.exit_code, result.stdout) == (0, f"ready: {ANSWERED}\n")
-        result = call_at(run_dir, "status", "--json")
-        status = msgspec.json.decode(result.stdout, type=ServiceStatus)
-        assert (result.exit_code, status.ready, status.source) == (0, True, "supervisor")
-        assert status.stats.requests_done == 5
-        assert [(role.name, role.pid) for role in status.roles] == [("supervisor", child.pid), ("frontend", child.pid)]
-        result = call_at(run_dir, "status")
-        assert result.exit_code == 0
-        assert "frontend" in result.stdout
-        assert str(child.pid) in result.stdout
+def test_a_service_that_works(lasting: tuple[Path, int]) -> None:
+    run_dir, pid = lasting
+    result = call_at(run_dir, "ping")
+    assert (result.exit_code, result.stdout) == (0, f"ready: {ANSWERED}\n")
+    result = call_at(run_dir, "status", "--json")
+    status = msgspec.json.decode(result.stdout, type=ServiceStatus)
+    assert (result.exit_code, status.ready, status.source) == (0, True, "supervisor")
+    assert status.stats.requests_done == 5
+    assert [(role.name, role.pid) for role in status.roles] == [("supervisor", pid), ("frontend", pid)]
+    result = call_at(run_dir, "status")
+    assert result.exit_code == 0
+    assert "frontend" in result.stdout
+    assert str(pid) in result.stdout
+    result = call_at(run_dir, "flush")
+    assert (result.exit_code, result.stdout) == (0, "flushed\n")
 
 
-def test_a_service_that_does_not(run_dir: Path) -> None:
+def test_a_service_that_does_not_and_then_is_dead(run_dir: Path) -> None:
     with service(run_dir, "broken"):
         result = call_at(run_dir, "ping")
         assert (result.exit_code, result.stdout) == (1, "not ready: probe of the frontend: no answer within 0.2 s\n")
         assert call_at(run_dir, "status").exit_code == 1
+    assert RunDir(run_dir).http_socket.exists()
+    assert call_at(run_dir, "ping").exit_code == 2, "what a dead service has left is no service"
 
 
 @pytest.mark.parametrize("verb", ["ping", "status", "drain", "flush"])
@@ -94,13 +106,6 @@ def test_no_service(run_dir: Path, verb: str) -> None:
     result = call_at(run_dir, verb)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"no service in {run_dir}" in result.stderr
-
-
-def test_what_a_dead_service_has_left_is_no_service(run_dir: Path) -> None:
-    with service(run_dir):
-        pass
-    assert RunDir(run_dir).http_socket.exists()
-    assert call_at(run_dir, "ping").exit_code == 2
 
 
 def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +122,12 @@ def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, mo
         assert "probe of the frontend: no answer within 0.2 s" in status.reason
         assert status.stats.requests_done == 5
         assert [role.state for role in status.roles] == ["stopped", "stopped"]
+        result = call_at(run_dir, "drain", "--timeout", "0.05")
+        assert isinstance(result.exception, DeadlineExceeded), "it does not wait for ever"
+        assert result.exception.details["timeout_s"] == 0.05
 
 
-def test_a_supervisor_without_a_socket_is_looked_at_through_the_page(run_dir: Path) -> None:
+def test_a_supervisor_without_a_socket_is_looked_at_through_the_page_if_that_can_be_read(run_dir: Path) -> None:
     with service(run_dir):
         RunDir(run_dir).http_socket.unlink()
         status = look_at(run_dir)
@@ -127,11 +135,6 @@ def test_a_supervisor_without_a_socket_is_looked_at_through_the_page(run_dir: Pa
         assert (status.ready, status.source) == (True, "page")
         assert "is just starting, or ending" in status.reason
         assert ANSWERED in status.reason
-
-
-def test_a_page_that_cannot_be_read_is_said(run_dir: Path) -> None:
-    with service(run_dir):
-        RunDir(run_dir).http_socket.unlink()
         (run_dir / "stats.page").unlink()
         status = look_at(run_dir)
         assert status is not None
@@ -218,20 +221,6 @@ def test_drain_ends_the_service_and_waits_for_its_end(run_dir: Path) -> None:
     assert not RunDir(run_dir).http_socket.exists()
 
 
-def test_drain_does_not_wait_for_ever(run_dir: Path) -> None:
-    with service(run_dir) as child:
-        child.send_signal(signal.SIGSTOP)
-        result = call_at(run_dir, "drain", "--timeout", "0.05")
-        assert isinstance(result.exception, DeadlineExceeded)
-        assert result.exception.details["timeout_s"] == 0.05
-
-
-def test_flush_is_confirmed(run_dir: Path) -> None:
-    with service(run_dir):
-        result = call_at(run_dir, "flush")
-        assert (result.exit_code, result.stdout) == (0, "flushed\n")
-
-
 @pytest.mark.parametrize(("option", "is_new_epoch"), [([], False), (["--epoch"], True)])
 def test_flush_says_whether_the_weights_have_changed(run_dir: Path, option: list[str], is_new_epoch: bool) -> None:
     def reply(message: FromClient) -> list[ToClient]:
@@ -251,15 +240,14 @@ def test_flush_says_whether_the_weights_have_changed(run_dir: Path, option: list
 # ---- how light they are
 
 
-def test_verbs_load_neither_torch_nor_the_server(run_dir: Path) -> None:
+def test_verbs_load_neither_torch_nor_the_server(lasting: tuple[Path, int]) -> None:
     program = (
         "import sys, typer\nfrom mmcached.cli.admin import verbs\n"
         "app = typer.Typer(); verbs.register(app)\n"
-        f"try: app(['status', '--run-dir', {str(run_dir)!r}])\n"
+        f"try: app(['status', '--run-dir', {str(lasting[0])!r}])\n"
         "except SystemExit as error: print(error.code)\n"
         "print(sorted({'torch', 'prometheus_client'} & set(sys.modules)))"
     )
-    with service(run_dir):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["0", "[]"]
