@@ -165,7 +165,7 @@ ERRORS: dict[str, tuple[list[str], dict[str, str], str]] = {
 )
 def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path) -> None:
     arguments, environment, line = ERRORS[error]
-    run = mmcached if verb == "config show" else mmcached_alone
+    run = mmcached_alone if verb == "serve" else mmcached
     ended = run(*verb.split(), *arguments, XDG_RUNTIME_DIR=str(tmp_path), **environment)
     assert ended.returncode == 1
     assert ended.stdout == ""
@@ -176,6 +176,7 @@ def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (["demo", "--images", "{folder}"], "holds no file that ends in one of .png"),
         (["serve", "--run-dir", "{file}"], "must be a directory"),
         (["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),
         (["status", "--run-dir", "{file}"], "must be a directory"),

@@ -68,10 +68,3 @@ def test_demo_takes_the_users_own_images(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 photographs, 2 users" in done.stdout
     assert "bit-identical" in done.stdout
-
-
-def test_demo_without_images_says_what_to_do(tmp_path: Path) -> None:
-    done = run_demo("--images", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 1
-    assert str(tmp_path) in done.stderr.replace("\n", "")
-    assert "Traceback" not in done.stderr

@@ -27,7 +27,7 @@ from tests.integration import sidecar_child
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import DEADLINE_S, eventually, small_config
 
-NUM_PROCESSES = 16
+NUM_PROCESSES = 8
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CHILD = Path(sidecar_child.__file__)
 
@@ -91,7 +91,7 @@ def frontend(run_dir: Path) -> Iterator[LoneFrontend]:
         yield running
 
 
-def test_sixteen_processes_compute_one_key_once(frontend: LoneFrontend, run_dir: Path) -> None:
+def test_many_processes_compute_one_key_once(frontend: LoneFrontend, run_dir: Path) -> None:
     with children("compute", run_dir, NUM_PROCESSES) as processes:
         for child in processes:
             child.tell()
@@ -197,12 +197,14 @@ def test_strict_clients_hear_of_a_killed_p0(frontend: LoneFrontend, run_dir: Pat
 
 
 def mixed_traffic(frontend: LoneFrontend, run_dir: Path, *, min_kills: int, duration_s: float) -> None:
-    """Kill and replace clients at random while eight of them do everything at once; at least so often and so long."""
+    """Kill and replace clients at random while eight of them do everything at once; at least so often and so long, and
+    until the store has been full.
+    """
     rng = random.Random(8)
     until = time.monotonic() + duration_s
     num_kills = 0
     with children("traffic", run_dir, 8) as processes:
-        while num_kills < min_kills or time.monotonic() < until:
+        while num_kills < min_kills or time.monotonic() < until or not frontend.stats().store.ring.evictions:
             victim = rng.randrange(len(processes))
             assert processes[victim].process.poll() is None, processes[victim].process.communicate()
             processes[victim].kill()
@@ -242,7 +244,7 @@ def test_examples_are_short() -> None:
 
 @pytest.mark.slow
 def test_eight_clients_with_kills(frontend: LoneFrontend, run_dir: Path) -> None:
-    mixed_traffic(frontend, run_dir, min_kills=3, duration_s=3.0)
+    mixed_traffic(frontend, run_dir, min_kills=3, duration_s=0.0)
 
 
 @pytest.mark.soak

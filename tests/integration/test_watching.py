@@ -19,7 +19,8 @@ from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
-from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config
+from tests.integration.processes import DEADLINE_S, eventually, is_alive, role_pids, small_config
+from tests.integration.test_restarts import try_to_generate
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -93,13 +94,27 @@ def is_replaced(victim: int, num: int, found: tuple[list[int], int]) -> bool:
     return victim not in pids and len(pids) == num and readiness == 200
 
 
-def test_no_counter_goes_backwards_over_deaths_of_all_roles(run_dir: Path, tmp_path: Path) -> None:
-    config = small_config(restart_backoff_s=0.05)
+def test_deaths_of_all_roles_and_a_worker_that_hangs(run_dir: Path, tmp_path: Path) -> None:
+    """One service for both: each start takes seconds."""
+    config = small_config(restart_backoff_s=0.05, step_timeout_s=3.0)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
         _kill_all_roles_and_count(service)
+        _stop_a_worker(service)
+
+
+def _stop_a_worker(service: ChildService) -> None:
+    """A step past its deadline ends the group; a worker that is stopped cannot end by itself, so it is killed."""
+    with Client(service.run_dir) as client:
+        wanted = try_to_generate(client)
+        victim = role_pids(service.process.pid)["worker"][1]
+        os.kill(victim, signal.SIGSTOP)
+        answer = eventually(lambda: try_to_generate(client), lambda tokens: tokens is not None, "an answer")
+    assert answer == wanted is not None
+    assert not is_alive(victim)
 
 
 def _kill_all_roles_and_count(service: ChildService) -> None:
+    """No counter goes backwards."""
     with Client(service.run_dir) as client:
         for index in range(3):
             client.generate(f"{index} <image>", [TINY_PNG], max_tokens=3)

@@ -155,28 +155,24 @@ def _run_role(role: str, arguments: Sequence[str]) -> int:
     if role == "worker":
         parser.add_argument("--rank", type=int, required=True)
     given = parser.parse_args(arguments)
+    from mmcached.cli.logs.lines import set_up_logging
+
     raise_descriptor_limit()
-    RunDir(given.run_dir).check()
+    directory = RunDir(given.run_dir)
+    directory.check()
+    number = {"frontend": "", "engine": " {index}", "worker": " {rank}"}[role].format(**vars(given))
+    set_up_logging(role + number, ServiceConfig.load(directory.config))
     if role == "frontend":
         from mmcached.frontend import server as frontend
 
-        _set_up_role_logging("frontend", given.run_dir)
         return frontend.main(given.run_dir)
     if role == "engine":
         from mmcached.engine.server import server as engine
 
-        _set_up_role_logging(f"engine {given.index}", given.run_dir)
         return engine.main(given.run_dir, given.index)
     from mmcached.worker import server as worker
 
-    _set_up_role_logging(f"worker {given.rank}", given.run_dir)
     return worker.main(given.run_dir, given.index, given.rank)
-
-
-def _set_up_role_logging(role: str, run_dir: Path) -> None:
-    from mmcached.cli.logs.lines import set_up_logging
-
-    set_up_logging(role, ServiceConfig.load(RunDir(run_dir).config))
 
 
 def _as_arguments(workers: str | None, device: str | None) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,17 +24,12 @@ KEY = "0123456789abcdef" * 4
 """
 
 
-def run(code: str, *, form: str | None = "json", level: str = "info", **environment: str) -> tuple[int, str]:
+def run(code: str, *, form: str = "json", level: str = "info") -> tuple[int, str]:
     """Return pid and stderr of a process that logs; its stdout must stay empty."""
-    chosen = f'ServiceConfig(log_format="{form}", log_level="{level}")' if form else "None"
+    chosen = f'ServiceConfig(log_format="{form}", log_level="{level}")'
     program = f"{SET_UP}\nset_up_logging('engine 0', {chosen})\n{textwrap.dedent(code)}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MMC_")}
     with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**kept, **environment},
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         stdout, stderr = child.communicate(timeout=60)
     assert child.returncode == 0, stderr
@@ -166,22 +160,11 @@ def test_auto_on_a_terminal_is_console() -> None:
     class Terminal(io.StringIO):
         def isatty(self): return True
     stream = Terminal()
-    set_up_logging("engine 0", None, stream=stream)
+    set_up_logging("engine 0", ServiceConfig(), stream=stream)
     made_before.warning("went away")
     assert "went away" in stream.getvalue() and not stream.getvalue().startswith("{")
     """
     assert run(code)[1] == ""
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [({}, ["w"]), ({"MMC_LOG_LEVEL": "INFO"}, ["i", "w"]), ({"MMC_LOG_LEVEL": "nonsense"}, ["w"])],
-)
-def test_without_configuration_the_environment_decides(environment: dict[str, str], expected: list[str]) -> None:
-    code = "made_before.info('i'); made_before.warning('w')"
-    assert [record["event"] for record in records(code, form=None, **environment)] == expected
-    _, text = run(code, form=None, MMC_LOG_FORMAT="console", **environment)
-    assert not text.startswith("{")
 
 
 def test_a_second_set_up_replaces_the_first() -> None:

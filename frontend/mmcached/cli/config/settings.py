@@ -7,9 +7,8 @@
 
     layers --> {path: (value, origin)} --> units --> types --> ServiceConfig, which checks the ranges
 
-`ServiceConfig` is the one list of fields, types, defaults and limits. A value of a higher layer hides what a lower one
-says about the same field, right or wrong; an unknown name is an error in every layer. Roles never come here: they read
-the `config.json` that results.
+A value of a higher layer hides what a lower one says about the same field, right or wrong; an unknown name is an error
+in every layer. Roles read only the `config.json` that results.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     ..._mb       MiB        ..._s        seconds
     ..._kb       KiB
 
-Sizes: B; KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; case does not matter. The field
-names `_gb`, `_mb` and `_kb` do not make that distinction: they count GiB, MiB and KiB. Nothing is rounded: what is not
-whole in the unit of a field that takes whole numbers stays a fraction, for its type to refuse.
+Sizes: B; KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB are powers of 1000; case does not matter. Nothing is
+rounded: what is not whole in the unit of its field stays a fraction, for the field's type to refuse.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Bounds how many log lines one peer can cause: so many of each kind in a window; the next line that is written then
-says in `left_out` how many were not.
+"""Bounds the log lines that one peer can cause, of each kind in a window; the next line then says in `left_out` how
+many are missing.
 
 A line's kind is its logger and its text before values are filled in; its peer is the first of `PEER_FIELDS` that it
-has. In one window a few peers have a count of their own, and all others share one: who connects anew for each bad
-message gains nothing.
-
-Installed by `mmcached.cli.logs.lines` in every role: who logs need not know of it.
+has. In one window a few peers have a count of their own, and all others share one: connecting anew for each bad message
+gains nothing.
 """
 
 from __future__ import annotations

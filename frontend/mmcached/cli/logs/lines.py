@@ -5,15 +5,13 @@
 
 Fields: `ts` (UTC), `level`, `role`, `pid`, `event`, `request_id` where one is bound or given, then the rest.
 
-What never leaves the process: fields that hold user data (`USER_DATA_FIELDS`) are dropped, and `withheld` names them;
-bytes and tensors under any name become their size or type; keys (`KEY_FIELDS`, any 64 hex digits in a text) are cut
-to their first 12 digits, enough to follow an item. A traceback shows no variables. Text is not understood otherwise: do
-not put user data into it. Nothing is raised: a log line must not end a request. How many lines one peer can cause is
-bounded, see `log_limit`.
+Fields that hold user data (`USER_DATA_FIELDS`) are dropped, and `withheld` names them; bytes and tensors become their
+size or type; keys (`KEY_FIELDS`, any 64 hex digits in a text) are cut to 12 digits, enough to follow an item. A
+traceback shows no variables. Text is not understood otherwise: do not put user data into it. Nothing is raised: a log
+line must not end a request.
 
-Roles may use either logger and need nothing from here; only the process's `main` calls `set_up_logging`. Packages that
-a host program imports (wire, shm, cache, client) keep to `logging.getLogger`, because structlog without a set-up
-prints to stdout.
+Roles may use either logger; only the process's `main` calls `set_up_logging`. Packages that a host program imports
+(wire, shm, cache, client) keep to `logging.getLogger`, because structlog without a set-up prints to stdout.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ import structlog
 
 from mmcached.cli.logs.limit import LogLimit
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.limits import LimitsConfig
 
 KEY_DIGITS = 12
 KEY_FIELDS = frozenset({"key", "keys", "mm_hash", "mm_hashes", "block_hash", "identifier", "client_id"})
@@ -39,24 +36,20 @@ USER_DATA_FIELDS = frozenset(
 )
 _FIRST_FIELDS = ("ts", "level", "role", "pid", "event", "request_id")
 _LONG_KEY = re.compile(rf"\b([0-9a-f]{{{KEY_DIGITS}}})[0-9a-f]{{52}}\b")
-_LEVELS = ("debug", "info", "warning", "error")
 
 Event = MutableMapping[str, Any]
 
 
-def set_up_logging(role: str, config: ServiceConfig | None = None, *, stream: TextIO | None = None) -> None:
+def set_up_logging(role: str, config: ServiceConfig, *, stream: TextIO | None = None) -> None:
     """Make this process log in the one form. A later call replaces an earlier one.
 
     Args:
-        role: who speaks, as `engine 0`.
-        config: its `log_level` and `log_format`; without one the environment's `MMC_LOG_LEVEL` and `MMC_LOG_FORMAT`.
-        stream: stderr by default; whether it is a terminal decides what `auto` means.
+        role: the name of this process, as `engine 0`.
+        stream: stderr by default; whether it is a terminal decides what `log_format = "auto"` means.
     """
     stream = stream or sys.stderr
-    level, form = _settings(config)
-    limits = LimitsConfig() if config is None else config.limits
-    limit = LogLimit(limits.log_lines_per_peer)
-    is_console = form == "console" or (form == "auto" and stream.isatty())
+    limit = LogLimit(config.limits.log_lines_per_peer)
+    is_console = config.log_format == "console" or (config.log_format == "auto" and stream.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -77,7 +70,7 @@ def set_up_logging(role: str, config: ServiceConfig | None = None, *, stream: Te
     for former in list(root.handlers):
         root.removeHandler(former)
     root.addHandler(handler)
-    root.setLevel(level.upper())
+    root.setLevel(config.log_level.upper())
     logging.captureWarnings(True)
     structlog.configure(
         processors=[
@@ -147,14 +140,6 @@ class _Speaker:
         event.setdefault("role", self._role)
         event["pid"] = os.getpid()
         return event
-
-
-def _settings(config: ServiceConfig | None) -> tuple[str, str]:
-    if config is not None:
-        return config.log_level, config.log_format
-    level = os.environ.get("MMC_LOG_LEVEL", "warning").lower()
-    form = os.environ.get("MMC_LOG_FORMAT", "auto").lower()
-    return (level if level in _LEVELS else "warning"), form
 
 
 def _renderers(is_console: bool, stream: TextIO) -> list[Any]:

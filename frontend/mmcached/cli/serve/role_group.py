@@ -4,10 +4,9 @@
     engine 0          a group: when the engine dies, its workers end by themselves, or are killed
     worker 0 … N-1
 
-A role that dies is started again after a backoff, and given up when it dies too often; deaths of workers for which the
-engine has found the request do not count. If all live and nothing goes through for long, engine and workers are killed,
-and the next time the frontend too. A process that cannot be made, for want of descriptors or memory, is tried again for
-ever.
+A role that dies is started again after a backoff, and given up when it dies too often; a worker's death for which the
+engine has found the request does not count. If all live and nothing goes through for long, engine and workers are
+killed, the next time the frontend too. A process that cannot be made is tried again for ever.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@
                ──> Watchdog, ReadinessWatch                     who is silent; whether anything goes through
                ──> AdminServer                                  health, metrics and status
 
-Every child asks the kernel to die with this process (see `wire.process.death`), so a SIGKILL here leaves no orphan;
-what it leaves in /dev/shm and in the run directory the next start removes. A role that dies too often ends the service
-with status 1; one that lives and is silent is killed. Before the service was ready for the first time nothing that died
-is tried twice. SIGTERM drains; a second one ends everything at once.
+Every child asks the kernel to die with this process (see `wire.process.death`); the next start removes what a SIGKILL
+leaves in /dev/shm and in the run directory. A role that dies too often ends the service with status 1. Before the
+service was ready for the first time nothing that died is tried twice. SIGTERM drains; a second one ends everything at
+once.
 
-Everything that it makes or removes in the run directory it reaches through its own descriptor (`seat`): if another
-directory has that name by now, it is another service's.
+It reaches the run directory through its own descriptor (`seat`): another directory of that name is another service's.
 """
 
 from __future__ import annotations

@@ -7,12 +7,9 @@
 
 It listens at `http.sock` in the run directory, which is the user's alone, and at a TCP port only if one was asked for.
 
-Every answer comes within a deadline, whatever the data path does: the event loop itself waits for nobody, questions to
-the data path have a thread of their own, and looking at the page has another. What takes too long is a 503; /healthz
-takes nothing.
-
-The thread stays out of the supervisor's business: it asks for snapshots, starts no process (a child's death signal
-follows the thread that spawned it) and touches no signal.
+Every answer comes within a deadline, whatever the data path does: the event loop waits for nobody, questions to the
+data path have a thread, and looking at the page has another. What takes too long is a 503. The threads start no
+process (a child's death signal follows the thread that spawned it) and touch no signal.
 """
 
 from __future__ import annotations
@@ -62,10 +59,10 @@ class AdminServer:
     """Serves one supervisor. `start`, `keep` and `stop` belong to one thread.
 
     Args:
-        look: returns what the supervisor knows now; called from threads of this server too.
-        reader: the stats page; stays open until `stop` has returned, its owner closes it.
-        directory: where the socket lies; the run directory of the view by default.
-        readiness: how readiness is found out; tests put another in.
+        look: returns what the supervisor knows now; called from threads of this server.
+        reader: the stats page; stays open until `stop` has returned.
+        directory: the place of the socket; the run directory of the view by default.
+        readiness: asks the data path.
     """
 
     def __init__(
@@ -113,10 +110,7 @@ class AdminServer:
         return self.url
 
     def keep(self) -> None:
-        """Start the server again if its thread has ended, or somebody has removed its socket.
-
-        If that fails, it is tried again at the next call.
-        """
+        """Start the server again if its thread has ended or its socket is gone; a failure is tried again next time."""
         if self._running is not None and self._running.is_alive and self._named is not None and self._named.is_named():
             return
         log.error("the HTTP thread has ended, or its socket was removed: it is started again")

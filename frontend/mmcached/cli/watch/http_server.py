@@ -1,10 +1,10 @@
-"""Answers GET requests over listening sockets, whoever connects, however many do, whatever they send or do not send.
+"""Answers GET requests over listening sockets within bounded time, connections and memory.
 
     connection ── head, within HEAD_TIMEOUT_S, at most MAX_HEAD_BYTES ──> endpoint ──> answer ──> closed
 
-One request per connection, so that each has an end. There are never more than `max_connections`: a new one ends the
-oldest, which is one of those that ask nothing if there are any. So a question that is quickly answered always is, and
-the rest of the process keeps its file descriptors.
+One request per connection, so that each has an end. A connection beyond `max_connections` ends the oldest, one that
+asks nothing if there is any: a question that is quickly answered always is, and the process keeps its file
+descriptors.
 
 Knows nothing of what is asked. No TLS, no authentication.
 """

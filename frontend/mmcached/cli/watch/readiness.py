@@ -3,9 +3,8 @@
     not ready, in this order      draining  ·  the probe fails, is wrong, or is not answered in time
     the reason                    what every role is known to suffer from, then what the probe said
 
-Readiness is the probe's answer alone: an item goes through the ring, every engine and every worker. States of processes
-and ages of heartbeats only explain it: a process that lives may do nothing, and one that is silent may be in a long
-step. `readiness_watch` asks the same question without waiting for the answer.
+Readiness is the probe's answer alone. States of processes and ages of heartbeats only explain it: a process that lives
+may do nothing, and one that is silent may be in a long step.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ GRACE_S = 0.25
 
 
 class ReadinessCheck:
-    """Asks for everybody, from any thread; returns within the probe's deadline, the grace, and no more.
+    """Asks for all callers, from any thread.
 
     Args:
         look: returns what the supervisor knows now.
         read_page: returns what the stats page says now.
-        ask: sends one probe; tests put another data path here.
+        ask: sends one probe.
     """
 
     def __init__(
@@ -90,8 +89,7 @@ class ReadinessCheck:
 def probe(run_dir: Path, timeout_s: float) -> Readiness:
     """Send one item through ring, engines and workers, and return what has become of it within `timeout_s`.
 
-    On a connection of its own: nothing of a former question can answer it, and a frontend that does not read does not
-    hold us up at the end, as it may hold up a `Client` that says goodbye.
+    Each probe has a connection of its own, so no answer to a former one is taken for it.
     """
     directory = RunDir(run_dir)
     if not directory.is_served():

@@ -3,9 +3,8 @@
     ask ──> answered: ready            asked again after READY_INTERVAL_S
        └──> failed, lost, or late      asked again after RETRY_INTERVAL_S; `not_ready_since` is when this began
 
-For the supervisor, whose loop must not wait. A question may take as long as a step may, so a service that is only slow
-is ready here, though a probe with a deadline of its own says otherwise. It has one connection for life: others cannot
-take its place.
+For the supervisor, whose loop must not wait. A question may take as long as a step, so a service that is only slow is
+ready here, though a `readiness.probe` says otherwise. Its one connection cannot be taken by others.
 """
 
 from __future__ import annotations

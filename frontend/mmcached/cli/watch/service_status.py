@@ -1,11 +1,11 @@
-"""Gathers what a service looks like from outside: one typed record, whoever gathers it and however it is shown.
+"""Gathers all that is known of a service into one typed record.
 
     ServiceView (processes)  ─┐
     stats page (figures)      ├─► ServiceStatus ─► /status, `mmcached status`, the reasons of /readyz
     /proc (states)           ─┘
 
 Asks no role anything, so it works when the data path is wedged. `view_of_page` stands in for a supervisor that does not
-answer: it takes what the page, the lock file and /proc tell.
+answer.
 """
 
 from __future__ import annotations
