@@ -115,7 +115,7 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
 
 def test_a_sweep_that_dies_half_way_is_finished_by_the_next() -> None:
     ring_id = "0" * 16 + secrets.token_hex(8)  # first in the order of sweeping, should others have left something
-    dead = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id, populate=False)
+    dead = WriterSegment.create(LAYOUT, epoch=EPOCH, host=Host(), new_ring_id=lambda: ring_id)
     dead.control.close()  # the lock goes, the names stay
     with Party("writer", "sweep.between_unlinks") as party:
         with pytest.raises(Died):

@@ -3,10 +3,9 @@
     kinds        the kind of cache that a configuration asks for
     request_lru  the move that P0 and P1 make alike
     store_keys   the name of a tenant's record in the store
-    compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service; no native code imports
-                 them. Their names are here too
+    compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
-Knows nothing of sockets, or of how a ring works; imports neither numpy nor torch.
+Imports neither numpy nor torch.
 """
 
 from mmcached.cache.compat.base import (

@@ -1,4 +1,4 @@
-"""Says for both ends of a service which kind of processor cache its configuration asks for and makes possible.
+"""Chooses the kind of processor cache that a service's configuration asks for and makes possible.
 
     not is_multimodal_model, or mm_processor_cache_gb = 0      off
     mm_processor_cache_type = "processor_only"                 processor_only
@@ -22,7 +22,6 @@ ProcessorCacheKind = Literal["off", "processor_only", "lru", "shm"]
 
 
 def processor_cache_kind(config: ServiceConfig) -> ProcessorCacheKind:
-    """Return the kind, by the table above."""
     if not config.is_multimodal_model or config.processor_cache_bytes == 0:
         return "off"
     if config.mm_processor_cache_type == "lru" and not _can_mirror(config):

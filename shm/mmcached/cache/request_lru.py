@@ -3,9 +3,8 @@
     pass 1   remember what is there of the request's keys
     pass 2   in prompt order, put each item: the one given, else the one remembered
 
-The first pass makes a request get what it had when it came, whatever its own items evict. To touch the keys as well
-would change nothing: an item that is put back has evicted what a touch would have had evicted in its place. So a caller
-may touch, on one end or both, as the two-pass rule is usually told.
+The first pass makes a request get what it had when it came, whatever its own items evict. A touch besides would change
+nothing, so a caller may touch, on one end or both, as the two-pass rule is usually told.
 
 Both ends make this same move with the same sizes, so they hold the same keys in the same order without a word between
 them. Nothing here depends on whether an item was given or remembered; so these cases too come out alike on both ends:
@@ -16,8 +15,7 @@ them. Nothing here depends on whether an item was given or remembered; so these 
     a key twice in one request         the second is served what the first brought, whether that was kept or not
     a key that comes again with data   the new value takes the place of the old, with its own size
 
-Invariant: the sizes of all entries sum up to `usage`, which is at most the capacity. Not thread-safe. Knows nothing of
-items, messages or statistics.
+Invariant: the sizes of all entries sum up to `usage`, which is at most the capacity. Not thread-safe.
 
 Source: the two rounds of vLLM's processor caches; there a key that its own request evicts is a miss.
 """
@@ -58,10 +56,7 @@ class RequestLRU(Generic[V]):
         return self._entries.get(key)
 
     def touch(self, key: str) -> Entry[V] | None:
-        """Make a present key young and return its entry; an absent one changes nothing.
-
-        For a request of this one item, it is all that `move` does with nothing given.
-        """
+        """Make a present key young and return its entry: `move` of this one item, with nothing given."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -100,7 +95,6 @@ class RequestLRU(Generic[V]):
             self.usage -= entry.nbytes
 
     def clear(self) -> None:
-        """Forget every key."""
         self._entries.clear()
         self.usage = 0
 

@@ -1,4 +1,4 @@
-"""A tenant's record lies in the store, and in the index that its readers look into, under one name.
+"""Names a tenant's record in the store, and in the index that its readers look into.
 
     store_key(tenant, key) = hex of blake2b-256 over  length of tenant (u64) │ tenant │ length of key (u64) │ key
 
@@ -18,7 +18,6 @@ _LENGTH = struct.Struct("<Q")
 
 
 def store_key(tenant: str, key: str) -> str:
-    """Return 64 hex digits; any two strings have one."""
     digest = hashlib.blake2b(digest_size=32)
     for name in (tenant, key):
         name_bytes = name.encode("utf-8", "surrogatepass")

@@ -68,11 +68,7 @@ def crash_point(label: Label) -> None:
 
 
 def parse(value: str) -> tuple[Label, int]:
-    """Return the label and the pass (1-based) that a value of the variable names.
-
-    Raises:
-        ConfigError: no such label, or no such number.
-    """
+    """Return the label and the pass (1-based) that a value of the variable names; raise ConfigError if none."""
     name, colon, number = value.partition(":")
     label = next((known for known in LABELS if known == name), None)
     if label is None:

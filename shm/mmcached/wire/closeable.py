@@ -7,8 +7,6 @@ from typing import Self
 
 
 class Closeable:
-    """Closes itself when a `with` block ends."""
-
     __slots__ = ()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from mmcached.wire.errors import ConfigError
-from mmcached.wire.limits import LIMITS, LimitsConfig, check_limits
+from mmcached.wire.limits import LIMITS, LimitsConfig, check_range
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD, mismatch
 
 GIB = 1 << 30
@@ -65,7 +65,7 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     use_int_block_hashes: bool = False
 
     def addresses(self, run_dir: Path, engine_index: int = 0) -> tuple[str, str]:
-        """Return where an engine publishes, and where it is asked for what was missed."""
+        """Return the addresses at which an engine publishes, and at which it replays."""
         publish = self.endpoint or f"ipc://{run_dir / f'kv-pub-{engine_index}.sock'}"
         return publish, self.replay_endpoint or f"ipc://{run_dir / f'kv-rep-{engine_index}.sock'}"
 
@@ -175,20 +175,13 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     _api_process_count: int = 1
 
     def __post_init__(self) -> None:
-        for field in _CAPACITIES:
-            _check_range(field, getattr(self, field), 0.0, 4096.0)
-        for field, low, high in _INT_RANGES:
-            _check_range(field, getattr(self, field), low, high)
-        for field in _DURATIONS:
-            _check_range(field, getattr(self, field), 0.001, 86_400.0)
-        for field in ("hidden_size", "num_layers", "num_heads", "encoder_width", "encoder_layers", "patch_size"):
-            _check_range(f"model.{field}", getattr(self.model, field), 1, 4096)
-        check_limits(self.limit_values())
+        for field, (low, high) in _RANGES.items():
+            check_range(field, attrgetter(field)(self), low, high)
+        for field, value in self.limit_values().items():
+            check_range(field, value, LIMITS[field].low, LIMITS[field].high)
         if self.http_port is not None:
-            _check_range("http_port", self.http_port, 0, 65_535)
-        _check_range("kv_watermark", self.kv_watermark, 0.0, 0.5)
-        _check_range("model.max_patches_per_image", self.model.max_patches_per_image, 1, 4096)
-        _check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
+            check_range("http_port", self.http_port, 0, 65_535)
+        check_range("model.num_layer_outputs", self.model.num_layer_outputs, 0, min(self.model.num_layers, 63))
         if self.model.hidden_size % self.model.num_heads:
             raise ConfigError("model.hidden_size", self.model.hidden_size, "must be a multiple of model.num_heads")
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
@@ -218,7 +211,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def processor_workers(self) -> int:
-        """Processes that decode images."""
         return self.mm_processor_workers or min(4, len(os.sched_getaffinity(0)))
 
     @property
@@ -275,7 +267,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Read a configuration that `save` wrote.
 
         Raises:
-            ConfigError: the file is missing, of another version, is not JSON, or has an unknown or impossible field.
+            ConfigError: the file is missing, of another version, no JSON, or has an unknown or impossible field.
         """
         try:
             fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -305,52 +297,37 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise
 
 
-_CAPACITIES = (
-    "mm_processor_cache_gb",
-    "tensor_prefix_cache_gb",
-    "store_gb",
-)
-
-_DURATIONS = (
-    "request_timeout_s",
-    "step_timeout_s",
-    "start_timeout_s",
-    "drain_timeout_s",
-    "probe_timeout_s",
-    "restart_window_s",
-    "restart_backoff_s",
-    "restart_backoff_max_s",
-)
-
-_INT_RANGES = (
-    ("max_restarts", 0, 1_000_000),
-    ("mm_shm_inline_max_kb", 0, 1 << 20),
-    ("ring_num_slots", 1, 1 << 20),
-    ("ring_max_rows", 1, 64),
-    ("mm_processor_workers", 0, 256),
-    ("store_num_slots", 1, 1 << 20),
-    ("block_size", 1, 1024),
-    ("num_kv_blocks", 2, 1 << 24),
-    ("max_num_seqs", 1, 4096),
-    ("max_num_batched_tokens", 1, 1 << 20),
-    ("long_prefill_token_threshold", 0, 1 << 20),
-    ("encoder_cache_size", 0, 1 << 30),
-    ("max_num_encoder_input_tokens", 0, 1 << 30),
-    ("world_size", 1, 16),
-    ("data_parallel_size", 1, 4096),
-    ("_api_process_count", 1, 4096),
-)
-
-
-def _check_range(field: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(field, value, f"must be between {low} and {high}")
+_RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("mm_processor_cache_gb", "tensor_prefix_cache_gb", "store_gb"), (0.0, 4096.0)),
+    "max_restarts": (0, 1_000_000),
+    "mm_shm_inline_max_kb": (0, 1 << 20),
+    "ring_num_slots": (1, 1 << 20),
+    "ring_max_rows": (1, 64),
+    "mm_processor_workers": (0, 256),
+    "store_num_slots": (1, 1 << 20),
+    "block_size": (1, 1024),
+    "num_kv_blocks": (2, 1 << 24),
+    "max_num_seqs": (1, 4096),
+    "max_num_batched_tokens": (1, 1 << 20),
+    "long_prefill_token_threshold": (0, 1 << 20),
+    "encoder_cache_size": (0, 1 << 30),
+    "max_num_encoder_input_tokens": (0, 1 << 30),
+    "world_size": (1, 16),
+    "data_parallel_size": (1, 4096),
+    "_api_process_count": (1, 4096),
+    "kv_watermark": (0.0, 0.5),
+    **{f"{phase}_timeout_s": (0.001, 86_400.0) for phase in ("request", "step", "start", "drain", "probe")},
+    **{f"restart_{span}_s": (0.001, 86_400.0) for span in ("window", "backoff", "backoff_max")},
+    **{f"model.{size}": (1, 4096) for size in ("hidden_size", "num_layers", "num_heads", "patch_size")},
+    **{f"model.{size}": (1, 4096) for size in ("encoder_width", "encoder_layers", "max_patches_per_image")},
+    "kv_events.buffer_steps": (1, 1 << 20),
+    "kv_events.buffer_mb": (1, 1 << 16),
+    "kv_events.hwm": (1, 1 << 24),
+}
+"""Of fields that are no limits."""
 
 
 def _check_kv_events(config: KVEventsConfig) -> None:
-    _check_range("kv_events.buffer_steps", config.buffer_steps, 1, 1 << 20)
-    _check_range("kv_events.buffer_mb", config.buffer_mb, 1, 1 << 16)
-    _check_range("kv_events.hwm", config.hwm, 1, 1 << 24)
     for field in ("endpoint", "replay_endpoint") if config.enable_kv_cache_events else ():
         if (endpoint := getattr(config, field)) and not endpoint.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"kv_events.{field}", endpoint, 'must be tcp://HOST:PORT, ipc://PATH, or ""')

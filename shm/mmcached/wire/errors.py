@@ -1,9 +1,8 @@
 """Defines every error that one process of mmcached sends another, or raises to its caller.
 
-One base, one module. Each class has a stable `code` (what travels), says whether trying again can help, and keeps the
-numbers of the case in `details`, so that the receiver rebuilds the same class without reading the text.
-
-An error names the fact, the numbers and the next step. Knows nothing of sockets or memory.
+Each class has a stable `code` (what travels), says whether trying again can help, and keeps the numbers of the case in
+`details`, so that the receiver rebuilds the same class without reading the text. An error names the fact, the numbers
+and the next step. Knows nothing of sockets or memory.
 
 Where callers of the published classes catch a `ValueError`, ours is one too: `InvalidRequest`, and so `ConfigError`,
 and `ItemTooLarge`. A caller's bug (`LocalProtocolError`) and ours (`InvariantError`) are none: nobody should catch them
@@ -21,11 +20,11 @@ Detail = str | int | float | bool | list[str]
 
 
 class MmcachedError(Exception):
-    """The base: catch it to catch everything that mmcached raises on purpose.
+    """The base of all that mmcached raises on purpose.
 
     Attributes:
         code: stable word for the class; what travels between processes.
-        retryable: whether the same call may succeed later without any change.
+        retryable: the same call may succeed later without any change.
         details: the numbers of the case, by name.
     """
 
@@ -111,11 +110,7 @@ class StaleHandle(MmcachedError):
 
 
 class MissingRows(MmcachedError):
-    """Rows behind a hit were never written: the usable prefix ends at position `first`. Compute the rest again.
-
-    Attributes:
-        details: `key` of the tensor, `first` missing position, `end` of the run of missing ones.
-    """
+    """Rows behind a hit were never written: the usable prefix ends at position `first`. Compute the rest again."""
 
     code = "missing_rows"
     retryable = True
@@ -141,6 +136,12 @@ class LayoutMismatch(MmcachedError):
             value=value,
             expected=expected,
         )
+
+    @classmethod
+    def unless_equal(cls, field: str, value: int | str, expected: int | str) -> None:
+        """Raise one if the two differ."""
+        if value != expected:
+            raise cls(field, value, expected)
 
 
 class SegmentError(MmcachedError):
@@ -252,8 +253,6 @@ class InvalidRequest(MmcachedError, ValueError):
 
 
 class EmptyImage(InvalidRequest):
-    """An image of no bytes."""
-
     code = "empty_image"
 
 

@@ -49,12 +49,7 @@ class Ring(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One figure of a record.
-
-    Attributes:
-        name: of the field, dotted where records lie in records: `kv.queries`.
-        metrics: names and labels complete, `needs` dotted.
-    """
+    """One figure of a record; `name` is dotted where records lie in records (`kv.queries`), metrics are complete."""
 
     name: str
     is_gauge: bool
@@ -92,7 +87,7 @@ def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
 
 
 def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
-    """Yield what a record says on the metrics page: each metric of a figure, whether that is a gauge, and its value."""
+    """Yield each metric of a record's figures, whether that is a gauge, and its value."""
     for figure in figures(type(stats)):
         value: int = attrgetter(figure.name)(stats)
         for metric in figure.metrics:

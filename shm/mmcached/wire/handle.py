@@ -13,10 +13,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a ring is and how large; sent by its writer to each reader.
-
-    The two POSIX objects are `/mmc.<uid>.<ring_id>.data` and `….ctl`.
-    """
+    """A ring's name and size; sent by its writer to each reader."""
 
     uid: Count
     ring_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]

@@ -6,8 +6,6 @@
 
 `docs/limits.md` shows the same table; a test keeps them equal. A limit is checked before work is spent on what exceeds
 it. Limits of a format (a message's field, a record's depth) stand beside the format.
-
-Knows nothing of sockets, pictures or requests.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from mmcached.wire.errors import ConfigError
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on what one client, one message, one picture or one turn of a loop may take; see `LIMITS`."""
-
     # connections
     max_clients: int = 1024
     reserved_descriptors: int = 64
@@ -63,14 +59,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Describes one limit.
-
-    Attributes:
-        low, high: the range of its setting.
-        unit: of its value.
-        bounds: what it bounds, as a noun phrase.
-        beyond: what happens to a peer that exceeds it.
-    """
+    """Describes one limit: range and unit of its setting, what it `bounds`, what happens to a peer `beyond` it."""
 
     low: float
     high: float
@@ -184,26 +173,14 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 )
 
 
-def check_limits(values: Mapping[str, float]) -> None:
-    """Check settings against their ranges.
-
-    Args:
-        values: by name as in `LIMITS`.
-    Raises:
-        ConfigError: names the first that is out of its range.
-    """
-    for name, value in values.items():
-        limit = LIMITS[name]
-        if not limit.low <= value <= limit.high:
-            raise ConfigError(name, value, f"must be between {limit.low} and {limit.high}")
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError if a setting is out of its range."""
+    if not low <= value <= high:
+        raise ConfigError(field, value, f"must be between {low} and {high}")
 
 
 def table_lines(defaults: Mapping[str, float]) -> Iterator[str]:
-    """Yield the table as lines of Markdown: what `docs/limits.md` shows.
-
-    Args:
-        defaults: the default of each name in `LIMITS`.
-    """
+    """Yield the table as lines of Markdown: what `docs/limits.md` shows."""
     yield "| setting | default | range | bounds | beyond it |"
     yield "|---|---|---|---|---|"
     for name, limit in LIMITS.items():

@@ -72,11 +72,7 @@ class RunDir:
             raise ConfigError("run_dir", str(self.path), f"must have at most {room} bytes (unix socket path limit)")
 
     def create(self) -> None:
-        """Make the directory with mode 0700, or check that an existing one is private and ours.
-
-        Raises:
-            ConfigError: it cannot be made; or as `check`.
-        """
+        """Make the directory with mode 0700, or check an existing one; raise ConfigError if it cannot be made."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError:
@@ -171,7 +167,7 @@ class RunDir:
         return self.path / "http.sock"
 
     def remove_sockets(self) -> None:
-        """Delete the sockets of a former service; the caller is the one that holds the directory."""
+        """Delete the sockets of a former service; only the holder of the directory may."""
         for path in self.path.glob("*.sock"):
             with contextlib.suppress(OSError):
                 path.unlink()

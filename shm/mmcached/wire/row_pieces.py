@@ -19,13 +19,7 @@ from mmcached.wire.sockets.channels import Frame
 
 
 class RowPieces:
-    """Rows `[first, end)` of one key.
-
-    Args:
-        first: position of the first row that shall come.
-    Attributes:
-        num_bytes: of the rows that are here.
-    """
+    """Rows `[first, end)` of one key, `num_bytes` together; the next to come is `end`."""
 
     def __init__(self, key: str, first: int) -> None:
         self.key = key
@@ -38,7 +32,6 @@ class RowPieces:
         self._frames: list[Frame] = []
 
     def __len__(self) -> int:
-        """Return how many rows are here."""
         return self.end - self.first
 
     def put(self, rows: Rows, payload: Sequence[Frame]) -> None:
@@ -79,7 +72,7 @@ class RowPieces:
         return self._frames[0] if self._frames else b""
 
     def hand_on(self) -> None:
-        """Somebody else has what is here."""
+        """Drop the rows: somebody else has them."""
         self._frames = []
         self.first = self.end
         self.num_bytes = 0

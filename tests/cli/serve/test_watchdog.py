@@ -29,7 +29,7 @@ class Watched:
     def look(self, *, after_s: float = LOOK_INTERVAL_S) -> list[RoleName]:
         self.now += after_s
         snapshots = {
-            name: RoleSnapshot(pid, 0, True, self.now - at, 0.0, 1, FrontendStats())
+            name: RoleSnapshot(pid, True, self.now - at, 0.0, 1, FrontendStats())
             for name, (pid, at) in self.beats.items()
         }
         return [name for name, _ in self.watchdog.overdue(self.pids, snapshots, self.now)]

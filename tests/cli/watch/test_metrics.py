@@ -93,7 +93,7 @@ def snapshot_of(role: RoleName) -> RoleSnapshot:
     """A slot whose figures are all different, and the same in every run."""
     fields = FIELDS[role.kind]
     values = [zlib.crc32(f"{role} {name}".encode()) % 1_000_000 for name in fields.names]
-    return RoleSnapshot(1, 0, True, 0.0, 0.0, 1, fields.build(values))
+    return RoleSnapshot(1, True, 0.0, 0.0, 1, fields.build(values))
 
 
 def test_a_new_counter_is_a_field_with_its_metric_and_no_more(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from mmcached.shm.segment.layout import HEADER_BYTES, LAYOUT_VERSION, MAGIC, PAGE_BYTES, Layout, SegmentHeader
+from mmcached.shm.segment.layout import HEADER_BYTES, LAYOUT_VERSION, MAGIC, PAGE_BYTES, PID_WORD, Layout, SegmentHeader
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
@@ -21,7 +21,7 @@ def test_header_round_trips() -> None:
 
 
 def test_words_of_all_rows_are_apart_and_inside() -> None:
-    words = [LAYOUT.nonce_word(row) for row in range(3)] + [LAYOUT.pid_word(row) for row in range(3)]
+    words = [LAYOUT.nonce_word(row) for row in range(3)] + [LAYOUT.nonce_word(row) + PID_WORD for row in range(3)]
     words += [LAYOUT.cell_word(row, slot) for row in range(3) for slot in range(100)]
     assert len(set(words)) == len(words)
     assert min(words) * 8 >= PAGE_BYTES

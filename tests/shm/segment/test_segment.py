@@ -226,9 +226,7 @@ def test_a_sweep_that_holds_the_byte_makes_it_create_again() -> None:
 
 
 def create_named(ring_id: str, **options: Any) -> WriterSegment:
-    return WriterSegment.create(
-        Layout(1 << 16, 8, 1), epoch=1, host=Host(), new_ring_id=lambda: ring_id, populate=False, **options
-    )
+    return WriterSegment.create(Layout(1 << 16, 8, 1), epoch=1, host=Host(), new_ring_id=lambda: ring_id, **options)
 
 
 def test_a_second_writer_on_a_name_is_refused_and_the_first_goes_on() -> None:
@@ -309,10 +307,6 @@ def test_a_segment_says_when_it_is_populated() -> None:
     assert made.populated_bytes == layout.data_bytes
     assert bytes(made.data) == bytes(layout.data_bytes)
     made.close()
-    without = WriterSegment.create(layout, epoch=1, host=Host(), populate=False)
-    assert not without.wait_populated(DEADLINE_S)
-    assert without.populated_bytes == 0
-    without.close()
 
 
 def test_creation_gives_up_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mmcached.shm.store.record_head import TensorRef, head_bytes, pack_head, place, read_head, reference
+from mmcached.shm.store.record_head import TensorRef, pack_head, place, read_head, read_preamble, reference
 from mmcached.wire.errors import RemoteProtocolError
 
 
 def test_a_head_says_where_every_tensor_lies() -> None:
     packed = pack_head({"a": [reference(1)], "b": reference(0), "c": 3}, [("uint8", (100,)), ("float32", (2, 3))])
-    assert head_bytes(memoryview(packed)) == len(packed)
+    assert read_preamble(memoryview(packed)) == (len(packed), 2)
     head = read_head(packed)
     assert head.tree == {"a": [TensorRef(1)], "b": TensorRef(0), "c": 3}
     assert [(each.dtype, each.shape, each.nbytes) for each in head.types] == [

@@ -6,7 +6,8 @@
     release_sender_touches once it was sent
 
 The first pass keeps a key that the request will use from being evicted by an earlier insert of the same request.
-`is_cached` may be called at any time and changes nothing. A miss is a `CacheMiss` that names all missing items at once.
+A miss is a `CacheMiss` that names all missing items at once, each once, in order; items that came with data are stored
+all the same.
 
 Source: the abstract classes of vLLM's `multimodal/cache`, both rounds of its touch rule, its batched miss.
 """
@@ -35,8 +36,6 @@ ReceiverInput = MultiModalKwargsItem | ShmItem | None
 
 
 class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
-    """A cache of processed items, on either side."""
-
     @abstractmethod
     def get_and_update_item(self, mm_item: InT, mm_hash: str) -> OutT:
         """Look the key up, store the item if it is new, and return what to pass on.
@@ -49,7 +48,7 @@ class BaseMultiModalCache(ABC, Generic[InT, OutT], Closeable):
         """Do `get_and_update_item` for each item of a request, in prompt order.
 
         Raises:
-            CacheMiss: names all that are missing, each once, in order. The items that came with data are stored.
+            CacheMiss: names all that are missing.
             ValueError: the lists differ in length; nothing has changed.
         """
         if len(mm_items) != len(mm_hashes):
@@ -89,7 +88,6 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[SenderInput, SenderOutput
         """Return whether `get_and_update_item(None, mm_hash)` would hit; changes nothing."""
 
     def is_cached(self, mm_hashes: Sequence[str]) -> list[bool]:
-        """Return for each key what `is_cached_item` returns."""
         return [self.is_cached_item(mm_hash) for mm_hash in mm_hashes]
 
     @abstractmethod
@@ -123,7 +121,7 @@ class BaseMultiModalReceiverCache(BaseMultiModalCache[ReceiverInput, MultiModalK
         """Replace the data of each feature by the item itself, in place, and return the features.
 
         Raises:
-            CacheMiss: names all that are missing, each once, in order. The others are stored and replaced.
+            CacheMiss: names all that are missing; the others are replaced.
         """
         for feature in mm_features:
             self.touch_receiver_cache_item(feature.cache_key, feature.data)

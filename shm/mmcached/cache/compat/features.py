@@ -27,7 +27,6 @@ class ResolvedPromptUpdate:
 
     @property
     def content(self) -> list[int]:
-        """The tokens that replace the marker."""
         return [self.placeholder] * self.length
 
 
@@ -41,12 +40,7 @@ class PlaceholderRange:
 
 @dataclass(frozen=True, slots=True)
 class ShmItem:
-    """An item that lies in the ring.
-
-    Attributes:
-        handle: its place; gives no right to read it.
-        leases: row -> the lease granted to it, one for each reader that is meant.
-    """
+    """An item that lies in the ring; `leases` maps rows to their leases. The handle gives no right to read."""
 
     handle: Handle
     leases: Mapping[int, LeaseId] = field(default_factory=dict)
@@ -70,5 +64,5 @@ class MultiModalFeatureSpec:
 
     @property
     def cache_key(self) -> str:
-        """`mm_hash or identifier`: what caches of processed items look for."""
+        """The key that caches of processed items look for."""
         return self.mm_hash or self.identifier

@@ -5,8 +5,6 @@
     record                  field name -> data                                       the same, as it travels
 
 A record is what `mmcached.shm.store.codec` encodes. It has no word for a field: there is one kind, all are batched.
-
-Knows nothing of caches, prompts as text, or models.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ class MultiModalBatchedField:
     """Says that the data of several items are put side by side: element `i` of the batch belongs to item `i`."""
 
     def build_elems(self, batch: Sequence[NestedTensors]) -> list[MultiModalFieldElem]:
-        """Split a batch into one element per item."""
         return [MultiModalFieldElem(data, self) for data in batch]
 
     def reduce_data(self, elems: Sequence[MultiModalFieldElem]) -> list[NestedTensors]:
@@ -53,11 +50,7 @@ class MultiModalKwargsItem(UserDict[str, MultiModalFieldElem]):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> MultiModalKwargsItem:
-        """Rebuild an item from what `to_record` gave, possibly in another process.
-
-        Raises:
-            RemoteProtocolError: the record is no mapping of names, so it does not come from `to_record`.
-        """
+        """Rebuild an item from what `to_record` gave; RemoteProtocolError if the record is no mapping of names."""
         if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
             raise RemoteProtocolError("an item's record maps field names to data", "record")
         return cls({name: MultiModalFieldElem(data) for name, data in record.items()})

@@ -1,10 +1,10 @@
-"""LRUCache evicts what was used least recently, unless it is pinned, and counts its hits.
+"""Evicts what was used least recently, unless it is pinned, and counts its hits.
 
     keys   oldest … newest        eviction takes the oldest that is not pinned, and no more than the new value needs
     sizes  key -> size            measured once, when the value was put; a value that grows later is not noticed
     usage  = sum of sizes <= capacity
 
-Knows nothing of what it holds. Not thread-safe. A refused `put` changes nothing.
+Not thread-safe. A refused `put` changes nothing.
 
 Source: the behaviour of vLLM's `utils/cache.py`, with two differences: replacing a key counts its old size as freed,
 and a put that cannot succeed evicts nothing.
@@ -25,8 +25,6 @@ D = TypeVar("D")
 
 
 class CacheInfo(NamedTuple):
-    """How often a cache was asked, and how often it had the answer."""
-
     hits: int
     total: int
 
@@ -139,11 +137,7 @@ class LRUCache(Generic[K, V]):
     __setitem__ = put
 
     def put_if_fits(self, key: K, value: V) -> bool:
-        """Store the value as `put` does, or return False and change nothing when it exceeds the capacity.
-
-        Raises:
-            CacheFull: what is pinned leaves no room for it.
-        """
+        """Store the value as `put` does, or return False and change nothing when it exceeds the capacity."""
         try:
             self.put(key, value)
         except ItemTooLarge:
@@ -181,11 +175,7 @@ class LRUCache(Generic[K, V]):
         raise CacheFull(0, self._capacity, self._usage)
 
     def remove_oldest(self) -> None:
-        """Remove the oldest entry that is not pinned; an empty cache stays empty.
-
-        Raises:
-            CacheFull: everything is pinned.
-        """
+        """Do `popitem`, unless the cache is empty."""
         if self._values:
             self.popitem()
 
@@ -204,7 +194,6 @@ class LRUCache(Generic[K, V]):
 
     @property
     def usage(self) -> int:
-        """Sum of the sizes, in the unit of the capacity."""
         return self._usage
 
     @property
@@ -231,7 +220,6 @@ class LRUCache(Generic[K, V]):
         return difference
 
     def check_integrity(self) -> None:
-        """Raise InvariantError when the books contradict themselves."""
         if self._values.keys() != self._sizes.keys() or not self._pinned <= self._values.keys():
             raise InvariantError("LRU cache: values, sizes and pins do not name the same keys")
         if sum(self._sizes.values()) != self._usage or self._usage > max(self._capacity, 0):

@@ -1,4 +1,4 @@
-"""Nested tensors, the data of one field of an item, are told apart without knowing the library that they come from.
+"""Tells nested tensors, the data of one field of an item, apart without knowing the library that they come from.
 
     NestedTensors = array | int | float | bool | str | bytes | None | list of NestedTensors | dict of NestedTensors
 
@@ -27,7 +27,6 @@ NestedTensors: TypeAlias = "Array | Scalar | Sequence[NestedTensors] | Mapping[s
 
 
 def is_array(value: object) -> TypeGuard[Array]:
-    """Return whether the value is a numpy array or a torch tensor, or quacks like one."""
     # Of its type: a check against a protocol looks at every attribute of the value, which costs more than a lookup.
     kind = type(value)
     return hasattr(kind, "nbytes") and hasattr(kind, "dtype") and hasattr(kind, "shape")
@@ -57,8 +56,7 @@ def plain(value: object) -> Any:
 def nested_equal(a: object, b: object) -> bool:
     """Return whether two nested tensors have the same form, dtypes, shapes and elements.
 
-    A list equals a tuple of the same members, because a wire does not tell them apart. Numbers of different types
-    differ.
+    A list equals a tuple of the same members (a wire does not tell them apart); numbers of different types differ.
     """
     if is_array(a) or is_array(b):
         return is_array(a) and is_array(b) and _arrays_equal(a, b)

@@ -1,10 +1,8 @@
-"""QueryCounter counts the queries of a processor cache of P0: one record that only rises, and windows of it.
+"""Counts the queries of a processor cache of P0: one record that only rises, and windows of it.
 
-    |---- clear ---------- delta -------- now        from the start           stats
-             |<---------------------------->|        since `clear`            make_stats()
-                             |<------------>|        since the last such      make_stats(delta=True)
-
-Knows nothing of caches.
+|---- clear ---------- delta -------- now        from the start           stats
+         |<---------------------------->|        since `clear`            make_stats()
+                         |<------------>|        since the last such      make_stats(delta=True)
 """
 
 from __future__ import annotations
@@ -15,15 +13,12 @@ from mmcached.wire.stats import ProcessorCacheStats
 
 
 class QueryCounter:
-    """The counters of one cache."""
-
     def __init__(self) -> None:
         self._hits = self._items_processed = self._inline_items = self._inline_fallbacks = 0
         self._at_clear = self._at_delta = CacheInfo(0, 0)
 
     @property
     def stats(self) -> ProcessorCacheStats:
-        """The counters since the start; nothing resets them."""
         return ProcessorCacheStats(
             queries=self._hits + self._items_processed,
             hits=self._hits,
@@ -46,7 +41,6 @@ class QueryCounter:
         self._hits += 1
 
     def make_stats(self, *, delta: bool = False) -> CacheInfo:
-        """Return hits and queries since `clear`, or with `delta` since the last call with `delta`."""
         now = self._info()
         if not delta:
             return now - self._at_clear

@@ -1,4 +1,4 @@
-"""MultiModalCache measures the bytes that a cached value counts for, on both ends of a mirrored cache alike.
+"""Measures the bytes that a cached value counts for, on both ends of a mirrored cache alike.
 
 Counted: every leaf of the item. Not counted: keys, prompt updates, what Python adds.
 
@@ -40,8 +40,6 @@ class MultiModalProcessorCacheItemMetadata:
 
 
 class MultiModalCache:
-    """The rules of size, and the LRU cache that uses them."""
-
     @classmethod
     def get_leaf_size(cls, leaf: object) -> int:
         """Return the bytes of one leaf: of an array its elements, of anything else what Python says."""
@@ -79,7 +77,6 @@ class MultiModalCache:
 
     @classmethod
     def get_item_complexity(cls, value: Any) -> int:
-        """Return the number of leaves."""
         if isinstance(value, MultiModalProcessorCacheItem):
             return cls.get_item_complexity(value.item)
         return sum(
@@ -88,12 +85,7 @@ class MultiModalCache:
 
     @classmethod
     def get_lru_cache(cls, capacity_gb: float, value_type: type[V], *, debug: bool = False) -> LRUCache[str, V]:
-        """Return an empty cache of `capacity_gb` GiB for values of a type that `get_item_size` can measure.
-
-        Args:
-            value_type: for the type checker alone.
-            debug: log the size of each value that is put.
-        """
+        """Return an empty cache of `capacity_gb` GiB for values of a type that `get_item_size` can measure."""
         return LRUCache(int(capacity_gb * GIB), partial(cls.get_item_size, debug=True) if debug else cls.get_item_size)
 
 

@@ -20,8 +20,7 @@ class LockFile(Closeable):
 
     Raises:
         BlockingIOError: another process holds it.
-        FileNotFoundError: there is no such directory.
-        OSError: what is there is not a regular file of this user.
+        OSError: there is no such directory (FileNotFoundError), or no regular file of this user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +32,7 @@ class LockFile(Closeable):
             self._fd = _open_locked(path)
 
     def write(self, text: str) -> None:
-        """Say in the file who holds it, for whoever is refused."""
+        """Say in the file who holds it, for those that are refused."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, text.encode(), 0)
 
@@ -64,10 +63,7 @@ def remove_if_free(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether this is a lock file and some other process, or descriptor, holds its lock. Takes nothing.
-
-    Whatever else is there, a directory or somebody else's file, is no lock.
-    """
+    """Return whether this is a lock file, and another process or descriptor holds its lock. Takes nothing."""
     try:
         fd = open_own(path)
     except OSError:

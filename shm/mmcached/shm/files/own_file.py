@@ -1,6 +1,6 @@
 """Opens files in places where others may put something else under the same name: a link, a pipe, a directory.
 
-Knows nothing of what the files hold. Never blocks, follows no link, and opens no file of another user.
+Never blocks, follows no link, and opens no file of another user.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ from pathlib import Path
 
 
 def open_own(path: Path, *, create: bool = False) -> int:
-    """Open a regular file of this user, read-write.
+    """Open a regular file of this user, read-write; with `create`, make it with mode 0600 if there is nothing.
 
-    Args:
-        create: make it, with mode 0600, if there is nothing under that name.
-    Returns:
-        the descriptor; it is the caller's.
     Raises:
         OSError: (FileNotFoundError, …) there is no such file, or what is there is not regular or not this user's.
     """

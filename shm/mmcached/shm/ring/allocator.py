@@ -13,16 +13,15 @@ resources are given out, bytes and slot ids, and either may run out first.
 of its size: between one value per chunk, which keeps what is small, and one per byte, which keeps what is large.
 
 **Choice.** Of the next 64 places the one whose victims are worth least; sooner, if one is as cheap as the last chunk's
-was, per root of the size (details: `places`). A place with a pinned chunk is none, and the hand looks on until it has
-been once around: heat is never a reason to refuse.
+was, per root of the size. The hand passes over pinned chunks until it has been once around: heat never refuses.
 
 **Cooling.** A second hand, the cooler, moves by half of the bytes that are placed, and halves the heat of each chunk
-that it passes. What nobody hits is worth nothing in the end, however hot it was, and goes when the hand is there.
+that it passes: what nobody hits is worth nothing in the end.
 
 **Idle chunks.** Few large chunks that were hot once would keep the hand among the newcomers for long. So what has not
-been hit while twice the ring was placed goes with the next plan, wherever it lies. The exception is a load that comes
-back to what it left long ago: after a hit on a chunk that was idle for 3/4 of a ring, nothing goes for idleness until
-twice the ring was placed. A pinned chunk is in use, and begins anew.
+been hit while twice the ring was placed goes with the next plan, wherever it lies; if it is pinned, it begins anew. The
+exception is a load that comes back to what it left long ago: after a hit on a chunk that was idle for 3/4 of a ring,
+nothing goes for idleness until twice the ring was placed.
 
 Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
 has exactly one chunk; a plan that is refused or not applied has changed nothing.
@@ -88,7 +87,7 @@ class Plan(NamedTuple):
 
     Attributes:
         idle: chunks elsewhere that go too, because nobody has asked for them.
-        used: slots that would, but are pinned: they count as hit.
+        used: slots of idle chunks that are pinned: they count as hit.
     """
 
     extent: Extent
@@ -98,17 +97,11 @@ class Plan(NamedTuple):
 
     @property
     def evicted(self) -> tuple[Extent, ...]:
-        """All that goes."""
         return self.victims + self.idle
 
 
 class RingAllocator:
-    """Next fit over islands, by least worth.
-
-    Args:
-        capacity: bytes of the ring.
-        num_slots: slot ids `0 … num_slots - 1`.
-    """
+    """Books of a ring of `capacity` bytes and of slot ids `0 … num_slots - 1`."""
 
     def __init__(self, capacity: int, num_slots: int) -> None:
         self.capacity = capacity
@@ -131,10 +124,9 @@ class RingAllocator:
         """Find room for `size` bytes; change nothing.
 
         Args:
-            is_pinned: whether the chunk of a slot may not be evicted now; asked at most once per slot, and once more
-                about one that is idle.
+            is_pinned: tells the slots that may not be evicted now; called at most once per slot, twice if it is idle.
         Returns:
-            the place and who must go, or None if nothing fits or no slot id can be had.
+            the place and its victims, or None if nothing fits or no slot id can be had.
         """
         pins = Pins(lambda index: is_pinned(self._chunks[index].extent.slot))
         paid, root = self._paid
@@ -189,7 +181,7 @@ class RingAllocator:
         chunk.set_heat(min(chunk.heat + HIT_HEAT, MAX_HEAT))
 
     def free(self, slot: int) -> None:
-        """Give back the bytes and the id of one chunk. Was it placed last, the hand goes back to its start."""
+        """Give back the bytes and the id of one chunk; the hand goes back to its start if it was placed last."""
         extent = self._slot_to_chunk[slot].extent
         self._forget(extent)
         self._unlist(extent)
@@ -200,7 +192,6 @@ class RingAllocator:
         return self._slot_to_chunk[slot].extent
 
     def has(self, slot: int) -> bool:
-        """Return whether the slot has a chunk."""
         return slot in self._slot_to_chunk
 
     def slots(self) -> list[int]:
@@ -212,9 +203,7 @@ class RingAllocator:
         return self._used_bytes
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: one of the invariants above does not hold.
-        """
+        """Raise InvariantError if an invariant of the module's head does not hold."""
         end = 0
         for chunk in self._chunks:
             extent = chunk.extent
@@ -258,7 +247,6 @@ class RingAllocator:
         return tuple(idle), tuple(used)
 
     def _use(self, slot: int) -> None:
-        """Note that a chunk is of use now."""
         self._slot_to_use.pop(slot, None)  # so that it is last
         self._slot_to_use[slot] = self._placed_bytes
 
@@ -283,7 +271,7 @@ class RingAllocator:
                 first += 1
 
     def _singles(self) -> Iterator[Place]:
-        """Yield each chunk alone in hand order, once around: for who wants a slot id and no bytes."""
+        """Yield each chunk alone in hand order, once around: the places for a slot id without bytes."""
         at_hand = bisect_left(self._offsets, self._hand)
         for index in chain(range(at_hand, len(self._chunks)), range(at_hand)):
             yield self._chunks[index].worth, self._offsets[index], index, index + 1

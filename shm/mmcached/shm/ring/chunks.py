@@ -3,10 +3,8 @@
     free ──claim──> claimed ──publish──> current ──forget──> island ──> free     an island is leased: nobody finds it,
               └──abort──> free               └──evicted, or forgotten unleased──> free       and its bytes stay
 
-Books only, no bytes: the ring (`ring`) writes headers and payloads, leases are asked for through a callable.
-
-Invariants: a slot is in one state; a (slot, generation) pair names one content for the life of the ring; what is
-claimed, pinned or leased is never evicted.
+Books only: the ring writes headers and payloads. Invariants: a slot is in one state; a (slot, generation) pair names
+one content for the life of the ring; what is claimed, pinned or leased is never evicted.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ from mmcached.wire.handle import Handle
 
 
 class ChunkTable:
-    """All slots of one ring.
+    """All slots of one ring of `capacity` bytes.
 
     Args:
-        capacity: bytes of the data object.
-        is_leased: whether a living reader may still read a slot's chunk.
-        leased_slots: all of those slots at once.
+        is_leased: says of a slot that a living reader may still read its chunk.
+        leased_slots: returns all those slots at once.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class ChunkTable:
         return len(self._slot_to_handle)
 
     def __iter__(self) -> Iterator[Handle]:
-        """Iterate over what is current, as of now."""
+        """Iterate over the current chunks, as of now."""
         return iter(list(self._slot_to_handle.values()))
 
     @property
@@ -63,7 +60,7 @@ class ChunkTable:
     # ---- claims
 
     def plan(self, nbytes: int) -> Plan | None:
-        """Find room for a payload; change nothing. None: nothing fits while what is kept stays."""
+        """Find room for a payload; change nothing. None: nothing fits beside what is kept."""
         return self._allocator.plan(chunk_bytes(nbytes), self._is_kept)
 
     def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
@@ -77,24 +74,20 @@ class ChunkTable:
         return self._generation, evicted
 
     def check_claimed(self, slot: int, generation: int) -> None:
-        """Raises:
-        LocalProtocolError: this claim is not open.
-        """
+        """Raise LocalProtocolError if this claim is not open."""
         if self._claimed.get(slot) != generation:
             raise LocalProtocolError(f"claim of slot {slot}, generation {generation} is not open")
 
     def publish(self, handle: Handle) -> None:
-        """Make a claimed chunk current."""
         del self._claimed[handle.slot]
         self._slot_to_handle[handle.slot] = handle
 
     def abort(self, slot: int) -> None:
-        """End a claim and free its room."""
         del self._claimed[slot]
         self._allocator.free(slot)
 
     def close(self) -> None:
-        """End all claims and ask nobody for leases any more: the ring is gone."""
+        """End all claims, and let go of the leases."""
         self._claimed.clear()
         self._is_leased, self._leased_slots = _nothing_leased, tuple
 
@@ -104,27 +97,22 @@ class ChunkTable:
         return self._slot_to_handle.get(handle.slot) == handle
 
     def check_current(self, handle: Handle) -> None:
-        """Raises:
-        StaleHandle: the handle names nothing that is here now.
-        """
+        """Raise StaleHandle if the handle names nothing that is here now."""
         if not self.is_current(handle):
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation} any more")
 
     def extent(self, handle: Handle) -> Extent:
-        """Return where a current chunk lies, header and padding included."""
+        """Return the place of a current chunk, header and padding included."""
         return self._allocator.extent(handle.slot)
 
     def touch(self, handle: Handle) -> None:
-        """Make a current chunk young: when the hand comes by, others go first."""
         self._allocator.hit(handle.slot)
 
     def pin(self, handle: Handle) -> None:
         self._pins[handle.slot] += 1
 
     def unpin(self, handle: Handle) -> None:
-        """Raises:
-        LocalProtocolError: it is not pinned.
-        """
+        """Take one pin off; raise LocalProtocolError if there is none."""
         if not self._pins[handle.slot]:
             raise LocalProtocolError(f"slot {handle.slot} is not pinned")
         self._pins[handle.slot] -= 1
@@ -146,9 +134,7 @@ class ChunkTable:
         return sum(self._allocator.extent(slot).size for slot in kept if self._allocator.has(slot))
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: the books contradict each other.
-        """
+        """Raise InvariantError if the books contradict each other."""
         self._allocator.check_integrity()
         slots = set(self._allocator.slots())
         if not self._slot_to_handle.keys() | self._claimed.keys() <= slots:

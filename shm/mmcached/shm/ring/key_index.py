@@ -5,11 +5,10 @@
 
 The writer believes its own copy and never reads what it shows. One process writes, any number look, with no lock: each
 word is stored whole. A removal moves later words of its run back into the hole, each copied *before* its old place is
-freed, so that between any two stores every key that stays can be found; only a look that is under way meanwhile may
-pass it by. And two keys may share a fingerprint (once in 2^64). So the answer is a hint, for who would otherwise ask
-across a socket in the middle of a scheduling loop. Whoever asks for the record gets the truth.
+freed, so that between any two stores every key that stays can be found; only a look that is under way may pass it by.
+Two keys may share a fingerprint (once in 2^64). So the answer is a hint; a request for the record brings the truth.
 
-Knows nothing of records. Invariant: every word lies in the run that begins at its home; at least half of them are 0.
+Invariant: every word lies in the run that begins at its home; at least half of them are 0.
 
 >>> words = memoryview(bytearray(8 * 8)).cast("Q")
 >>> index, look = KeyIndexWriter(words), KeyIndexReader(words)
@@ -28,7 +27,7 @@ from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
 
 
 def index_words(num_keys: int) -> int:
-    """Return how many words a table for `num_keys` keys takes: a power of two, at least twice as many."""
+    """Return the number of words for `num_keys` keys: a power of two, at least twice as many."""
     return 1 << (2 * num_keys - 1).bit_length()
 
 
@@ -55,11 +54,7 @@ class KeyIndexReader:
 
 
 class KeyIndexWriter:
-    """The one writer of a table, which must be all zeros.
-
-    Args:
-        words: what readers see; written here, and never read.
-    """
+    """The one writer of a table, which must be all zeros."""
 
     def __init__(self, words: memoryview) -> None:
         _check_size(words)
@@ -72,11 +67,7 @@ class KeyIndexWriter:
         return self._num_keys
 
     def add(self, key: str) -> None:
-        """Show a key that is not shown.
-
-        Raises:
-            CacheFull: half of the words are taken.
-        """
+        """Show a key that is not shown; raise CacheFull if half of the words are taken."""
         if 2 * (self._num_keys + 1) > len(self._words):
             raise CacheFull(1, len(self._words) // 2, self._num_keys)
         mark = fingerprint(key)
@@ -101,7 +92,6 @@ class KeyIndexWriter:
         self._num_keys -= 1
 
     def clear(self) -> None:
-        """Hide all keys."""
         self._words = array("Q", bytes(8 * len(self._words)))
         self._shown[:] = memoryview(self._words)
         self._num_keys = 0
@@ -111,9 +101,7 @@ class KeyIndexWriter:
         self._shown.release()
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: a word cannot be found from its home, or the count is wrong.
-        """
+        """Raise InvariantError if a word cannot be found from its home, or the count is wrong."""
         taken = [place for place in range(len(self._words)) if self._words[place]]
         if len(taken) != self._num_keys:
             raise InvariantError(f"the index holds {len(taken)} words for {self._num_keys} keys")

@@ -1,7 +1,7 @@
-"""Counts what the ring's writer has granted and what came back, and judges which rows may still be trusted.
+"""Counts the leases that the ring's writer has granted and got back, and judges which rows may still be trusted.
 
 Sans I/O: the counts that readers return are an array that is passed in (a live view of the cells in shared memory, or
-any array in a test). Knows slots and rows, but no chunks and no locks; that a row's holders are dead is told to it.
+any array in a test). Knows slots and rows, but no chunks and no locks.
 
     granted[row, slot]     private to the writer; only it counts
     returned[row, slot]    written by the row's reader, only upwards
@@ -10,12 +10,12 @@ any array in a test). Knows slots and rows, but no chunks and no locks; that a r
 States of a row: free → attached → (stopped | frozen) → free. *Stopped*: its engine is dead, its workers may still read.
 *Frozen*: its words prove nothing any more, and every slot that it held when they were last believed stays pinned until
 the row is void. Either another process has written its name there and not said so yet; or the row is *fenced*: a count
-is above what was granted, or has fallen.
+is above what was granted, or has fallen (a bug in that reader, or a stray write).
 
-A descriptor can be lost between two living processes; its lease would never come back. So the writer can ask what has
-arrived: `open_barrier` stops granting to the row and says how far it has counted; the question goes down the same queue
-as the descriptors, so when it arrives every earlier descriptor has arrived or never will; `reconcile` takes the counts
-that come back. Only the last barrier's answer counts: one to an earlier barrier knows nothing of what came after it.
+A descriptor can be lost between two living processes; its lease would never come back. So the writer asks: a *barrier*
+stops granting to the row and says how far the writer has counted. It goes down the same queue as the descriptors, so
+when it arrives every earlier one has arrived or never will. Only the last barrier's answer counts: one to an earlier
+barrier knows nothing of what came after it.
 
 Invariant: in an attached row that is not frozen, returned <= granted, and when no lease is held the two are equal.
 """
@@ -40,7 +40,7 @@ ROWS_PER_LOOK = 64
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A row's count of a slot is above what it was granted, or has fallen: a bug in that reader, or a stray write."""
+    """A count that cannot be, for which a row is fenced."""
 
     slot: int
     granted: int
@@ -55,11 +55,9 @@ class _Row:
         at_attach: per slot, what the cells held when the row was attached; never changed.
         granted: per slot; `at_attach` plus the leases granted to this incarnation, less those found lost.
         seen: per slot, what the cells held when they were last looked at as a whole and were possible; never changed.
-        num_lost: leases that a barrier has found lost.
         barrier: the last one, until its answer has come; nothing is granted meanwhile.
         slot_to_nbytes: sizes of the chunks under lease, for the quota; may hold some that came back.
         frozen_slots: None while the row's words count.
-        overrun: why it is fenced.
     """
 
     nonce: int
@@ -84,10 +82,10 @@ class LeaseTable:
     """Leases of all rows.
 
     Args:
-        returned: `(max_rows, num_slots)`, uint64; read whenever a question is asked, never written.
-        quota_bytes: what one row may hold under lease at a time, each chunk counted once; None for no limit.
-        shared_bytes: with a quota: what all rows may hold together, each chunk counted once. A row gets no more of it
-            than is left for the others: alone half of it, the second then a third … so something is always left.
+        returned: `(max_rows, num_slots)`, uint64; read at each question, never written.
+        quota_bytes: the bytes that one row may hold under lease, each chunk counted once; None for no limit.
+        shared_bytes: with a quota: the bytes that all rows may hold together, each chunk counted once. A row gets no
+            more than is left for the others: alone half, the second then a third … so something is always left.
     Attributes:
         num_lost: leases that barriers have found lost, in all rows ever.
     """
@@ -125,13 +123,12 @@ class LeaseTable:
         self._is_recounted = False
 
     def stop(self, row: int) -> None:
-        """Grant nothing more to the row; its leases stay."""
         self._rows[row].is_stopped = True
 
     # ---- granting
 
     def grant(self, row: int, slot: int, nbytes: int = 0) -> LeaseId:
-        """Count one more lease. It is the caller's to send it, or to `undo` it at once.
+        """Count one more lease, which the caller sends, or gives to `undo` at once.
 
         Args:
             nbytes: size of the slot's chunk.
@@ -160,10 +157,7 @@ class LeaseTable:
     def undo(self, row: int, slot: int, lease: LeaseId) -> None:
         """Take back the last grant of a row, which provably was not sent: count and seq are as before.
 
-        Nothing happens if the row has been voided or taken anew since.
-
-        Raises:
-            LocalProtocolError: it is not the last grant.
+        A grant to a former incarnation changes nothing; any but the last grant raises LocalProtocolError.
         """
         books = self._rows.get(row)
         if books is None or books.nonce != lease.nonce:
@@ -176,11 +170,10 @@ class LeaseTable:
     # ---- lost descriptors
 
     def open_barrier(self, row: int) -> Barrier | None:
-        """Stop granting to a row until it has said what it has received; an earlier barrier's answer counts no more.
+        """Stop granting to a row until it has said what it has received.
 
         Returns:
-            the question to send down the descriptors' queue; None if there is nothing to ask: no lease is out, or the
-            row is not attached, stopped or frozen.
+            the question to send down the descriptors' queue; None if no lease is out, or the row takes none.
         """
         books = self._rows.get(row)
         if books is None or not books.takes_leases:
@@ -197,9 +190,9 @@ class LeaseTable:
         """Take the answer to a barrier: what did not arrive was never granted. Granting goes on.
 
         Args:
-            received: per slot of the barrier, how many leases this incarnation has ever received.
+            received: slot -> leases that this incarnation has ever received, for the slots of the barrier.
         Returns:
-            how many leases were lost; None for an answer to anything but the row's last barrier, which changes nothing.
+            the number of lost leases; None for an answer to anything but the row's last barrier, which changes nothing.
         Raises:
             RemoteProtocolError: not the slots that were asked, or counts that cannot be; nothing has changed.
         """
@@ -238,7 +231,7 @@ class LeaseTable:
         return self._rows[row].takes_leases
 
     def is_pinned(self, slot: int) -> bool:
-        """Return whether somebody alive may still read the slot's chunk."""
+        """Return whether a living reader may still read the slot's chunk."""
         holders = self._holders.get(slot)
         if holders is None:
             return False
@@ -250,11 +243,10 @@ class LeaseTable:
         return False
 
     def pinned_slots(self) -> set[int]:
-        """Return every slot that is pinned, as `is_pinned` says it of one."""
         return {slot for slot in list(self._holders) if self.is_pinned(slot)}
 
     def num_leases(self) -> int:
-        """Return how many leases are out, over all rows that can be trusted."""
+        """Return the number of leases that are out, over all rows that can be trusted."""
         counts = [(b.granted, self._returned[row]) for row, b in self._rows.items() if b.frozen_slots is None]
         # A row that has overrun and is not fenced yet must not count below zero.
         return sum(int((granted - np.minimum(granted, returned)).sum()) for granted, returned in counts)
@@ -266,14 +258,13 @@ class LeaseTable:
         return self._rows[row].frozen_slots is not None
 
     def freeze(self, row: int) -> None:
-        """Believe no word of the row any more, see above."""
         books = self._rows[row]
         books.frozen_slots = frozenset(np.flatnonzero(books.granted != books.seen).tolist())
         for slot in books.frozen_slots:
             self._holders.setdefault(slot, set()).add(row)
 
     def fence_overruns(self) -> dict[int, Overrun]:
-        """Look at all cells of the next rows; fence those whose counts cannot be; return who was not fenced before."""
+        """Look at all cells of the next rows; fence those whose counts cannot be; return those not fenced before."""
         found = {}
         self._is_recounted = False
         rows = list(self._rows)
@@ -295,9 +286,7 @@ class LeaseTable:
         return found
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: a row has given back more than it was granted, or the books contradict themselves.
-        """
+        """Raise InvariantError if a row has given back more than it was granted, or the books contradict themselves."""
         for row, books in self._rows.items():
             overrun = books.overrun or (None if self.is_frozen(row) else _overrun(books, self._returned[row].copy()))
             if overrun:
@@ -356,7 +345,7 @@ class LeaseTable:
         self._slot_to_nbytes[slot] = nbytes
 
     def _left_beside(self, slot: int, nbytes: int, shared_bytes: int) -> int:
-        """Return what is left of the shared bytes when the chunk of a slot is leased too."""
+        """Return the rest of the shared bytes when the chunk of a slot is leased too."""
         return shared_bytes - self._leased_bytes - nbytes + self._slot_to_nbytes.get(slot, 0)
 
 

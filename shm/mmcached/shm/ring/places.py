@@ -3,12 +3,11 @@
     price   7 5 9 6 8 7 9 4 … 6 5 8 │ 7 …      a place = some neighbours in a row of chunks, which would have to go;
             └──────── many: 64 ─────┘          its price = what they are worth together
 
-The first place that costs no more than `bargain` is taken at once; else, after 64, the least of them; of equals, the
-first. Only then is it asked whether a chunk in it is pinned; if so, the second least is the least, and so on. If all of
-the 64 are closed, the next 64 are compared, to the end of the places.
+The first place that costs no more than `bargain` is taken at once; else, after 64, the first of the cheapest. Only then
+its chunks are checked; with a pinned one among them the next cheapest is tried, and after all 64 the next 64.
 
-Knows nothing of bytes, offsets and slots. Invariant: each chunk is asked about at most once, and a place is refused
-only if it has a pinned chunk.
+Knows nothing of bytes, offsets and slots. Invariant: each chunk is checked at most once, and a place is refused only if
+it has a pinned chunk.
 
 >>> places = [(5, 0, 0, 2), (3, 0, 1, 3), (4, 0, 2, 4)]
 >>> choose(iter(places), Pins(lambda index: index == 1), bargain=0)
@@ -31,11 +30,7 @@ _price = itemgetter(0)
 
 
 class Pins:
-    """What is known of pins while one place is looked for.
-
-    Args:
-        is_pinned: whether the chunk of an index may not go now.
-    """
+    """Answers of `is_pinned`, by index of a chunk, kept while one place is looked for."""
 
     def __init__(self, is_pinned: Callable[[int], bool]) -> None:
         self._is_pinned = is_pinned
@@ -43,7 +38,6 @@ class Pins:
         self._not_pinned: set[int] = set()
 
     def has_none(self, place: Place) -> bool:
-        """Return whether no chunk of the place is pinned."""
         _, _, first, last = place
         nearest = bisect_left(self._pinned, first)
         if nearest < len(self._pinned) and self._pinned[nearest] < last:
@@ -59,7 +53,7 @@ class Pins:
 
 
 def choose(places: Iterator[Place], pins: Pins, *, bargain: int) -> Place | None:
-    """Return the place to take, or None if a chunk is pinned in each."""
+    """Return the place to take; None if a chunk is pinned in each."""
     while True:
         seen: list[Place] = []
         for place in islice(places, MANY_PLACES):

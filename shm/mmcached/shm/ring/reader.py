@@ -1,4 +1,4 @@
-"""Maps a ring read-only and hands out views of chunks, in place, kept alive by whoever holds them.
+"""Maps a ring read-only and hands out views of chunks, in place, kept alive by their holders.
 
 The kernel enforces "read-only": the object is opened O_RDONLY and mapped PROT_READ. numpy refuses to write into a
 view; torch has no such flag, so an in-place operation on a tensor made of one ends the process that does it with
@@ -44,7 +44,7 @@ class RingReader(Closeable):
     """One mapping; made by `open`.
 
     Attributes:
-        index: which keys the writer shows; None if its ring has no such table, or this reader is closed.
+        index: the keys that the writer shows; None if its ring shows none, or this reader is closed.
     """
 
     def __init__(self, announcement: RingAnnouncement, mapping: mmap.mmap) -> None:
@@ -105,32 +105,17 @@ class RingReader(Closeable):
 
         For locks that a row has taken itself. It is called in any thread, and must neither block nor refer to this
         reader; not at the interpreter's exit, where the kernel drops the locks.
-
-        Raises:
-            LocalProtocolError: closed.
         """
         weakref.finalize(self._open_mapping(), callback).atexit = False
 
     def is_engine_alive(self) -> bool:
-        """Return whether the engine of the joined row lives. If not: drop all views and exit.
-
-        Raises:
-            LocalProtocolError: no row is joined.
-        """
-        if self._joined is None:
-            raise LocalProtocolError("no row is joined")
-        control, row = self._joined
+        """Return whether the engine of the joined row lives. If not: drop all views and exit."""
+        control, row = self._joined_row()
         return not locks.is_free(control.fd, locks.engine_byte(row, control.layout.max_rows))
 
     def is_writer_alive(self) -> bool:
-        """Return whether the ring's writer lives. If not, nobody will grant a lease any more.
-
-        Raises:
-            LocalProtocolError: no row is joined.
-        """
-        if self._joined is None:
-            raise LocalProtocolError("no row is joined")
-        control, _ = self._joined
+        """Return whether the ring's writer lives. If not, nobody will grant a lease any more."""
+        control, _ = self._joined_row()
         return not locks.is_free(control.fd, locks.WRITER_BYTE)
 
     def view(self, handle: Handle) -> npt.NDArray[np.uint8]:
@@ -141,7 +126,7 @@ class RingReader(Closeable):
 
         Raises:
             StaleHandle: another ring or epoch, outside the ring, or the chunk holds something else by now.
-            ChecksumMismatch: the writer has put a checksum there, and the bytes have another one.
+            ChecksumMismatch: the bytes do not have the checksum that the writer has put there.
         """
         mapping = self._open_mapping()
         self._check(handle)
@@ -174,6 +159,11 @@ class RingReader(Closeable):
         ends_inside = handle.nbytes >= 1 and handle.offset + handle.nbytes <= names.data_bytes
         if not begins_inside or not ends_inside:
             raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
+
+    def _joined_row(self) -> tuple[Control, int]:
+        if self._joined is None:
+            raise LocalProtocolError("no row is joined")
+        return self._joined
 
     def _open_mapping(self) -> mmap.mmap:
         if self._mapping is None:

@@ -1,9 +1,8 @@
 """Counts the leases that one reader incarnation has received: the other half of `leases`, sans I/O.
 
-Leases of one incarnation are numbered 1, 2, 3 … and come through one queue. A number left out means that a descriptor
-was lost on the way: the reader says so, and the writer asks with a barrier what has arrived (see `leases`).
+Leases of one incarnation are numbered 1, 2, 3 … and come through one queue: a number left out is a lost descriptor.
 
-Invariant: `count(slot)` never falls, and is at least what this incarnation has given back of the slot.
+Invariant: the count of a slot never falls, and is at least what this incarnation has given back of the slot.
 """
 
 from __future__ import annotations
@@ -15,19 +14,13 @@ from mmcached.wire.handle import LeaseId
 
 
 class ReceivedLeases:
-    """The leases of incarnation `nonce`."""
-
     def __init__(self, nonce: int) -> None:
         self.nonce = nonce
         self.last_seq = 0
         self._slot_to_count: Counter[int] = Counter()
 
     def receive(self, slot: int, lease: LeaseId) -> bool:
-        """Count a lease that has just arrived.
-
-        Returns:
-            whether it is ours: another incarnation's, or one that came before, is dropped and *not* given back.
-        """
+        """Count a lease that has just arrived; return False if it is another incarnation's or came before."""
         if lease.nonce != self.nonce or lease.seq <= self.last_seq:
             return False
         self.last_seq = lease.seq
@@ -39,11 +32,7 @@ class ReceivedLeases:
         return lease.nonce == self.nonce and lease.seq > self.last_seq + 1
 
     def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
-        """Answer a barrier; what it has counted is not missed again.
-
-        Returns:
-            slot -> leases ever received; None if it asks another incarnation.
-        """
+        """Answer a barrier: slot -> leases ever received, no gap from now on; None to another incarnation's."""
         if nonce != self.nonce:
             return None
         self.last_seq = max(self.last_seq, last_seq)

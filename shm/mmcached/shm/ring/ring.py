@@ -5,8 +5,7 @@
                                             └─ discard, or evicted by a later claim
 
 Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
-thread owns a ring. What a slot holds: `chunks`; what was granted to whom: `leases`; which readers live: `row_watch`;
-who writes which word: `layout`.
+thread owns a ring. Who writes which word of its memory: see `layout`.
 
 Invariants: no byte of a chunk under an un-returned lease of a living row is written; a refused claim has changed
 nothing.
@@ -68,15 +67,14 @@ class RingWriter(Closeable):
 
     Args:
         segment: owned from here on.
-        max_object_bytes: no larger payload is taken.
-        reader_quota_bytes: what one row may hold under lease at a time; None for no limit.
-        shared_quota_bytes: with a quota: what all rows may hold together, see `LeaseTable`.
+        max_object_bytes: the largest payload that is taken.
+        reader_quota_bytes, shared_quota_bytes: quotas of leased bytes, see `LeaseTable`; None for no limit.
         has_checksums: put a crc32 of each payload into its header; readers then check every view (about 4 GB/s).
         on_evict: called with the handle of each chunk that a claim evicts, before the claim returns; must not raise
             and must not call the ring.
         tenant: goes into every handle.
     Attributes:
-        index: of keys, for whoever keeps them; None if the ring was made without.
+        index: the keys that readers can look up; kept by the store, None if the ring was made without.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class RingWriter(Closeable):
             data_bytes: size of the data object, rounded down to the alignment.
             num_slots: chunks that can exist at a time.
             max_rows: readers that can be attached at a time.
-            has_index: make room for a table of keys that readers can look into, see `key_index`.
         Raises:
             SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
             InvalidRequest: a size outside what is possible.
@@ -214,11 +211,7 @@ class RingWriter(Closeable):
         self._chunks.abort(claim.slot)
 
     def read(self, handle: Handle) -> npt.NDArray[np.uint8]:
-        """Return the payload of a current chunk in place, `(nbytes,)`, read-only; only until the next claim.
-
-        Raises:
-            StaleHandle: it is not current.
-        """
+        """Return the payload of a current chunk in place, `(nbytes,)`, read-only; only until the next claim."""
         self._check_open()
         self._chunks.check_current(handle)
         view = np.frombuffer(self._data, np.uint8, handle.nbytes, handle.offset)
@@ -246,36 +239,27 @@ class RingWriter(Closeable):
         return self._chunks.is_current(handle)
 
     def is_leased(self, handle: Handle) -> bool:
-        """Return whether a living reader has not given back a lease of this slot."""
         return self._leases.is_pinned(handle.slot)
 
     def touch(self, handle: Handle) -> None:
-        """Make a chunk young: it gets another chance when it is its turn to be evicted. Not current: nothing."""
+        """Make a chunk young: others are evicted before it. Not current: nothing."""
         if self._chunks.is_current(handle):
             self._chunks.touch(handle)
 
     def pin(self, handle: Handle) -> None:
-        """Keep a chunk from being evicted until `unpin`; pins count. Readers are not concerned.
-
-        Raises:
-            StaleHandle: it is not current.
-        """
+        """Keep a chunk from being evicted until `unpin`; pins count. StaleHandle if it is not current."""
         self._chunks.check_current(handle)
         self._chunks.pin(handle)
 
     def unpin(self, handle: Handle) -> None:
-        """Take one pin off; nothing happens if the chunk was discarded meanwhile, its pins with it.
-
-        Raises:
-            LocalProtocolError: it is not pinned.
-        """
+        """Take one pin off; nothing happens if the chunk was discarded meanwhile, its pins with it."""
         if self._chunks.is_current(handle):
             self._chunks.unpin(handle)
 
     # ---- readers
 
     def attach(self, row: int, nonce: int) -> bool:
-        """Accept a reader that says it has taken `row`, see `RowWatch.attach`; return whether it is attached."""
+        """Accept a reader that says it has taken `row`, see `RowWatch.attach`."""
         self._check_open()
         return self._watch.attach(row, nonce)
 
@@ -295,8 +279,7 @@ class RingWriter(Closeable):
 
         Raises:
             StaleHandle: the chunk is not current; put it again.
-            PeerGone: the row is not attached, or takes no more leases.
-            LeaseRefused: the row takes none just now: a barrier is open, or its quota is used up.
+            PeerGone, LeaseRefused: the row takes no more leases, or none just now; see `LeaseTable.grant`.
         """
         self._check_open()
         self._chunks.check_current(handle)
@@ -309,12 +292,12 @@ class RingWriter(Closeable):
         self._leases.undo(row, handle.slot, lease)
 
     def open_barrier(self, row: int) -> Barrier | None:
-        """Stop granting to a row and return what to ask it, see `LeaseTable.open_barrier`; None: nothing to ask."""
+        """Stop granting to a row and return what to ask it, see `LeaseTable.open_barrier`."""
         self._check_open()
         return self._leases.open_barrier(row)
 
     def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
-        """Take the answer to a row's last barrier, see `LeaseTable.reconcile`; return how many leases were lost."""
+        """Take the answer to a row's last barrier, see `LeaseTable.reconcile`."""
         self._check_open()
         return self._leases.reconcile(row, nonce, barrier_id, received)
 
@@ -348,9 +331,7 @@ class RingWriter(Closeable):
         return self._check_open().wait_populated(timeout_s)
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: the books contradict each other or the chunk headers, or a reader gave back too much.
-        """
+        """Raise InvariantError if the books contradict each other or the headers, or a reader gave back too much."""
         self._check_open()
         self._chunks.check_integrity()
         self._leases.check_integrity()

@@ -10,9 +10,8 @@ order:
     5. tell the writer (row, nonce)      the caller's part; the writer checks it against the row
 
 The cells keep their values: the writer takes them at attach as granted, and until it has heard of the new life it still
-compares them with what it granted to the former one. Only a count that no reader reaches, left by a stray write, is set
-to zero. Only this row is mapped, so a stray write of this process reaches no other. An incarnation ends only with its
-process (or `close`). Knows nothing of messages; not thread-safe: finalizers must not call it.
+compares them with what it granted to the former one. Only this row is mapped, so a stray write of this process reaches
+no other. Knows nothing of messages; not thread-safe: finalizers must not call it.
 """
 
 from __future__ import annotations
@@ -26,25 +25,21 @@ import numpy as np
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.segment.layout import MAX_RETURNED
+from mmcached.shm.segment.layout import FIRST_CELL_WORD, MAX_RETURNED, NONCE_WORD, PID_WORD
 from mmcached.shm.segment.mapped import Control, open_control
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
-_NONCE_WORD = 0
-_PID_WORD = 1
-"""Where they are in a row."""
-
 
 def random_nonce() -> int:
-    """Return 63 random bits, never 0: 0 is what a row holds that was never taken."""
+    """Return 63 random bits, never 0, which is the nonce of a row that was never taken."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
 class ReaderRow(Closeable):
-    """A row that this process has taken; made by `attach`."""
+    """A row that this process has taken; made by `attach`, given up by `close` or death."""
 
     def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
         self.announcement = announcement
@@ -71,9 +66,9 @@ class ReaderRow(Closeable):
                     crash_point("row.after_lock")
                     nonce = new_nonce()
                     control.map_row(row)
-                    _reset_impossible_cells(control, row)
-                    control.words[_PID_WORD] = os.getpid()
-                    words.store_release(control.words, _NONCE_WORD, nonce)
+                    _reset_impossible_cells(control)
+                    control.words[PID_WORD] = os.getpid()
+                    words.store_release(control.words, NONCE_WORD, nonce)
                     crash_point("row.after_nonce")
                     locks.downgrade(control.fd, locks.row_byte(row))
                     crash_point("row.after_downgrade")
@@ -89,17 +84,14 @@ class ReaderRow(Closeable):
             raise
 
     def owns(self, handle: Handle, lease: LeaseId) -> bool:
-        """Return whether a descriptor was meant for this incarnation, with a lease on its slot; any other is dropped,
-        and *not* given back. While a lease is out its slot holds one chunk; the chunk's header says which.
+        """Return whether a descriptor was meant for this incarnation, with a lease on its slot.
+
+        Any other is dropped, and *not* given back. While a lease is out its slot holds one chunk.
         """
         return self._is_of_this_ring(handle) and lease.nonce == self.nonce and lease.slot == handle.slot
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
-        """Count a descriptor that has arrived; to be called for each, once, before it is used.
-
-        Returns:
-            whether it is owned and new. If not, it is dropped and *not* given back.
-        """
+        """Count a descriptor that has arrived, once, before it is used; return whether it is owned and new."""
         return (
             self._is_of_this_ring(handle) and lease.slot == handle.slot and self._received.receive(handle.slot, lease)
         )
@@ -123,14 +115,14 @@ class ReaderRow(Closeable):
         if not self._is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
             raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
         crash_point("give_back.before")
-        index = control.layout.cell_word(self.row, handle.slot) - control.layout.nonce_word(self.row)
+        index = FIRST_CELL_WORD + handle.slot
         # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all
         # reads of the bytes are done. Load and store need not be one step: no other process writes this word.
         self._words.store_release(control.words, index, control.words[index] + 1)
         crash_point("give_back.after")
 
     def is_worker_alive(self, rank: int) -> bool:
-        """Return whether some process holds the byte of a rank. A free byte: its former holder reads no more."""
+        """Return whether some process holds the byte of a rank. If not: its former holder reads no more."""
         control = self._open_control()
         return not locks.is_free(control.fd, locks.worker_byte(self.row, rank, control.layout.max_rows))
 
@@ -164,11 +156,9 @@ class ReaderRow(Closeable):
         return self._control
 
 
-def _reset_impossible_cells(control: Control, row: int) -> None:
-    """Zero each cell whose count the writer would refuse to attach."""
-    layout = control.layout
-    first = layout.cell_word(row, 0) - layout.nonce_word(row)
-    cells = np.frombuffer(control.words, np.uint64)[first : first + layout.num_slots]
+def _reset_impossible_cells(control: Control) -> None:
+    """Zero each cell whose count, left by a stray write, the writer would refuse to attach."""
+    cells = np.frombuffer(control.words, np.uint64)[FIRST_CELL_WORD:][: control.layout.num_slots]
     cells[cells > MAX_RETURNED] = 0
 
 

@@ -1,7 +1,7 @@
 """Accepts readers' Hellos and sees which readers have died, by the rows' nonces and the kernel's byte locks.
 
-The writer writes nothing there: a row's words belong to its reader. Death is read from locks alone, never from silence:
-a process that is stopped for an hour and then goes on reading is alive. What was granted to whom: `leases`.
+Writes no word: a row's words belong to its reader. Death is read from locks alone, never from silence: a process that
+is stopped for an hour and then goes on reading is alive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmcached.shm.segment.mapped import Control
 
 @dataclass(frozen=True, slots=True)
 class RowStopped:
-    """Nothing more is granted to this incarnation; its leases still pin. `reason` is for people."""
+    """Nothing more is granted to this incarnation; its leases still pin."""
 
     row: int
     nonce: int
@@ -32,20 +32,15 @@ class RowVoided:
 
 
 class RowWatch:
-    """The rows of one ring, as its writer sees them; moves the lease table when a reader comes or dies."""
-
     def __init__(self, control: Control, leases: LeaseTable) -> None:
         self._control = control
         self._leases = leases
         self._unreported: list[RowStopped | RowVoided] = []
 
     def attach(self, row: int, nonce: int) -> bool:
-        """Accept a reader's Hello if it is true now; a repeated one changes nothing.
+        """Accept a reader's Hello if it is true now; return whether it is attached. A repeated one changes nothing.
 
-        Refused is: a Hello that arrives late, when another incarnation has taken the row or the engine is dead already.
-
-        Returns:
-            whether this incarnation is attached.
+        Refused is a Hello that arrives late, when another incarnation has taken the row or the engine is dead already.
         """
         layout = self._control.layout
         if not 0 <= row < layout.max_rows or nonce == 0 or self._control.nonce(row) != nonce:
@@ -63,7 +58,7 @@ class RowWatch:
         return True
 
     def poll_deaths(self) -> list[RowStopped | RowVoided]:
-        """Look at the locks and cells of all rows with an incarnation; return what has changed, each change once."""
+        """Look at the locks and cells of all rows with an incarnation; return the changes, each once."""
         events, self._unreported = self._unreported, []
         nonces = self._leases.incarnations()
         for row, nonce in nonces.items():

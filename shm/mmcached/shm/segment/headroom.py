@@ -50,7 +50,7 @@ def memory_headroom(root: Path = Path("/")) -> int | None:
     Looks at its memory cgroup and all parents of it (version 2 and 1) and at the host's available memory.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the directory of `proc` and `sys`.
     """
     free = [*_cgroup_headrooms(root), *_host_headroom(root)]
     return max(0, min(free)) if free else None
@@ -75,7 +75,7 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """The cgroup and its parents. Inside a container the path may not exist below the mount; then its root does."""
+    """Yield the cgroup and its parents; in a container its path may be missing below the mount: then its root."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for length in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:length])

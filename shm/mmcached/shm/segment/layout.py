@@ -86,7 +86,8 @@ HAS_CRC32 = 1
 MAX_RETURNED = 1 << 62
 """The largest count that a cell can hold: no reader lives long enough to reach it."""
 
-_CELLS_OFFSET = 64
+NONCE_WORD, PID_WORD, FIRST_CELL_WORD = 0, 1, 8
+"""Words of a row."""
 _VERSION = struct.Struct("<II")
 _BODY = struct.Struct("<II16sQQQ16sQIIQQIIQ")
 _CRC = struct.Struct("<I")
@@ -112,19 +113,15 @@ def chunk_bytes(nbytes: int) -> int:
 
 
 def data_object_bytes(data_bytes: int, index_words: int) -> int:
-    """Return the size of a data object: chunks, then the key index."""
     return data_bytes + 8 * index_words
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The numbers from which every offset follows; construction checks them.
+    """The numbers from which every offset follows; construction raises InvalidRequest for an impossible one.
 
     Attributes:
         index_words: of the key index, a power of two; 0 = there is none.
-
-    Raises:
-        InvalidRequest: one of them is outside what is possible.
     """
 
     data_bytes: int
@@ -143,7 +140,7 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        return round_up(_CELLS_OFFSET + 8 * self.num_slots, PAGE_BYTES)
+        return round_up(8 * (FIRST_CELL_WORD + self.num_slots), PAGE_BYTES)
 
     @property
     def ctl_bytes(self) -> int:
@@ -162,16 +159,12 @@ class Layout:
         return PAGE_BYTES + row * self.row_bytes
 
     def nonce_word(self, row: int) -> int:
-        """Index, in words of 8 bytes, of the row's incarnation; 0 = never taken."""
-        return self.row_offset(row) // 8
-
-    def pid_word(self, row: int) -> int:
-        """Index of the pid of the row's last holder: a help for people, no process decides anything by it."""
-        return self.nonce_word(row) + 1
+        """Return the index, in words of 8 bytes, of the row's incarnation; 0 = never taken."""
+        return self.row_offset(row) // 8 + NONCE_WORD
 
     def cell_word(self, row: int, slot: int) -> int:
-        """Index of the count of leases of `slot` that the row has given back."""
-        return (self.row_offset(row) + _CELLS_OFFSET) // 8 + slot
+        """Return the index of the count of leases of `slot` that the row has given back."""
+        return self.row_offset(row) // 8 + FIRST_CELL_WORD + slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +208,11 @@ class SegmentHeader:
         """
         if len(page) < HEADER_BYTES:
             raise LayoutMismatch("size", len(page), f"at least {HEADER_BYTES}")
-        _expect("magic", int.from_bytes(page[:8], "little"), MAGIC)
+        LayoutMismatch.unless_equal("magic", int.from_bytes(page[:8], "little"), MAGIC)
         version, header_bytes = _VERSION.unpack_from(page, 8)
-        _expect("layout_version", version, LAYOUT_VERSION)
-        _expect("header_bytes", header_bytes, HEADER_BYTES)
-        _expect("crc32", zlib.crc32(page[8:_CRC_OFFSET]), _CRC.unpack_from(page, _CRC_OFFSET)[0])
+        LayoutMismatch.unless_equal("layout_version", version, LAYOUT_VERSION)
+        LayoutMismatch.unless_equal("header_bytes", header_bytes, HEADER_BYTES)
+        LayoutMismatch.unless_equal("crc32", zlib.crc32(page[8:_CRC_OFFSET]), _CRC.unpack_from(page, _CRC_OFFSET)[0])
         _, _, ring_id, epoch, pid, ticks, boot_id, data_bytes, num_slots, max_rows, *derived, index_words = (
             _BODY.unpack_from(page, 8)
         )
@@ -233,23 +226,14 @@ class SegmentHeader:
             (layout.row_offset(0), layout.row_bytes, ALIGNMENT, CHUNK_HEADER_BYTES),
             strict=True,
         ):
-            _expect(field, value, expected)
+            LayoutMismatch.unless_equal(field, value, expected)
         return cls(ring_id.hex(), epoch, pid, ticks, boot_id, layout)
 
     def check_announced(self, announcement: RingAnnouncement) -> None:
-        """Compare with what the writer has announced.
-
-        Raises:
-            LayoutMismatch: they differ.
-        """
-        _expect("ring_id", self.ring_id, announcement.ring_id)
-        _expect("epoch", self.epoch, announcement.epoch)
-        _expect("data_bytes", self.layout.data_bytes, announcement.data_bytes)
-        _expect("num_slots", self.layout.num_slots, announcement.num_slots)
-        _expect("max_rows", self.layout.max_rows, announcement.max_rows)
-        _expect("index_words", self.layout.index_words, announcement.index_words)
-
-
-def _expect(field: str, value: int | str, expected: int | str) -> None:
-    if value != expected:
-        raise LayoutMismatch(field, value, expected)
+        """Raise LayoutMismatch if the writer has announced something else."""
+        LayoutMismatch.unless_equal("ring_id", self.ring_id, announcement.ring_id)
+        LayoutMismatch.unless_equal("epoch", self.epoch, announcement.epoch)
+        LayoutMismatch.unless_equal("data_bytes", self.layout.data_bytes, announcement.data_bytes)
+        LayoutMismatch.unless_equal("num_slots", self.layout.num_slots, announcement.num_slots)
+        LayoutMismatch.unless_equal("max_rows", self.layout.max_rows, announcement.max_rows)
+        LayoutMismatch.unless_equal("index_words", self.layout.index_words, announcement.index_words)

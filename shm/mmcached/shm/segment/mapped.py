@@ -16,7 +16,7 @@ import numpy.typing as npt
 import posix_ipc
 
 from mmcached.shm.files import locks
-from mmcached.shm.segment.layout import PAGE_BYTES, Layout, SegmentHeader, data_object_bytes
+from mmcached.shm.segment.layout import FIRST_CELL_WORD, PAGE_BYTES, Layout, SegmentHeader, data_object_bytes
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
@@ -26,7 +26,7 @@ SHM_DIR = Path("/dev/shm")
 class Control:
     """The control object: the file description that carries this process's byte locks on it, and what is mapped of it.
 
-    `words` is what is mapped, as aligned 64-bit words; nothing at first. Who may write which: see `layout`.
+    `words` is what is mapped, as aligned 64-bit words; nothing at first.
     """
 
     def __init__(self, fd: int, layout: Layout) -> None:
@@ -36,11 +36,9 @@ class Control:
         self.words = memoryview(b"").cast("Q")
 
     def map_all(self) -> None:
-        """Map the whole object: for its writer."""
         self._map(0, self.layout.ctl_bytes)
 
     def map_row(self, row: int) -> None:
-        """Map one row: for who has taken it."""
         self._map(self.layout.row_offset(row), self.layout.row_bytes)
 
     def _map(self, offset: int, nbytes: int) -> None:
@@ -48,18 +46,18 @@ class Control:
         self.words = memoryview(self._mapping).cast("Q")
 
     def nonce(self, row: int) -> int:
-        """Return which incarnation a row names."""
+        """Return the incarnation that a row names."""
         return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.nonce_word(row)), "little")
 
     def cells(self) -> npt.NDArray[np.uint64]:
-        """Return all cells as `(max_rows, num_slots)`, a live view, of an object that is mapped whole. It keeps the
-        mapping, but not the locks, alive.
+        """Return all cells as `(max_rows, num_slots)`, a live view, of an object that is mapped whole.
+
+        It keeps the mapping, but not the locks, alive.
         """
         layout = self.layout
         assert self._mapping is not None
-        first = (layout.cell_word(0, 0) - layout.nonce_word(0)) % (layout.row_bytes // 8)
         words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) : layout.nonce_word(layout.max_rows)]
-        return words.reshape(layout.max_rows, -1)[:, first : first + layout.num_slots]
+        return words.reshape(layout.max_rows, -1)[:, FIRST_CELL_WORD : FIRST_CELL_WORD + layout.num_slots]
 
     def close(self) -> None:
         """Drop all locks, then the descriptor and the mapping. A second call changes nothing."""
@@ -83,7 +81,7 @@ def open_control(announcement: RingAnnouncement) -> Control:
     try:
         header = SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0))
         header.check_announced(announcement)
-        _check_size("ctl_bytes", fd, header.layout.ctl_bytes)
+        LayoutMismatch.unless_equal("ctl_bytes", os.fstat(fd).st_size, header.layout.ctl_bytes)
         return Control(fd, header.layout)
     except BaseException:
         os.close(fd)
@@ -91,16 +89,11 @@ def open_control(announcement: RingAnnouncement) -> Control:
 
 
 def open_data(announcement: RingAnnouncement) -> mmap.mmap:
-    """Open the data object read-only and map it without write permission; the kernel enforces both.
-
-    Raises:
-        SegmentError: it is gone.
-        LayoutMismatch: its size is not the announced one.
-    """
+    """Open the data object read-only and map it without write permission; raise as `open_control` does."""
     fd = _open(announcement.data_name, read_only=True)
     try:
         nbytes = data_object_bytes(announcement.data_bytes, announcement.index_words)
-        _check_size("data_bytes", fd, nbytes)
+        LayoutMismatch.unless_equal("data_bytes", os.fstat(fd).st_size, nbytes)
         return map_object(fd, nbytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
@@ -116,23 +109,13 @@ def _open(name: str, *, read_only: bool) -> int:
     return fd
 
 
-def _check_size(field: str, fd: int, expected: int) -> None:
-    size = os.fstat(fd).st_size
-    if size != expected:
-        raise LayoutMismatch(field, size, expected)
-
-
 def index_of(mapping: mmap.mmap, announcement: RingAnnouncement) -> memoryview:
     """Return the words of the key index in a mapped data object; none if there is none."""
     return memoryview(mapping)[announcement.data_bytes :].cast("Q")
 
 
 def map_object(fd: int, nbytes: int, *, offset: int = 0, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
-    """Map a part of an object.
-
-    Raises:
-        SegmentError: there is no address space for it.
-    """
+    """Map a part of an object; raise SegmentError if there is no address space for it."""
     try:
         return mmap.mmap(fd, nbytes, prot=prot, offset=offset)
     except OSError as error:

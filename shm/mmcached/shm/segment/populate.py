@@ -1,16 +1,16 @@
 """Gives a mapping its page-table entries before they are needed, by a thread, in steps.
 
 The first touch of each page costs a fault; the first lap of writes through a fresh ring is several times slower for it.
-`madvise` can take all the faults of a range at once, and does not change a byte. So one thread walks over the mapping
-from its start, where the writer starts too, and never gets in the way of anybody who already works in it:
+`madvise` takes all the faults of a range at once, and does not change a byte. One thread walks over the mapping from
+its start, where the writer starts too:
 
     0            populated_bytes                         end
     ├▓▓▓▓▓▓▓▓▓▓▓▓┼ one step, inside the kernel ─┼░░░░░░░░┤
 
 * A step runs without the interpreter's lock (`mmap.madvise` would keep it) and is short: a step holds the lock of the
   process's address space, and another thread's large allocation waits for it.
-* It is a help and no promise: a kernel without this advice (before Linux 5.14), or one that refuses it here, leaves
-  `populated_bytes` where it is, and the pages come one by one at first touch.
+* A kernel without this advice (before Linux 5.14), or one that refuses it here, leaves `populated_bytes` where it is,
+  and the pages come one by one at first touch.
 
 Knows nothing of rings. Invariant: while the thread runs the mapping cannot go, because the thread holds a buffer of it.
 """
@@ -46,11 +46,7 @@ Advise = Callable[[int, int, Advice], None]
 
 
 def advise(address: int, nbytes: int, advice: Advice) -> None:
-    """Call `madvise` without the interpreter's lock.
-
-    Raises:
-        OSError: the kernel has refused; EINVAL: it does not know this advice.
-    """
+    """Call `madvise` without the interpreter's lock; raise OSError if the kernel refuses (EINVAL: unknown)."""
     if _madvise(address, nbytes, advice):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -10,9 +10,7 @@ Creation, in this order, because a sweep may run at any instant and takes away w
 Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
 
 A name that exists already is an error, whoever owns it: nobody writes into a ring that somebody else has made.
-
-`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write. It reserves the
-pages; that they also lie in the writer's page table is the work of a thread, see `populate`, for which nobody waits.
+`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _CREATE_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What creation asks of the operating system; tests put a small or full machine here."""
+    """The operating system as creation asks it; tests put a small or full machine here."""
 
     fallocate: Callable[[int, int, int], None] = os.posix_fallocate
     shm_free_bytes: Callable[[], int] = lambda: shutil.disk_usage(SHM_DIR).free
@@ -55,9 +53,7 @@ class Host:
 class WriterSegment:
     """Both objects as their creator has them: mapped read-write, byte 0 locked."""
 
-    def __init__(
-        self, announcement: RingAnnouncement, control: Control, data: mmap.mmap, populator: Populator | None = None
-    ) -> None:
+    def __init__(self, announcement: RingAnnouncement, control: Control, data: mmap.mmap, populator: Populator) -> None:
         self.announcement = announcement
         self.control = control
         self.data = data
@@ -65,20 +61,19 @@ class WriterSegment:
 
     @property
     def populated_bytes(self) -> int:
-        """How much of the data object is in the page table already, as far as `populate` knows."""
-        return self._populator.populated_bytes if self._populator else 0
+        """Bytes of the data object that are in the page table already, as far as `populate` knows."""
+        return self._populator.populated_bytes
 
     def wait_populated(self, timeout_s: float) -> bool:
         """Wait for the populating thread; return whether it has done everything. For benchmarks."""
-        return self._populator is not None and self._populator.wait(timeout_s)
+        return self._populator.wait(timeout_s)
 
     def close(self) -> None:
         """Unlink both names, data first, and let go. Readers keep what they have mapped."""
         unlink(self.announcement.data_name)
         crash_point("close.between_unlinks")
         unlink(self.announcement.ctl_name)
-        if self._populator is not None:
-            self._populator.close()
+        self._populator.close()
         self.control.close()
         del self.data  # unmapped with the last buffer of a claim, should one be left
 
@@ -90,15 +85,11 @@ class WriterSegment:
         epoch: int,
         host: Host,
         new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
-        populate: bool = True,
     ) -> WriterSegment:
-        """Make, lock, allocate and fill both objects.
+        """Make, lock, allocate and fill both objects, and start the thread that maps the pages.
 
-        Args:
-            populate: start a thread that gives the data mapping its page-table entries; nobody waits for it.
         Raises:
-            SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left
-                behind.
+            SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left.
         """
         require_word_store()
         require_room(layout.total_bytes, shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
@@ -121,7 +112,7 @@ class WriterSegment:
             finally:
                 os.close(data_fd)
             _write_header(control, ring_id, epoch)
-            populator = Populator(data, Advice.WRITE) if populate else None
+            populator = Populator(data, Advice.WRITE)
             undo.pop_all()
             return cls(announcement, control, data, populator)
 
@@ -169,7 +160,7 @@ def _create_object(name: str) -> int:
 
 
 def _owner_of(name: str) -> str:
-    """Say whose an object is that we could not create, and what to do."""
+    """Name the owner of an object that could not be created, and what to do."""
     if name.endswith(".data"):  # we have just made its control object, so it was an orphan
         return "it is the leftover of a dead service; `mmcached shm gc` removes it"
     try:

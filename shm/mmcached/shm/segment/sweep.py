@@ -2,12 +2,10 @@
 
 A writer holds byte 0 of its control object for its life, so whoever gets that byte knows that the writer is dead. The
 byte is held while the names go away: two sweeps cannot work on one ring, and one that is killed half-way leaves a
-state that the next sweep understands (data goes first; a data object without a control object belongs to nobody).
+state that the next sweep understands. A reader that still maps a swept object keeps reading it.
 
 Anybody may make names in /dev/shm: what is not a regular file of this user is none of ours, and a name that cannot be
 swept keeps no other from it.
-
-A reader that still maps a swept object keeps reading it; the memory goes with its last mapping.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 def sweep() -> list[str]:
-    """Unlink what no living writer of this user owns.
-
-    Returns:
-        the POSIX names that were removed.
-    """
+    """Unlink what no living writer of this user owns; return the POSIX names that were removed."""
     owner = os.getuid()
     pattern = re.compile(rf"(/mmc\.{owner}\.[0-9a-f]{{32}})\.(ctl|data)")
     stems = {match[1] for name in leftover_names(owner) if (match := pattern.fullmatch(name))}

@@ -9,7 +9,7 @@ look.
 * elsewhere: `__atomic_store_8(…, RELEASE)` and `atomic_thread_fence(ACQUIRE)` of libatomic.
 * neither: attaching is refused with `SegmentError`; items then travel inline.
 
-Chosen once, at import; `WORD_STORE_NAME` says which. Python's own locks are no fence on AArch64 before CPython 3.14.
+Chosen once, at import. Python's own locks are no fence on AArch64 before CPython 3.14.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ _RELEASE = 3
 
 
 class WordStore(Protocol):
-    """One way to order memory.
-
-    `words` is a memoryview of format "Q": one index per aligned 8-byte word.
-    """
+    """One way to order memory; `words` is a memoryview of format "Q": one index per aligned 8-byte word."""
 
     name: str
 
@@ -42,8 +39,6 @@ class WordStore(Protocol):
 
 
 class PlainStore:
-    """For x86-64, whose memory model already orders loads and stores as needed."""
-
     name = "x86-64 aligned store"
 
     def store_release(self, words: memoryview, index: int, value: int) -> None:
@@ -54,11 +49,7 @@ class PlainStore:
 
 
 class LibatomicStore:
-    """For other machines: the C library of the compiler's atomics, through ctypes.
-
-    Raises:
-        OSError: there is no libatomic here.
-    """
+    """The C library of the compiler's atomics, through ctypes; raises OSError where there is none."""
 
     name = "libatomic release store"
 
@@ -81,7 +72,7 @@ class LibatomicStore:
 
 
 def choose(machine: str) -> WordStore | None:
-    """Return what is right for a machine as `platform.machine()` names it; None if there is nothing."""
+    """Return the store for a machine as `platform.machine()` names it; None if there is none."""
     if sys.byteorder != "little" or sys.maxsize < 1 << 32:
         return None
     if machine in ("x86_64", "AMD64"):
@@ -100,11 +91,7 @@ logging.getLogger(__name__).info("control words: %s", WORD_STORE_NAME)
 
 
 def require_word_store() -> WordStore:
-    """Return what was chosen at import.
-
-    Raises:
-        SegmentError: this machine has no release store that Python can reach.
-    """
+    """Return what was chosen at import; raise SegmentError if that is nothing."""
     if _CHOSEN is None:
         raise SegmentError(
             f"no release store on {platform.machine()}: install libatomic (package libatomic1), or turn the ring off "

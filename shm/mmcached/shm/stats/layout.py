@@ -1,18 +1,16 @@
-"""The layout of the stats page: which word of the file means what, and how a record becomes words and back.
+"""Defines the layout of the stats page: what each word of the file means, and how a record becomes words and back.
 
-Pure arithmetic and byte packing; knows nothing of files, locks or processes. The fields come from the records of
-`mmcached.wire.stats`, flattened with dotted names (`kv.queries`).
-
-**Format.** All words are 8 bytes, aligned, in the order of this machine.
+Knows nothing of files, locks or processes. The fields are those of the records of `mmcached.wire.stats`, flattened with
+dotted names (`kv.queries`). All words are 8 bytes, aligned, in the order of this machine.
 
     ┌──────────────────────────┐ 0      magic; layout version and number of slots (u32 each);
     │ header                   │        digest of all names and kinds of fields (16 bytes)
     ├──────────────────────────┤ 4096
     │ slot of supervisor       │        +0   pid; 0 = nobody yet        +64  first field
-    ├──────────────────────────┤        +8   its start time in ticks    +72  second field …
-    │ slot of frontend         │        +16  attached at (ns)
-    ├──────────────────────────┤        +24  heartbeat (ns)
-    │ engines 0…3              │        +32  how many have attached, ever
+    ├──────────────────────────┤        +8   attached at (ns)           +72  second field …
+    │ slot of frontend         │        +16  heartbeat (ns)
+    ├──────────────────────────┤        +24  how many have attached, ever
+    │ engines 0…3              │
     ├──────────────────────────┤
     │ workers 0.0…0.15, 1.0…   │        ns of CLOCK_MONOTONIC, which all processes of a host share
     └──────────────────────────┘
@@ -20,9 +18,7 @@ Pure arithmetic and byte packing; knows nothing of files, locks or processes. Th
 >>> [slot_of(role) for role in (RoleName("supervisor"), RoleName("engine", 3), RoleName("worker", 1, 2))]
 [0, 5, 24]
 
-**Validity.** A page counts only with the magic, this layout version and the digest of this version's fields;
-otherwise `LayoutMismatch`. A page is made at each start of a service under another name and renamed, so what has the
-name is whole.
+A page counts only with the magic, this layout version and the digest of this version's fields.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
 from mmcached.wire.stats import EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
 SLOT_BYTES = 4096
 SLOT_WORDS = SLOT_BYTES // 8
@@ -53,7 +49,7 @@ ALL_ROLES = [
 """By slot."""
 PAGE_BYTES = SLOT_BYTES * (1 + len(ALL_ROLES))
 
-PID, START, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 4, 8
+PID, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 8
 """Words of a slot."""
 
 _HEADER = struct.Struct("<QII16s")
@@ -67,10 +63,7 @@ _SLOTS = {role: slot for slot, role in enumerate(ALL_ROLES)}
 
 
 class Fields:
-    """The figures of one kind of record, flattened: names, which are gauges, and how to get them out and in again.
-
-    Lists of other roles' records are left out: those have slots of their own.
-    """
+    """The figures of one kind of record, flattened; without lists of other roles' records, which have slots."""
 
     def __init__(self, record: type[Stats]) -> None:
         found = figures(record)
@@ -101,18 +94,13 @@ FIELDS = {kind: Fields(record) for kind, record in _RECORDS.items()}
 
 
 def slot_of(role: RoleName) -> int:
-    """Return the index of a role's slot.
-
-    Raises:
-        InvalidRequest: the page has no slot for it.
-    """
+    """Return the index of a role's slot; raise InvalidRequest if the page has none for it."""
     if role not in _SLOTS:
         raise InvalidRequest("role", str(role), f"the stats page has {MAX_ENGINES} engines of {MAX_RANKS} workers")
     return _SLOTS[role]
 
 
 def first_word(slot: int) -> int:
-    """Return the index of a slot's first word in the page."""
     return (1 + slot) * SLOT_WORDS
 
 
@@ -131,19 +119,10 @@ def pack_header() -> bytes:
 
 
 def check_header(start: bytes, file_bytes: int) -> None:
-    """Judge a page by its size and its first bytes.
-
-    Raises:
-        LayoutMismatch: it is no page, or another version's.
-    """
-    _expect("file_bytes", file_bytes, PAGE_BYTES)
+    """Raise LayoutMismatch if a file of this size that starts so is no page, or another version's."""
+    LayoutMismatch.unless_equal("file_bytes", file_bytes, PAGE_BYTES)
     magic, version, num_slots, digest = _HEADER.unpack_from(start)
-    _expect("magic", magic, MAGIC)
-    _expect("layout_version", version, LAYOUT_VERSION)
-    _expect("num_slots", num_slots, len(ALL_ROLES))
-    _expect("names_digest", digest.hex(), names_digest().hex())
-
-
-def _expect(field: str, value: int | str, expected: int | str) -> None:
-    if value != expected:
-        raise LayoutMismatch(field, value, expected)
+    LayoutMismatch.unless_equal("magic", magic, MAGIC)
+    LayoutMismatch.unless_equal("layout_version", version, LAYOUT_VERSION)
+    LayoutMismatch.unless_equal("num_slots", num_slots, len(ALL_ROLES))
+    LayoutMismatch.unless_equal("names_digest", digest.hex(), names_digest().hex())

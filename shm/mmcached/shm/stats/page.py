@@ -1,15 +1,14 @@
 """Keeps the figures of every role in one file of the run directory: each role writes its slot, all read all.
 
-Knows nothing of caches or of who asks; `layout` draws the file. Nobody waits for anybody: a role that hangs, or
-was killed, leaves its last figures here.
+Knows nothing of caches. Nobody waits for anybody: a role that hangs, or was killed, leaves its last figures here.
 
 **Whole or not there.** A page is made at each start of a service, under another name, and renamed.
 
-**One writer per word.** Who attaches to a slot locks the slot's byte of the file (see `locks`) for its life: a second
-writer is refused, and a free byte says that the role is dead.
+**One writer per word.** A role that attaches to a slot locks the slot's byte of the file (see `locks`) for its life: a
+second writer is refused, and a free byte says that the role is dead.
 
-**Counters never go backwards.** Who attaches adopts the counters that it finds as its base and starts gauges at 0; a
-record whose counter falls, because something inside the role began anew, continues from where it was. One value is
+**Counters never go backwards.** A role that attaches takes the counters that it finds as its base and starts gauges at
+0; a record whose counter falls, because something inside the role began anew, continues from where it was. One value is
 one aligned store, so `kill -9` at any instant leaves each field as it was before or after that store. There is no lock
 and no sequence word: a snapshot of *several* fields may mix two neighbouring instants (a hit whose query comes with
 the next look). Good for monitoring; decide nothing by it.
@@ -39,7 +38,6 @@ from mmcached.shm.stats.layout import (
     PID,
     SLOT_BYTES,
     SLOT_WORDS,
-    START,
     check_header,
     first_word,
     pack_header,
@@ -59,14 +57,12 @@ class RoleSnapshot:
 
     Attributes:
         is_attached: the kernel says that its writer lives; False also after an orderly `close`.
-        heartbeat_age_s: since its last sign of life.
-        attached_s: since it attached.
-        num_attached: how many processes have had this role since the page was made.
+        heartbeat_age_s: time since its last sign of life.
+        num_attached: processes that have had this role since the page was made.
         stats: the record of the role's kind; an engine's comes without its workers.
     """
 
     pid: int
-    start_ticks: int
     is_attached: bool
     heartbeat_age_s: float
     attached_s: float
@@ -82,11 +78,7 @@ class StatsPage(Closeable):
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Make an empty page; one that a former service has left is replaced, whoever still maps it.
-
-        Raises:
-            SegmentError: there is no room for it.
-        """
+        """Make an empty page in place of a former one, which its readers keep; SegmentError if there is no room."""
         new = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             fd = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -105,11 +97,36 @@ class StatsPage(Closeable):
         return cls(path)
 
     def close(self) -> None:
-        """Remove the file; who has it mapped keeps it. A second call does nothing."""
+        """Remove the file; a process that has it mapped keeps it."""
         self.path.unlink(missing_ok=True)
 
 
-class StatsPageWriter(Closeable):
+class _MappedPage(Closeable):
+    """A page as one process has it open and mapped, as words of 64 bits."""
+
+    def __init__(self, path: Path, flags: int, prot: int) -> None:
+        try:
+            self._fd = os.open(path, flags | os.O_CLOEXEC)
+        except OSError as error:
+            raise SegmentError(f"{path} cannot be opened: {error.strerror}; is a service running there?") from error
+        try:
+            check_header(os.pread(self._fd, SLOT_BYTES, 0), os.fstat(self._fd).st_size)
+            self._mapping = mmap.mmap(self._fd, PAGE_BYTES, prot=prot)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._words = memoryview(self._mapping).cast("q")
+
+    def close(self) -> None:
+        """Let the page go; its figures stay. A second call does nothing."""
+        if self._fd >= 0:
+            self._words.release()
+            self._mapping.close()  # holds a duplicate of the descriptor, and so of its locks
+            os.close(self._fd)
+            self._fd = -1
+
+
+class StatsPageWriter(_MappedPage):
     """One role's slot, held for the life of this object. Cheap enough for every turn of a loop; never blocks.
 
     Raises:
@@ -123,26 +140,19 @@ class StatsPageWriter(Closeable):
         self._fields = FIELDS[role.kind]
         self._clock = clock
         slot = slot_of(role)
-        self._fd = _open_checked(path, os.O_RDWR)
-        try:
-            if not locks.try_exclusive(self._fd, slot):
-                raise SegmentError(f"{path}: another living process writes the figures of {role}; stop it first")
-            self._mapping = mmap.mmap(self._fd, PAGE_BYTES)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        super().__init__(path, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
+        if not locks.try_exclusive(self._fd, slot):
+            self.close()
+            raise SegmentError(f"{path}: another living process writes the figures of {role}; stop it first")
         first = first_word(slot)
-        self._words = memoryview(self._mapping).cast("q")[first : first + SLOT_WORDS]
+        with self._words as page:
+            self._words = page[first : first + SLOT_WORDS]
         self._base = [0] * len(self._fields.names)
         self._last = (0,) * len(self._fields.names)
         self._attach()
 
     def publish(self, stats: Stats) -> None:
-        """Store what has changed since the last call, and beat.
-
-        Args:
-            stats: the record of this role's kind, counted from the start of this process.
-        """
+        """Store what has changed since the last call, counted from the start of this process, and beat."""
         values = self._fields.values(stats)
         if values != self._last:
             for index, (value, last) in enumerate(zip(values, self._last, strict=True)):
@@ -156,7 +166,7 @@ class StatsPageWriter(Closeable):
         self._words[HEARTBEAT] = self._clock()
 
     def check_integrity(self) -> None:
-        """Raise `InvariantError` if the slot does not hold what this writer has stored."""
+        """Raise InvariantError if the slot does not hold what this writer has stored."""
         if self._words[PID] != os.getpid():
             raise InvariantError(f"the slot of {self.role} holds pid {self._words[PID]}, not ours")
         for name, base, value, word in zip(
@@ -164,14 +174,6 @@ class StatsPageWriter(Closeable):
         ):
             if word != base + value:
                 raise InvariantError(f"{self.role}: {name} is {word} in the page, {base} + {value} here")
-
-    def close(self) -> None:
-        """Let the slot go; its figures stay. A second call does nothing."""
-        if self._fd >= 0:
-            self._words.release()
-            self._mapping.close()  # holds a duplicate of the descriptor, and so of its lock
-            os.close(self._fd)
-            self._fd = -1
 
     def _attach(self) -> None:
         for index, is_gauge in enumerate(self._fields.is_gauge):
@@ -181,7 +183,6 @@ class StatsPageWriter(Closeable):
                 self._base[index] = self._words[FIRST_FIELD + index]
         now = self._clock()
         self._words[NUM_ATTACHED] += 1
-        self._words[START] = _start_ticks()
         self._words[ATTACHED] = now
         self._words[HEARTBEAT] = now
         self._words[PID] = os.getpid()
@@ -192,26 +193,15 @@ class StatsPageWriter(Closeable):
         self._words[FIRST_FIELD + index] = self._base[index] + value
 
 
-class StatsPageReader(Closeable):
-    """The page, mapped read-only. Reading takes no lock and disturbs nobody.
-
-    Raises:
-        SegmentError: there is no page.
-        LayoutMismatch: it was made by another version.
-    """
+class StatsPageReader(_MappedPage):
+    """The page, mapped read-only; takes no lock. Raises as `StatsPageWriter` does."""
 
     def __init__(self, path: Path, *, clock: Clock = time.monotonic_ns) -> None:
         self._clock = clock
-        self._fd = _open_checked(path, os.O_RDONLY)
-        try:
-            self._mapping = mmap.mmap(self._fd, PAGE_BYTES, prot=mmap.PROT_READ)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._words = memoryview(self._mapping).cast("q")
+        super().__init__(path, os.O_RDONLY, mmap.PROT_READ)
 
     def read(self) -> dict[RoleName, RoleSnapshot]:
-        """Return what each slot says that was ever attached to, the supervisor first."""
+        """Return the snapshot of each slot that was ever attached to, the supervisor first."""
         found = {}
         for slot, role in enumerate(ALL_ROLES):
             first = first_word(slot)
@@ -220,41 +210,14 @@ class StatsPageReader(Closeable):
                     found[role] = self._snapshot(role, slot, words)
         return found
 
-    def close(self) -> None:
-        """Let the page go. A second call does nothing."""
-        if self._fd >= 0:
-            self._words.release()
-            self._mapping.close()
-            os.close(self._fd)
-            self._fd = -1
-
     def _snapshot(self, role: RoleName, slot: int, words: memoryview[int]) -> RoleSnapshot:
         fields = FIELDS[role.kind]
         now = self._clock()
         return RoleSnapshot(
             pid=words[PID],
-            start_ticks=words[START],
             is_attached=not locks.is_free(self._fd, slot),
             heartbeat_age_s=max(0, now - words[HEARTBEAT]) / 1e9,
             attached_s=max(0, now - words[ATTACHED]) / 1e9,
             num_attached=words[NUM_ATTACHED],
             stats=fields.build(words[FIRST_FIELD : FIRST_FIELD + len(fields.names)].tolist()),
         )
-
-
-def _start_ticks() -> int:
-    """Return when this process started, in clock ticks since boot: with the pid it names it until the next boot."""
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-
-
-def _open_checked(path: Path, flags: int) -> int:
-    try:
-        fd = os.open(path, flags | os.O_CLOEXEC)
-    except OSError as error:
-        raise SegmentError(f"{path} cannot be opened: {error.strerror}; is a service running there?") from error
-    try:
-        check_header(os.pread(fd, SLOT_BYTES, 0), os.fstat(fd).st_size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

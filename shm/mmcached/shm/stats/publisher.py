@@ -17,11 +17,7 @@ INTERVAL_S = 0.1
 
 
 class StatsPublisher(Closeable):
-    """One role's writer. Without a page (a role that was started alone) it does nothing.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """One role's writer. Without a page (a role that was started alone) it does nothing."""
 
     def __init__(self, path: Path, role: RoleName, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,7 +32,7 @@ class StatsPublisher(Closeable):
             self.publish(stats)
 
     def publish(self, stats: Callable[[], Stats]) -> None:
-        """Publish what `stats` returns. Call it before an answer: whoever has that then finds it counted."""
+        """Publish what `stats` returns. Call it before an answer, whose receiver then finds it counted."""
         if self._writer is not None:
             self._next = self._clock() + INTERVAL_S
             self._writer.publish(stats())

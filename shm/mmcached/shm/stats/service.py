@@ -1,7 +1,4 @@
-"""Puts the figures of several roles together: what each slot of the stats page says, in one record.
-
-Knows nothing of files; a role that has no slot yet has counted nothing.
-"""
+"""Puts the figures of several roles, as the stats page has them, together in one record."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
 All sizes follow from the head, so they can't contradict each other. As frames, frame 0 is the head, and each tensor is
 one more frame. No pickle, and no name in the bytes is looked up anywhere but in fixed tables.
 
-Knows nothing of rings. What is encoded decodes to equal values, bit for bit; whatever the bytes are, decoding gives a
-record or a `RemoteProtocolError`, and never reads outside them.
+Knows nothing of rings. Invariant: what is encoded decodes to equal values, bit for bit; whatever the bytes are,
+decoding gives a record or a `RemoteProtocolError`, and never reads outside them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from mmcached.shm.store.record_head import (
     PLAIN,
     Head,
     TensorRef,
-    head_bytes,
-    num_tensors,
     pack_head,
     place,
     read_head,
+    read_preamble,
     reference,
 )
 from mmcached.shm.store.tensor_bytes import Bytes1D, NotCarried, dense_bytes, is_tensor, to_bytes, to_numpy, to_torch
@@ -47,11 +46,7 @@ MAX_BYTES = 1 << 46
 
 
 class EncodedRecord:
-    """A record that is ready to be written; tensors are referred to, not copied, if they are contiguous.
-
-    Attributes:
-        nbytes: size of the encoded record.
-    """
+    """A record of `nbytes` that is ready to be written; contiguous tensors are referred to, not copied."""
 
     def __init__(self, head: bytes, pieces: list[Bytes1D]) -> None:
         self._head = head
@@ -59,11 +54,7 @@ class EncodedRecord:
         self.nbytes, self._offsets = place(len(head), [piece.nbytes for piece in pieces])
 
     def write_into(self, buffer: Any) -> None:
-        """Fill a writable buffer of at least `nbytes`: a memoryview, or a `(n,)` array of uint8.
-
-        Raises:
-            LocalProtocolError: the buffer is too small; nothing was written.
-        """
+        """Fill a writable buffer, a memoryview or a `(n,)` array of uint8; LocalProtocolError if it is too small."""
         target = np.frombuffer(buffer, np.uint8)
         if target.nbytes < self.nbytes:
             raise LocalProtocolError(f"the record has {self.nbytes} bytes, the buffer {target.nbytes}")
@@ -86,7 +77,7 @@ def encode(record: Record, *, max_bytes: int = MAX_BYTES) -> EncodedRecord:
     Leaves are numpy arrays, CPU tensors of torch, int, float, bool, str, bytes and None.
 
     Args:
-        max_bytes: of the tensors together; judged before any of them is copied.
+        max_bytes: limit of the tensors together; judged before any of them is copied.
     Raises:
         InvalidRequest: something else is in it, or too much; names the path, as `$.pixels[0]`.
         ItemTooLarge: its tensors have more than `max_bytes`.
@@ -113,7 +104,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
 
     Args:
         buffer: `(nbytes,)` uint8, exactly one record.
-        tensors: which library's tensors to make.
+        tensors: the library of the tensors to make.
         copy: make owned tensors. Otherwise they are views that keep `buffer` (the array itself) alive.
     Raises:
         RemoteProtocolError: these bytes are not one record.
@@ -126,11 +117,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
 
 
 def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
-    """Read a record that came as frames; its tensors are views that keep their frames alive.
-
-    Raises:
-        RemoteProtocolError, InvalidRequest: as `decode`.
-    """
+    """Read a record that came as frames; its tensors are views that keep their frames alive. Raises as `decode`."""
     head, _, views = _read_frames(frames)
     make = _MAKERS[tensors]
     made = [make(kind, view, 0, copy=False) for kind, view in zip(head.types, views, strict=True)]
@@ -138,24 +125,16 @@ def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record
 
 
 def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
-    """Take a record that came as frames for one that is ready to be written: checked as if read, and not copied.
-
-    Raises:
-        RemoteProtocolError: these frames are not one record.
-    """
+    """Check a record that came as frames as if it were read, and make it ready to be written, without a copy."""
     _, packed, views = _read_frames(frames)
     pieces = [np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8) for view in views]
     return EncodedRecord(packed, pieces)
 
 
 def split(buffer: Bytes1D) -> list[Frame]:
-    """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it.
-
-    Raises:
-        RemoteProtocolError: these bytes are not one record.
-    """
+    """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it."""
     head, whole = _head_of(buffer)
-    packed = whole[: head_bytes(whole)].tobytes()
+    packed = whole[: read_preamble(whole)[0]].tobytes()
     places = zip(head.types, head.offsets, strict=True)
     return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in places)]
 
@@ -164,7 +143,7 @@ def _head_of(buffer: Bytes1D) -> tuple[Head, memoryview]:
     """Return the head of the one record in a buffer, and the buffer as what tensors can be made of."""
     # A memoryview: an array made of it refers to `buffer` itself and not to what `buffer` may be a slice of.
     whole = buffer.data
-    end = head_bytes(whole)
+    end, _ = read_preamble(whole)
     if end > len(whole):
         raise RemoteProtocolError(f"a head of {end} bytes in {len(whole)}", "record")
     head = read_head(whole[:end].tobytes())
@@ -178,10 +157,9 @@ def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]
     if not frames:
         raise RemoteProtocolError("a record has at least one frame", "record")
     first = memoryview(frames[0]).cast("B")
-    if len(frames) != 1 + num_tensors(first):
-        raise RemoteProtocolError(f"{len(frames)} frames for {num_tensors(first)} tensors", "record")
-    if head_bytes(first) != len(first):
-        raise RemoteProtocolError(f"a head of {len(first)} bytes says that it has {head_bytes(first)}", "record")
+    _, num_tensors = read_preamble(first)
+    if len(frames) != 1 + num_tensors:
+        raise RemoteProtocolError(f"{len(frames)} frames for {num_tensors} tensors", "record")
     packed = bytes(first)
     head = read_head(packed)
     views = [memoryview(frame).cast("B") for frame in frames[1:]]
@@ -209,7 +187,7 @@ _MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_tor
 
 
 def _path(wrong: NotCarried) -> str:
-    """Return where a value is; keys are shortened."""
+    """Return the path to a value; keys are shortened."""
     return "$" + "".join(_step(step) for step in reversed(wrong.steps))
 
 

@@ -52,12 +52,7 @@ class ObjectStoreWriter(Closeable):
         return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
 
     def put_encoded(self, key: str, encoded: EncodedRecord) -> Handle:
-        """Write an encoded record into the ring under a new key: the only copy of its tensors.
-
-        Raises:
-            LocalProtocolError: the key already exists.
-            ItemTooLarge, CacheFull: as `RingWriter.claim`; nothing was evicted.
-        """
+        """Write an encoded record, as `put` does: the only copy of its tensors."""
         self._check_new(key)
         claim = self.ring.claim(encoded.nbytes)
         try:
@@ -73,11 +68,9 @@ class ObjectStoreWriter(Closeable):
         return handle
 
     def find(self, key: str) -> Handle | None:
-        """Return where the key's record is, or None."""
         return self._key_to_handle.get(key)
 
     def is_cached(self, key: str) -> bool:
-        """Return whether the key has a record; no effect on what is evicted next."""
         return key in self._key_to_handle
 
     def touch(self, key: str) -> None:
@@ -118,9 +111,7 @@ class ObjectStoreWriter(Closeable):
         return self.ring.stats()
 
     def check_integrity(self) -> None:
-        """Raises:
-        InvariantError: the index and the ring disagree, or the ring is broken.
-        """
+        """Raise InvariantError if the index and the ring disagree, or the ring is broken."""
         self.ring.check_integrity()
         if {handle.slot: key for key, handle in self._key_to_handle.items()} != self._slot_to_key:
             raise InvariantError("keys and slots differ")
@@ -137,7 +128,6 @@ class ObjectStoreWriter(Closeable):
                 raise InvariantError(f"{len(self._key_to_handle)} keys, the index shows {len(self.ring.index)}")
 
     def close(self) -> None:
-        """Close the ring. A second call changes nothing."""
         self._key_to_handle.clear()
         self._slot_to_key.clear()
         self._touched.clear()
@@ -148,7 +138,7 @@ class ObjectStoreWriter(Closeable):
             raise LocalProtocolError(f"key {key!r} already exists in the store")
 
     def _forget(self, handle: Handle) -> None:
-        """The ring has evicted a chunk. It is never a touched one: those are pinned."""
+        """Drop the key of a chunk that the ring has evicted. It is never a touched one: those are pinned."""
         key = self._slot_to_key.pop(handle.slot)
         del self._key_to_handle[key]
         if self.ring.index is not None:
@@ -160,7 +150,7 @@ class ObjectStoreWriter(Closeable):
 
 
 class ObjectStoreReader(Closeable):
-    """Reads records through one mapping; `close` closes the mapping too."""
+    """Reads records through one mapping; `close` closes the mapping too, and views live on."""
 
     def __init__(self, reader: RingReader) -> None:
         self.reader = reader
@@ -180,11 +170,7 @@ class ObjectStoreReader(Closeable):
                 only after `on_release`.
             on_release: called once, when nothing of the record reads the ring any more: with `copy` before `get`
                 returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
-                called if `get` fails.
-        Raises:
-            StaleHandle: as `RingReader.view`.
-            RemoteProtocolError: the bytes are not a record.
-            InvalidRequest: a dtype that the wanted library does not have.
+                called if `get` fails, which it does as `RingReader.view` and `decode` do.
         """
         holder = self.reader.view(handle)
         record = decode(holder, tensors=tensors, copy=copy)
@@ -194,5 +180,4 @@ class ObjectStoreReader(Closeable):
         return record
 
     def close(self) -> None:
-        """Close the mapping; views live on."""
         self.reader.close()

@@ -56,9 +56,8 @@ class Head:
 
     Attributes:
         tree: dicts, lists and plain values, with a `TensorRef` for each tensor.
-        types: of the tensors, by number.
-        offsets: of the tensors in the record, bytes.
-        nbytes: of the whole record.
+        types, offsets: of the tensors, by number; offsets in the record, bytes.
+        nbytes: size of the whole record.
     """
 
     tree: dict[str, Any]
@@ -87,57 +86,34 @@ def pack_head(tree: Any, table: list[tuple[str, tuple[int, ...]]]) -> bytes:
 
 
 def reference(index: int) -> Any:
-    """Return what stands for a tensor in a tree that will be packed."""
+    """Return the sign for a tensor in a tree that will be packed."""
     return _REFERENCES[index] if index < len(_REFERENCES) else msgpack.ExtType(TENSOR_CODE, _INDEX.pack(index))
 
 
-def head_bytes(start: memoryview) -> int:
-    """Return the size of the head of the record that begins here.
-
-    Raises:
-        RemoteProtocolError: no record begins here.
-    """
-    return PREAMBLE.size + _read_preamble(start)[0]
-
-
-def num_tensors(start: memoryview) -> int:
-    """Return how many tensors the record that begins here says to have.
-
-    Raises:
-        RemoteProtocolError: no record begins here.
-    """
-    return _read_preamble(start)[1]
-
-
-def _read_preamble(start: memoryview) -> tuple[int, int]:
-    """Return the bytes of the header and the number of tensors."""
+def read_preamble(start: memoryview) -> tuple[int, int]:
+    """Return the bytes of the head and the number of tensors; raise RemoteProtocolError if no record begins here."""
     if len(start) < PREAMBLE.size:
         raise RemoteProtocolError(f"{len(start)} bytes are too few for a record", "record")
     magic, header_bytes, num_tensors = PREAMBLE.unpack_from(start)
     if magic != _MAGIC:
         raise RemoteProtocolError(f"it does not begin with {_MAGIC!r}", "record.magic")
-    if PREAMBLE.size + header_bytes > MAX_HEAD_BYTES:
-        reason = f"a head of {PREAMBLE.size + header_bytes} bytes, at most {MAX_HEAD_BYTES} are taken"
-        raise RemoteProtocolError(reason, "record.header")
+    head_bytes = PREAMBLE.size + header_bytes
+    if head_bytes > MAX_HEAD_BYTES:
+        raise RemoteProtocolError(f"a head of {head_bytes} bytes, at most {MAX_HEAD_BYTES} are taken", "record.header")
     if num_tensors > MAX_TENSORS:
         raise RemoteProtocolError(f"{num_tensors} tensors, at most {MAX_TENSORS} are taken", "record.tensors")
-    return header_bytes, num_tensors
+    return head_bytes, num_tensors
 
 
 def read_head(head: bytes) -> Head:
-    """Read a head, of exactly `head_bytes` bytes.
-
-    Raises:
-        RemoteProtocolError: it is none.
-    """
+    """Read a head of exactly so many bytes as its preamble says; raise RemoteProtocolError if it is none."""
     return _read_kept(head) if len(head) <= _MAX_KEPT_BYTES else _read(head)
 
 
 def _read(head: bytes) -> Head:
-    header_bytes, num_tensors = _read_preamble(memoryview(head))
-    if PREAMBLE.size + header_bytes != len(head):
-        reason = f"a head of {len(head)} bytes says that it has {PREAMBLE.size + header_bytes}"
-        raise RemoteProtocolError(reason, "record")
+    head_bytes, num_tensors = read_preamble(memoryview(head))
+    if head_bytes != len(head):
+        raise RemoteProtocolError(f"a head of {len(head)} bytes says that it has {head_bytes}", "record")
     try:
         header = msgpack.unpackb(
             memoryview(head)[PREAMBLE.size :],
@@ -183,16 +159,12 @@ class _Wrong(Exception):
         self.steps: list[str] = []  # innermost first
 
     def path(self) -> str:
-        """Return where it is, without a word of the record: in a dict entries are numbered."""
+        """Return the path to it, without a word of the record: in a dict entries are numbered."""
         return "$" + "".join(reversed(self.steps))
 
 
 class _Check:
-    """Walks through the tree of a head.
-
-    Attributes:
-        used: numbers of the tensors that were found.
-    """
+    """Walks through the tree of a head; `used` are the numbers of the tensors that were found."""
 
     def __init__(self, num_tensors: int) -> None:
         self.used: set[int] = set()

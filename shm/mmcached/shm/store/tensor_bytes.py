@@ -1,8 +1,8 @@
 """Turns dense tensors of numpy and torch into plain bytes, and back; bit for bit.
 
 Bytes are C order, little-endian. A dtype travels by the name that both libraries use (`float32`, `bfloat16`, `bool`,
-…), out of a fixed list: no name from outside is ever looked up in a library. Which library made a tensor is not kept:
-the receiver says what it wants. torch is imported only when the receiver wants torch.
+…), out of a fixed list: no name from outside is ever looked up in a library. The receiver says which library's tensors
+it wants; torch is imported only for those.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_ELEMENTS = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What a tensor's bytes mean. Construction checks nothing; `checked` does."""
+    """The dtype and shape of a tensor's bytes. Construction checks nothing; `checked` does."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,11 +47,7 @@ class TensorType:
 
     @classmethod
     def checked(cls, dtype: object, shape: object, field: str) -> TensorType:
-        """Make one of what a peer has sent.
-
-        Raises:
-            RemoteProtocolError: an unknown dtype, or no possible shape.
-        """
+        """Make one of what a peer has sent; raise RemoteProtocolError for an unknown dtype or an impossible shape."""
         if not isinstance(dtype, str) or dtype not in ITEMSIZES:
             raise RemoteProtocolError("not a dtype that is carried", f"{field}.dtype")
         if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
@@ -64,7 +60,7 @@ class TensorType:
 
 
 class NotCarried(Exception):
-    """A value cannot travel. The way to it is put together by those that pass this on, so that it costs nothing else.
+    """A value cannot travel; those that pass this on put the path together, so that it costs nothing else.
 
     Attributes:
         steps: list indexes and dict keys, innermost first.
@@ -78,13 +74,13 @@ class NotCarried(Exception):
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether this is a numpy array or a torch tensor. Does not import torch: without it nobody can have one."""
+    """Return whether this is a numpy array or a torch tensor; a process without torch has none of the latter."""
     torch = sys.modules.get("torch")
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
 def dense_bytes(tensor: Any) -> int:
-    """Return the bytes that a tensor's elements take when they lie side by side, whatever it takes now."""
+    """Return the bytes of a tensor's elements side by side, whatever it takes now."""
     return int(tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.numel() * tensor.element_size())
 
 
@@ -146,9 +142,7 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -
 
 
 def to_torch(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -> Any:
-    """Return the bytes from `offset` on as a tensor; a view of the buffer unless `copy`.
-
-    Never write into such a view: see `reader`.
+    """Return the bytes from `offset` on as a tensor; a view of the buffer, never to be written, unless `copy`.
 
     Raises:
         InvalidRequest: this version of torch has no such dtype.

@@ -5,6 +5,5 @@
     parts                              records that several messages carry
 
 Messages are frozen, array-like and tagged; an unknown field or a value out of range does not validate. They carry no
-tensor bytes: those lie in the ring (`Handle`) or follow the message as further frames, described by `Tensor` or
-`Inline`.
+tensor bytes: those lie in the ring (`Handle`) or in further frames of the message, described by `Tensor` or `Inline`.
 """

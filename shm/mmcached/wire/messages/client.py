@@ -27,7 +27,7 @@ class Welcome(Message, frozen=True):
     """Answer to `ClientHello`: what a client must know of the service.
 
     Attributes:
-        store_ring: where records lie that clients put; None if none are kept. Another one than before: the former
+        store_ring: the ring of the records that clients put; None if none are kept. Another one than before: the former
             frontend is dead, and its leases with it.
         store_epoch: rises when everything derived from the old weights was made unreachable.
         limits: on what this client sends; None: there are none.
@@ -44,8 +44,7 @@ class Welcome(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """What streamed generations of this client have come to since; those that are finished are answered by
-    `Generated`, with all their tokens and with the rows that were not streamed.
+    """What streamed generations of this client have come to since; those that are finished are answered by `Generated`.
 
     Attributes:
         rows: of those whose rows are wanted as they are computed; read them before the tokens. Rows of a step never
@@ -60,9 +59,10 @@ class Generated(Message, frozen=True):
     """A finished generation.
 
     Attributes:
+        token_ids: all of them, also those that a stream has brought.
         num_prompt_tokens: after each image marker was replaced by its placeholders.
         num_cached_tokens: prompt tokens that came from the prefix cache.
-        rows: what was asked for, of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, less what a
+        rows: the wanted ones of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, less what a
             stream has brought.
     """
 

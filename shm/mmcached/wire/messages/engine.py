@@ -42,8 +42,8 @@ class Refused(Message, frozen=True):
 
 
 class Detached(Message, frozen=True):
-    """The frontend has dropped this engine, which lives: it has ended its requests and expects it to say hello anew, as
-    another incarnation with another row.
+    """The frontend has dropped this engine, which lives: it has ended its requests and expects a hello as another
+    incarnation with another row.
     """
 
     reason: Text
@@ -158,9 +158,8 @@ class ItemEmbedding(Part, frozen=True):
 
 
 class StepOutput(Message, frozen=True):
-    """What a step has made. Rank 0 alone fills `rows` (those of each chunk, and those before it that were
-    wanted), `embeddings` and what comes of the prefix store; `digest` is
-    equal on all ranks.
+    """What a step has made. Rank 0 alone fills `rows` (those of each chunk, and those before it that were wanted),
+    `embeddings` and what comes of the prefix store; `digest` is equal on all ranks.
 
     `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
     """

@@ -34,8 +34,7 @@ come for half of it, so both ends must know it."""
 
 
 class ClientHello(Message, frozen=True):
-    """Ask who is there. A client holds the lock of `clients/<client_id>.lock` for its life: that lock free = it is
-    dead.
+    """Ask who is there. A client holds the lock of `clients/<client_id>.lock` for its life; free = it is dead.
 
     Every request repeats the `client_id`, so a restarted frontend needs no second hello. The first connection that
     names it speaks for this client until it is closed: what another says in its name is refused.
@@ -49,11 +48,10 @@ class Generate(Message, frozen=True):
 
     Attributes:
         prompt: text (markers spelled `<image>`), or token ids (markers are the image token).
-        timeout_s: after it the frontend abandons the request.
-        rows: hidden states that are wanted beside the tokens.
+        timeout_s: the frontend abandons the request after it.
         image_ids: one per image, or none at all. Under its id an image is cached and looked for; an empty frame asks
             for what is cached under it, and if nothing is, the answer is a `CacheMiss` that names the ids.
-        stream_window: so many tokens may be on the way to the client before it says that it has taken them, see
+        stream_window: tokens that may be on the way to the client before it says that it has taken them, see
             `TokensTaken`; 0: none, they all come with the answer.
         priority: the lower, the earlier it is served, if the service looks at it (`scheduling_policy`).
     """
@@ -245,9 +243,7 @@ FromClient = (
 
 class EngineHello(Message, frozen=True):
     """First message of an engine, again after the frontend restarted. `incarnation` is new for each process, and after
-    the frontend has dropped it.
-
-    Another incarnation with the same `engine_index`: the former engine is dead.
+    the frontend has dropped it. Another one with the same `engine_index`: the former engine is dead.
     """
 
     engine_index: Count
@@ -279,8 +275,8 @@ class TokensCommitted(Message, frozen=True):
     """What a step has added to the generations that are streamed and go on; one that is finished is answered.
 
     Attributes:
-        rows: of those whose rows are wanted as they are computed; one that only computes its prompt has no tokens. Here
-            are the rows of all steps of which the tokens are here, or they came before.
+        rows: of those whose rows are wanted as they are computed: the rows of all steps of which the tokens are here,
+            or they came before.
     """
 
     streams: list[StreamedTokens]

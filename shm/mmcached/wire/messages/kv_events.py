@@ -63,7 +63,7 @@ class BlockStored(KVCacheEvent, frozen=True):
         first_block: logical index of the run's first block in its sequence.
         hash_block_size: tokens per digest, if not `block_size`.
         hash_extra_keys: as `extra_keys`, per hashed block, if these are smaller than the group's blocks.
-        lora_path: where the adapter of `lora_name` comes from; it is part of the adapter's key.
+        lora_path: source of the adapter of `lora_name`; it is part of the adapter's key.
         hash_algorithm: H.
     """
 

@@ -53,9 +53,9 @@ class MessageLimits(Part, frozen=True):
 
 
 class Tensor(Part, frozen=True):
-    """A dense tensor whose bytes, C order and little-endian, are one further frame of the same message.
+    """A dense tensor whose bytes, C order and little-endian, are one further frame of the message, counted from 0.
 
-    Frames are numbered from 0 after the message itself. `dtype` is numpy's name, as `int32`.
+    `dtype` is numpy's name, as `int32`.
     """
 
     frame: Count
@@ -71,7 +71,7 @@ class Inline(Part, frozen=True, tag="inline"):
 
 
 class RowsWanted(Part, frozen=True):
-    """Which rows of a generation its client wants: one row per computed token and key.
+    """The rows of a generation that its client wants: one row per computed token and key.
 
     Attributes:
         keys: names of tensors, as `hidden_states`; see `ModelConfig.row_keys`.
@@ -123,8 +123,7 @@ class Feature(Part, frozen=True):
             name, ":" and `num_embeds`.
         num_embeds: embeddings that the encoder makes of it.
         nbytes: size of the encoded item; both ends of a mirrored cache count with it.
-        payload: where the processed item is: in the ring, inline, or (None) in the receiver's cache.
-        lease: the grant that comes with a `Handle`; None otherwise.
+        payload: the processed item: in the ring with a `lease`, inline, or (None) in the receiver's cache.
     """
 
     mm_hash: Text

@@ -44,11 +44,11 @@ class RunChunk(Part, frozen=True):
 
     Attributes:
         block_ids: the request's KV blocks from position 0 on, at least as many as the chunk needs.
-        spans: where encoder outputs replace token embeddings.
+        spans: encoder outputs that replace token embeddings.
         sample: the chunk ends at the last known token: return the next one.
         row_keys: of which the rows of positions `[first_row, end of the chunk)` are wanted; those before the chunk are
             in the tensor prefix store.
-        first_block, block_hashes: digests of the request's blocks from number `first_block` on, as far as they are new.
+        block_hashes: digests of the request's blocks from number `first_block` on, as far as they are new.
     """
 
     request_id: Count

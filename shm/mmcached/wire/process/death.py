@@ -21,10 +21,7 @@ def environment_for_children() -> dict[str, str]:
 
 
 def arm_from_environment() -> None:
-    """Ask the kernel for SIGKILL when the parent dies; exit at once if it is dead already. No-op without the variable.
-
-    The check after `prctl` closes the race with a parent that died before the call.
-    """
+    """Ask the kernel for SIGKILL when the parent dies; exit at once if it is dead. No-op without the variable."""
     parent = os.environ.pop(PARENT_PID_VARIABLE, None)
     if parent is None or not sys.platform.startswith("linux"):
         return

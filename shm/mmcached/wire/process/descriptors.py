@@ -1,4 +1,7 @@
-"""Raises the number of files and sockets that a role may have open to what its user may allow it."""
+"""Raises the number of files and sockets that a role may have open to what its user may allow it.
+
+Shells set the soft limit to 1024 for the sake of programs that use `select`; no role does.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,6 @@ import resource
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit of descriptors to the hard one; return it.
-
-    Shells set the soft limit to 1024 for the sake of programs that use `select`; no role does.
-    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

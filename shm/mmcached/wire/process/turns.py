@@ -56,9 +56,6 @@ class Guard:
 
     The caller decides what the failed handler may have left half done, and fails that: the request, the peer.
 
-    Args:
-        ends: exceptions that do end the loop: they are raised.
-
     Attributes:
         num_faults: number of handlers that have failed; it only rises.
     """
@@ -70,11 +67,7 @@ class Guard:
     def call(
         self, what: str, handler: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> InvariantError | None:
-        """Call a handler; return None, or the error to answer its peer with if it raised.
-
-        Args:
-            what: subject of the log line, as "message of a client".
-        """
+        """Call a handler; return None, or the error to answer its peer with if it raised. `what` is for the log."""
         try:
             handler(*args, **kwargs)
         except self._ends:
