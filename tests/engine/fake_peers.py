@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,10 +14,12 @@ import zmq
 from mmcached.engine.server.server import EngineServer
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.frontend import RequestGenerated
 from mmcached.wire.messages.parts import Feature
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel, Frame, RouterChannel
@@ -46,6 +48,10 @@ class FakeWorker:
 
     def failure(self, plan: to_worker.StepPlan, error: Any) -> to_engine.StepFailed:
         return to_engine.StepFailed(plan.engine_nonce, self.epoch, plan.step, error, self.reads(plan))
+
+    def attached(self, attach: to_worker.Attach) -> None:
+        epoch = 0 if attach.announcement is None else attach.announcement.epoch
+        self.channel.send(to_engine.WorkerAttached(self.epoch, attach.engine_nonce, epoch))
 
     def reads(self, plan: to_worker.StepPlan) -> list[to_engine.ReadDone]:
         return [to_engine.ReadDone(plan.step, item.lease.seq) for item in plan.encode if item.lease is not None]
@@ -92,23 +98,43 @@ class Bench:
             if isinstance(message, kind):
                 return message
 
-    def plan(self, rank: int = 0) -> to_worker.StepPlan:
-        """Return the next plan that a rank is sent."""
-        return self.from_engine(self.workers[rank], to_worker.StepPlan)
+    def kinds(self) -> list[type]:
+        """Return the kinds of the messages that have come from the engine, and were not expected yet."""
+        return [type(message) for message, _ in self.received]
+
+    def send(self, message: object, payload: Sequence[Frame] = ()) -> None:
+        """Send a message of the frontend."""
+        self.frontend.send(self.peer, message, payload)
+
+    def turns(self) -> None:
+        """Let the engine take turns in which nothing is expected."""
+        for _ in range(20):
+            self.engine.poll(0.001)
+
+    # ---- attaching
 
     def connect(self) -> None:
         """Go through the whole handshake: ring, row, workers."""
         self.incarnation = self.expect(from_engine.EngineHello).incarnation
-        self.frontend.send(self.peer, to_engine.Ring(1, self.ring.announcement))
-        hello = self.expect(from_engine.RowHello)
-        assert self.ring.attach(hello.row, hello.nonce)
-        self.row, self.row_nonce = hello.row, hello.nonce
-        self.frontend.send(self.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+        self.announce()
         for rank in range(self.config.world_size):
-            worker = FakeWorker(self.context, self.address, rank, self.config.digest())
-            self.workers.append(worker)
-            self.attach(worker)
+            self.attach(self.add_worker(rank))
         self.expect(from_engine.EngineReady)
+
+    def announce(self, ring: RingWriter | None = None, *, incarnation: int = 1) -> from_engine.RowHello:
+        """Announce a ring, this bench's own by default, and give the engine the row that it takes."""
+        ring = ring or self.ring
+        self.send(to_engine.Ring(incarnation, ring.announcement))
+        hello = self.expect(from_engine.RowHello)
+        assert hello.epoch == ring.announcement.epoch
+        assert ring.attach(hello.row, hello.nonce)
+        self.row, self.row_nonce = hello.row, hello.nonce
+        self.send(to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+        return hello
+
+    def add_worker(self, rank: int) -> FakeWorker:
+        self.workers.append(FakeWorker(self.context, self.address, rank, self.config.digest()))
+        return self.workers[-1]
 
     def from_engine(self, worker: FakeWorker, kind: type[MessageT]) -> MessageT:
         """Return the next message to a worker, which must be of this kind."""
@@ -120,8 +146,7 @@ class Bench:
     def attach(self, worker: FakeWorker) -> to_worker.Attach:
         """Let a worker answer the `Attach` that it is sent."""
         attach = self.from_engine(worker, to_worker.Attach)
-        epoch = 0 if attach.announcement is None else attach.announcement.epoch
-        worker.channel.send(to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, epoch))
+        worker.attached(attach)
         return attach
 
     def replace(self, rank: int) -> FakeWorker:
@@ -130,6 +155,38 @@ class Bench:
         life = self.workers[rank].epoch // 100 + 1
         self.workers[rank] = FakeWorker(self.context, self.address, rank, self.config.digest(), life=life)
         return self.workers[rank]
+
+    # ---- steps
+
+    def plan(self, rank: int = 0) -> to_worker.StepPlan:
+        """Return the next plan that a rank is sent."""
+        return self.from_engine(self.workers[rank], to_worker.StepPlan)
+
+    def plans(self) -> list[to_worker.StepPlan]:
+        """Return the next plan of each rank."""
+        return [self.plan(rank) for rank in range(len(self.workers))]
+
+    def answer(
+        self, plans: Sequence[to_worker.StepPlan], *, error: MmcachedError | None = None, token: int = 65
+    ) -> None:
+        """Let each rank run its plan, or fail in it."""
+        for worker, plan in zip(self.workers, plans, strict=True):
+            answer = worker.output(plan, token=token) if error is None else worker.failure(plan, error_to_wire(error))
+            worker.channel.send(answer)
+
+    def run_step(self, *, error: MmcachedError | None = None, token: int = 65) -> None:
+        """Let each rank run the next step, or fail in it."""
+        self.answer(self.plans(), error=error, token=token)
+
+    def serve(self, request_id: int, handle: Handle | None = None) -> RequestGenerated:
+        """Send a request that takes one step; return its answer."""
+        self.add(request_id, handle)
+        self.run_step()
+        answer = self.expect(RequestGenerated)
+        assert answer.request_id == request_id
+        return answer
+
+    # ---- requests
 
     def put_item(self, key: str) -> Handle:
         return self.store.put(key, {"pixel_values": np.zeros((2, 8), np.uint8)})
@@ -153,7 +210,7 @@ class Bench:
             tokens = [*b"ab", 258, 258, *b"cd"]
         options: dict[str, Any] = {"is_streamed": is_streamed, "priority": priority}
         add = to_engine.AddRequest(request_id, "generate", tokens, features, max_tokens, None, **options)
-        self.frontend.send(self.peer, add)
+        self.send(add)
 
     @property
     def leases(self) -> int:

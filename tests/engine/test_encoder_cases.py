@@ -35,7 +35,7 @@ def allocate_and_free(manager: SharedEncoderCacheManager, *requests: Request) ->
         manager.free(request)
 
 
-def test_ec1_an_item_is_missed_allocated_found_and_freed() -> None:
+def test_ec1_ec2_an_item_is_missed_allocated_found_and_freed() -> None:
     manager, request = manager_of(), encode(1, ("a", 4))
     allocate(manager, request)
     assert manager.check_and_update_cache(request, 0)
@@ -48,18 +48,12 @@ def test_ec1_an_item_is_missed_allocated_found_and_freed() -> None:
         assert (manager.num_free_slots, manager.num_freeable_slots) == (6, 10)
 
 
-def test_ec2_a_freed_item_is_freeable() -> None:
-    manager, request = manager_of(), encode(1, ("a", 5))
-    allocate(manager, request)
-    assert manager.num_freeable_slots == 5
-    manager.free_encoder_input(request, 0)
-    assert "a" in manager.freeable
-    assert manager.num_freeable_slots == 10
-
-
-def test_ec3_all_items_of_a_freed_request_are_freeable() -> None:
+def test_ec3_ec5_all_items_of_a_freed_request_are_freeable() -> None:
     manager, request = manager_of(), encode(1, ("a", 2), ("b", 3))
-    allocate_and_free(manager, request)
+    allocate(manager, request, 0)
+    allocate(manager, request, 1)
+    assert manager.get_cached_input_ids(request) == {0, 1}
+    manager.free(request)
     assert manager.freeable == OrderedDict(a=2, b=3)
     assert manager.cached == {"a": set(), "b": set()}
     assert manager.get_cached_input_ids(request) == set()
@@ -80,13 +74,6 @@ def test_ec4_room_is_made_by_evicting_what_nobody_refers_to() -> None:
     assert manager.num_embeds_by_hash == {"y": 5}
     assert manager.freed == ["x"]
     assert manager.stats().evictions == 1
-
-
-def test_ec5_the_items_of_a_request_are_listed() -> None:
-    manager, request = manager_of(), encode(1, ("a", 2), ("b", 2), ("c", 2))
-    allocate(manager, request, 0)
-    allocate(manager, request, 2)
-    assert manager.get_cached_input_ids(request) == {0, 2}
 
 
 def test_ec6_a_hit_takes_an_entry_back() -> None:
@@ -152,7 +139,7 @@ def test_ec13_sizes_are_known_until_the_reset() -> None:
     assert manager.get_cached_num_encoder_embeds(other, 0) is None
 
 
-def test_ec15_a_reset_clears_all_tables() -> None:
+def test_ec15_ec16_a_reset_clears_all_tables() -> None:
     manager = manager_of()
     allocate_and_free(manager, encode(1, ("a", 6)), encode(2, ("b", 6)))
     allocate(manager, encode(3, ("c", 2)))
@@ -160,15 +147,8 @@ def test_ec15_a_reset_clears_all_tables() -> None:
     assert (manager.cached, manager.num_embeds_by_hash, manager.freeable, manager.freed) == ({}, {}, {}, [])
     assert manager.holders() == set()
     assert (manager.num_free_slots, manager.num_freeable_slots) == (10, 10)
-
-
-def test_ec16_a_full_cache_takes_another_item_after_a_reset() -> None:
-    manager, first, second = manager_of(), encode(1, ("a", 10)), encode(2, ("b", 10))
-    allocate(manager, first)
-    assert not manager.can_allocate(second, 0, UNLIMITED, 0)
-    manager.reset()
-    allocate(manager, second)
-    assert manager.cached == {"b": {2}}
+    allocate(manager, encode(4, ("d", 10)))
+    assert manager.cached == {"d": {4}}
 
 
 def repeating() -> tuple[SharedEncoderCacheManager, Request]:

@@ -77,20 +77,25 @@ def start_of(step: ScheduledStep, request_id: int) -> int:
 # ---- how far a hit serves
 
 
-def test_a_hit_serves_as_far_as_the_store_has_its_rows() -> None:
-    scheduler, store = scheduler_with([generate(1, PROMPT)]), PlainStore()
-    run(scheduler, store)
-    scheduler.add_request(wants(2))
-    assert start_of(run(scheduler, store), 2) == 32
-
-
-@pytest.mark.parametrize(("num_rows", "start"), [(0, 16), (9, 16), (16, 32)])
-def test_rows_within_a_block_are_rounded_down_to_where_computing_can_go_on(num_rows: int, start: int) -> None:
-    scheduler = scheduler_with([generate(1, PROMPT)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "start"),
+    [
+        ({KEY: 0}, [KEY], 16),
+        ({KEY: 9}, [KEY], 16),
+        ({KEY: 16}, [KEY], 32),
+        ({KEY: 16}, [INNER], 16),
+        ({KEY: 16}, [KEY, INNER], 16),
+    ],
+)
+def test_a_hit_serves_as_far_as_the_store_has_full_blocks_of_all_keys(
+    rows: dict[str, int], keys: list[str], start: int
+) -> None:
+    model = ModelConfig(num_layer_outputs=1, max_patches_per_image=600)
+    scheduler = scheduler_with([generate(1, PROMPT)], model=model)
     step = schedule(scheduler)
-    names = step.chunks[0].new_hashes.block_hashes
-    commit(scheduler, step, {names[0]: {KEY: 16}, names[1]: {KEY: num_rows}})
-    scheduler.add_request(wants(2))
+    hashes = step.chunks[0].new_hashes.block_hashes
+    commit(scheduler, step, {hashes[0]: {KEY: 16, INNER: 16}, hashes[1]: rows})
+    scheduler.add_request(wants(2, rows=RowsWanted(keys)))
     step = schedule(scheduler)
     assert start_of(step, 2) == start
     assert step.chunks[0].request.num_cached_tokens == start
@@ -104,17 +109,6 @@ def test_a_hit_without_rows_is_no_hit_for_who_wants_them_and_one_for_the_others(
         scheduler.add_request(request)
     step = schedule(scheduler)
     assert (start_of(step, 2), start_of(step, 3)) == (0, 32)
-
-
-@pytest.mark.parametrize(("keys", "start"), [([KEY], 32), ([INNER], 16), ([KEY, INNER], 16)])
-def test_every_key_that_is_wanted_counts(keys: list[str], start: int) -> None:
-    model = ModelConfig(num_layer_outputs=1, max_patches_per_image=600)
-    scheduler = scheduler_with([generate(1, PROMPT)], model=model)
-    step = schedule(scheduler)
-    first, second, _ = (*step.chunks[0].new_hashes.block_hashes, b"")
-    commit(scheduler, step, {first: {KEY: 16, INNER: 16}, second: {KEY: 16}})
-    scheduler.add_request(wants(2, rows=RowsWanted(keys)))
-    assert start_of(schedule(scheduler), 2) == start
 
 
 @pytest.mark.parametrize(("first", "start"), [(0, 0), (15, 0), (16, 16), (31, 16), (32, 32), (39, 32)])
@@ -267,17 +261,6 @@ def test_a_new_epoch_makes_everything_unreachable_and_requests_go_on(is_in_fligh
     while scheduler.has_work():
         commit(scheduler, schedule(scheduler), {})
     assert runs_on.num_tokens == len(PROMPT) + 9
-
-
-def test_reset_forgets_the_rows_with_everything_else() -> None:
-    scheduler, store = scheduler_with([wants(1, max_tokens=4)]), PlainStore()
-    run(scheduler, store)
-    schedule(scheduler)
-    scheduler.reset()
-    scheduler.check_integrity()
-    assert scheduler.tensor_prefix_index.stats().blocks == 0
-    step = schedule(scheduler)
-    assert (start_of(step, 1), step.chunks[0].new_hashes.first_block, step.released) == (0, 0, [])
 
 
 # ---- refused at admission

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def run_step(bench: Bench, token: int) -> to_worker.StepPlan:
     """Let both ranks run the next step; it samples `token` for everybody. Rank 0 returns the rows that are wanted:
     in the place of each its position.
     """
-    plans = [bench.plan(rank) for rank in range(2)]
+    plans = bench.plans()
     for worker, plan in zip(bench.workers, plans, strict=True):
         output, frames = worker.output(plan, token=token), list[bytes]()
         for chunk in plan.chunks if worker.rank == 0 else ():
@@ -55,14 +55,16 @@ def add_for_rows(bench: Bench, request_id: int, wanted: RowsWanted, *, max_token
     options: dict[str, Any] = {"is_streamed": True}
     prompt = list(range(65, 65 + num_tokens))
     add = to_engine.AddRequest(request_id, "generate", prompt, [], max_tokens, wanted, **options)
-    bench.frontend.send(bench.peer, add)
+    bench.send(add)
 
 
-Told = tuple[int, str, int, list[int]]
+Sent = tuple[int, str, int, list[int]]
 """Request, key, first position, values."""
 
+DELTA = RowsWanted(["hidden_states"], delivery="delta")
 
-def rows_in(bench: Bench, message: TokensCommitted | RequestGenerated) -> list[Told]:
+
+def rows_in(bench: Bench, message: TokensCommitted | RequestGenerated) -> list[Sent]:
     """Return the rows of the message that came last."""
     if isinstance(message, TokensCommitted):
         parts = [(part.request_id, part.rows) for part in message.rows]
@@ -75,16 +77,8 @@ def rows_in(bench: Bench, message: TokensCommitted | RequestGenerated) -> list[T
     return found
 
 
-def rows_of(bench: Bench) -> list[Told]:
-    return rows_in(bench, bench.expect(TokensCommitted))
-
-
 def tokens_of(bench: Bench) -> list[StreamedTokens]:
     return bench.expect(TokensCommitted).streams
-
-
-def kinds(bench: Bench) -> Sequence[type]:
-    return [type(message) for message, _ in bench.received]
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, num_messages: int) -> None:
@@ -101,44 +95,23 @@ def refuse(monkeypatch: pytest.MonkeyPatch, num_messages: int) -> None:
     monkeypatch.setattr(DealerChannel, "send", send_later)
 
 
-def test_tokens_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(bench: Bench) -> None:
-    bench.add(1, max_tokens=3, is_streamed=True)
-    for index, token in enumerate((65, 66)):
-        run_step(bench, token)
-        assert tokens_of(bench) == [StreamedTokens(1, index, [token])]
-    run_step(bench, 67)
-    answer = bench.expect(RequestGenerated)
-    assert answer.token_ids == [65, 66, 67]
-    assert TokensCommitted not in kinds(bench)
-    bench.engine.check_integrity()
-
-
-def test_one_message_tells_of_all_that_are_streamed_and_of_no_other(bench: Bench) -> None:
-    for request_id, is_streamed in ((1, True), (2, False), (3, True)):
-        bench.add(request_id, max_tokens=20, is_streamed=is_streamed)
-    told: list[list[int]] = []
-    while [1, 3] not in told:  # the others may come when the first is in its second step, no later
-        assert len(told) < 5, told
-        run_step(bench, 65)
-        told.append([part.request_id for part in tokens_of(bench)])
-    assert not any(2 in ids for ids in told)
-
-
 def test_a_generation_that_is_not_streamed_costs_no_message(bench: Bench) -> None:
     bench.add(1, max_tokens=3)
     for token in (65, 66, 67):
         run_step(bench, token)
-    bench.pump(lambda: RequestGenerated in kinds(bench))
-    assert kinds(bench) == [RequestGenerated]
+    bench.pump(lambda: RequestGenerated in bench.kinds())
+    assert bench.kinds() == [RequestGenerated]
 
 
-def test_tokens_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_queued_comes_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, 2)
-    bench.add(1, max_tokens=5, is_streamed=True)
+    add_for_rows(bench, 1, DELTA, max_tokens=5)
     for token in (65, 66, 67, 68):
         run_step(bench, token)
-    assert tokens_of(bench) == [StreamedTokens(1, 0, [65, 66, 67])]
-    assert tokens_of(bench) == [StreamedTokens(1, 3, [68])]
+    for first, tokens, row, values in ((0, [65, 66, 67], 0, [0, 1, 2, 3, 4, 5, 6]), (3, [68], 7, [7])):
+        message = bench.expect(TokensCommitted)
+        assert message.streams == [StreamedTokens(1, first, tokens)]
+        assert rows_in(bench, message) == [(1, "hidden_states", row, values)]
 
 
 def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
@@ -146,37 +119,37 @@ def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
     bench.add(2, max_tokens=9, is_streamed=True)
     run_step(bench, 65)
     tokens_of(bench)
-    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    bench.send(to_engine.AbortRequest(1))
     run_step(bench, 66)
     while [part.request_id for part in tokens_of(bench)] != [2]:
         run_step(bench, 67)
     with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
-        bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
+        bench.send(to_engine.Ring(2, other.announcement))
         assert bench.expect(from_engine.RowHello).epoch == other.announcement.epoch
         bench.engine.check_integrity()
 
 
-def test_replaced_worker_tells_no_token_twice(bench: Bench) -> None:
-    """The request is computed anew from token 0 on, with the tokens that it has; only new ones are told."""
-    bench.add(1, max_tokens=4, is_streamed=True)
+def test_replaced_worker_sends_nothing_twice(bench: Bench) -> None:
+    """The request is computed anew from token 0 on, with the tokens that it has; only new tokens and rows are sent."""
+    add_for_rows(bench, 1, DELTA, max_tokens=4)
     for token in (65, 66):
         run_step(bench, token)
         tokens_of(bench)
-    plans = [bench.plan(rank) for rank in range(2)]  # a step is in flight
+    plans = bench.plans()  # a step is in flight
     bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
-    successor = bench.replace(1)
-    bench.attach(successor)
-    bench.from_engine(bench.workers[0], to_worker.ClearCaches)
-    bench.from_engine(successor, to_worker.ClearCaches)
+    bench.attach(bench.replace(1))
+    for worker in bench.workers:
+        bench.from_engine(worker, to_worker.ClearCaches)
     plan = run_step(bench, 67)
     assert [(chunk.num_computed_tokens, chunk.token_ids[-2:]) for chunk in plan.chunks] == [(0, [65, 66])]
-    assert tokens_of(bench) == [StreamedTokens(1, 2, [67])]
+    message = bench.expect(TokensCommitted)
+    assert message.streams == [StreamedTokens(1, 2, [67])]
+    assert rows_in(bench, message) == [(1, "hidden_states", 6, [6])]
 
 
 def test_failed_step_ends_its_streams_with_the_reason(bench: Bench) -> None:
     bench.add(1, max_tokens=9, is_streamed=True)
-    for worker, plan in [(worker, bench.plan(rank)) for rank, worker in enumerate(bench.workers)]:
-        worker.channel.send(worker.failure(plan, error_to_wire(StaleHandle("gone"))))
+    bench.run_step(error=StaleHandle("gone"))
     assert bench.expect(from_engine.RequestFailed).error.code == "stale_handle"
     bench.engine.check_integrity()
 
@@ -191,7 +164,7 @@ def test_more_requests_than_the_engine_takes_are_refused_retryably_and_their_lea
     assert (error.code, error.retryable) == ("service_unavailable", True)
     assert error.details == {"field": "max_num_requests", "value": 3, "limit": 3}
     assert bench.leases == 0
-    bench.frontend.send(bench.peer, to_engine.AbortRequest(3))
+    bench.send(to_engine.AbortRequest(3))
     bench.add(5)
     answered: set[int] = set()
     while len(answered) < 3:
@@ -210,12 +183,10 @@ def test_a_worker_that_contradicts_the_engine_ends_the_engine(bench: Bench) -> N
     second.channel.send(second.failure(bench.plan(1), error_to_wire(InvariantError("encoder output 'k' is not held"))))
     with pytest.raises(InvariantError, match="rank 1 contradicts the engine: encoder output 'k'"):
         bench.expect(RequestGenerated)
-    assert from_engine.RequestFailed not in kinds(bench)
+    assert from_engine.RequestFailed not in bench.kinds()
 
 
 # ---- rows
-
-DELTA = RowsWanted(["hidden_states"], delivery="delta")
 
 
 @pytest.fixture
@@ -239,7 +210,9 @@ def test_rows_leave_in_the_step_that_commits_them_and_the_last_with_the_answer(c
         assert rows_in(chunky, message) == [(1, "hidden_states", values[0], values)]
         assert message.streams == tokens
     run_step(chunky, 66)
-    assert rows_in(chunky, chunky.expect(RequestGenerated)) == [(1, "hidden_states", 10, [10])]
+    answer = chunky.expect(RequestGenerated)
+    assert (answer.token_ids, rows_in(chunky, answer)) == ([65, 66], [(1, "hidden_states", 10, [10])])
+    assert TokensCommitted not in chunky.kinds()
     chunky.engine.check_integrity()
 
 
@@ -247,46 +220,21 @@ def test_tokens_and_rows_of_a_step_are_in_one_message(bench: Bench) -> None:
     add_for_rows(bench, 1, DELTA, max_tokens=9)
     add_for_rows(bench, 2, RowsWanted(DELTA.keys), max_tokens=9)
     bench.add(3, max_tokens=9, is_streamed=True)
-    told = None
-    while told is None or [part.request_id for part in told.streams] != [1, 2, 3]:
+    sent = None
+    while sent is None or [part.request_id for part in sent.streams] != [1, 2, 3]:
         run_step(bench, 65)
-        told = bench.expect(TokensCommitted)
-        assert [part.request_id for part in told.rows] == [1], "the second wants its rows with the answer"
-
-
-def test_rows_that_could_not_be_queued_come_with_the_next_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch, 2)
-    add_for_rows(bench, 1, DELTA, max_tokens=5)
-    for token in (65, 66, 67, 68):
-        run_step(bench, token)
-    assert rows_of(bench) == [(1, "hidden_states", 0, [0, 1, 2, 3, 4, 5, 6])]
-    assert rows_of(bench) == [(1, "hidden_states", 7, [7])]
-
-
-def test_replaced_worker_tells_no_row_twice(bench: Bench) -> None:
-    add_for_rows(bench, 1, DELTA, max_tokens=4)
-    for token in (65, 66):
-        run_step(bench, token)
-        rows_of(bench)
-    plans = [bench.plan(rank) for rank in range(2)]  # a step is in flight
-    bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
-    successor = bench.replace(1)
-    bench.attach(successor)
-    bench.from_engine(bench.workers[0], to_worker.ClearCaches)
-    bench.from_engine(successor, to_worker.ClearCaches)
-    run_step(bench, 67)
-    assert rows_of(bench) == [(1, "hidden_states", 6, [6])]
+        sent = bench.expect(TokensCommitted)
+        assert [part.request_id for part in sent.rows] == [1], "the second wants its rows with the answer"
 
 
 def test_abort_frees_the_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, 99)
     add_for_rows(bench, 1, DELTA, max_tokens=9)
     run_step(bench, 65)
-    plans = [bench.plan(rank) for rank in range(2)]  # the first step is booked
-    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    plans = bench.plans()  # the first step is booked
+    bench.send(to_engine.AbortRequest(1))
     bench.add(2)
-    for worker, plan in zip(bench.workers, plans, strict=True):
-        worker.channel.send(worker.output(plan))
+    bench.answer(plans)
     run_step(bench, 65)
     assert bench.expect(RequestGenerated).request_id == 2
     bench.engine.check_integrity()

@@ -15,18 +15,6 @@ def test_nothing_is_shared_between_requests_or_items() -> None:
     assert (book.entry_key(first, 0), book.entry_key(second, 0)) == ("1:0", "2:0")
 
 
-def test_what_is_freed_is_dropped_at_once() -> None:
-    book = EncoderCacheManager(10)
-    request = encode(1, ("a", 4), ("b", 6))
-    book.allocate(request, 0)
-    book.allocate(request, 1)
-    assert book.num_free_slots == 0
-    book.free(request)
-    assert book.num_free_slots == 10
-    assert not book.has_cache(request, 0)
-    assert book.take_freed() == ["1:0", "1:1"]
-
-
 def test_what_is_cached_and_freed_is_shown_as_in_the_published_class() -> None:
     manager = EncoderCacheManager(10)
     request, other = encode(1, ("a", 4), ("b", 3)), encode(2, ("c", 3))
@@ -49,7 +37,9 @@ def test_a_caller_of_the_published_class_is_at_home() -> None:
         manager.allocate(request, input_id)
     assert manager.get_cached_input_ids(request) == {0, 1}
     assert not manager.can_allocate(other, 0)
-    manager.free_encoder_input(request, 1)
+    for _ in range(2):  # the published class made room by every call
+        manager.free_encoder_input(request, 1)
+    assert manager.num_free_slots == 6
     assert manager.can_allocate(other, 0)
     assert manager.get_freed_ids() == [(1, 1)]
     manager.free(request)
@@ -57,18 +47,6 @@ def test_a_caller_of_the_published_class_is_at_home() -> None:
     assert manager.get_freed_ids() == [(1, 0)]
     assert manager.get_freed_ids() == []
     assert manager.num_free_slots == 10
-
-
-def test_a_second_free_of_an_index_does_not_make_room() -> None:
-    """The published class added the size again, and told of it, as long as the request held another item."""
-    book = EncoderCacheManager(10)
-    request = encode(1, ("a", 4), ("b", 6))
-    book.allocate(request, 0)
-    book.allocate(request, 1)
-    book.free_encoder_input(request, 0)
-    book.free_encoder_input(request, 0)
-    assert book.num_free_slots == 4
-    assert book.get_freed_ids() == [(1, 0)]
 
 
 def test_an_item_gives_back_what_it_took_though_it_has_changed_since() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from mmcached.engine import Request, ScheduledStep, Scheduler
@@ -157,10 +158,9 @@ def test_who_was_set_back_waits_until_all_of_it_fits() -> None:
 
 
 def test_the_urgent_are_served_first_and_the_others_are_the_victims() -> None:
-    requests = [generate(0, 16, max_tokens=3), generate(1, 16, max_tokens=3), generate(2, 16, max_tokens=3)]
+    requests = [generate(number, 16, max_tokens=3) for number in range(3)]
     requests[0].priority, requests[1].priority, requests[2].priority = 2, 1, 1
-    limits: dict[str, Any] = {"num_kv_blocks": 3, "max_model_len": 32, "scheduling_policy": "priority"}
-    scheduler = scheduler_with(requests, **limits)
+    scheduler = scheduler_with(requests, num_kv_blocks=3, max_model_len=32, scheduling_policy="priority")
     assert list(tokens(run(scheduler))) == [1, 2]
     assert tokens(run(scheduler)) == {1: 1}
     assert [request.num_preemptions for request in requests] == [0, 0, 1]
@@ -417,46 +417,26 @@ def test_items_are_emitted_in_order_as_the_budget_allows() -> None:
     assert scheduler.kv_cache_manager.stats().queries == 0
 
 
-def test_a_cached_item_is_emitted_without_encoding() -> None:
-    scheduler = scheduler_with([generate(0, 20, [image("a", 1, 4)])])
-    run(scheduler)
-    scheduler.add_request(encode(1, ("a", 4)))
-    step = run(scheduler)
-    assert (encoded(step), len(step.emit)) == ([], 1)
-
-
 # ---- nobody starves
 
 
-def test_small_items_do_not_keep_a_large_one_out() -> None:
-    """In every step, some later request holds half of an item, and the next one would take what becomes free."""
-    limits: dict[str, Any] = {"max_patches": 4, "encoder_cache_size": 4, "max_num_batched_tokens": 3}
-    large = generate(1, 5, [image("large", 1, 4)])
-    scheduler = scheduler_with([generate(0, 4, [image("first", 2, 2)], max_tokens=99), large], **limits)
-    steps = []
-    for number in range(12):
-        scheduler.add_request(generate(10 + number, 2, [image(f"small {number}", 0, 2)]))
-        steps.append(run(scheduler))
-    assert "large" in [key for step in steps for key in encoded(step)]
-    assert large.is_finished
-
-
-def test_a_popular_item_does_not_keep_a_large_one_out() -> None:
-    limits: dict[str, Any] = {"max_patches": 4, "encoder_cache_size": 4, "max_num_batched_tokens": 3}
-    large = generate(1, 5, [image("large", 1, 4)])
-    scheduler = scheduler_with([generate(0, 4, [image("popular", 2, 2)], max_tokens=99), large], **limits)
-    for number in range(12):
-        scheduler.add_request(generate(10 + number, 2, [image("popular", 0, 2)], skip_reading_prefix_cache=True))
-        run(scheduler)
-    assert large.is_finished
-
-
-def test_later_requests_do_not_pass_one_that_waits_for_the_encoder_to_take_it_first() -> None:
-    limits: dict[str, Any] = {"max_patches": 4, "encoder_cache_size": 4, "max_num_batched_tokens": 3}
-    large = generate(1, 5, [image("large", 0, 4)])
-    scheduler = scheduler_with([generate(0, 4, [image("first", 2, 2)], max_tokens=99), large], **limits)
+@pytest.mark.parametrize(
+    ("name", "offset", "num_embeds", "num_tokens", "large_offset"),
+    [
+        ("small {}", 0, 2, 2, 1),  # a later request always holds half of an item, the next would take what is freed
+        ("popular", 0, 2, 2, 1),
+        ("small {}", 1, 3, 4, 0),  # they would pass the large one, and take the encoder first
+    ],
+)
+def test_later_items_do_not_keep_a_large_one_out(
+    name: str, offset: int, num_embeds: int, num_tokens: int, large_offset: int
+) -> None:
+    large = generate(1, 5, [image("large", large_offset, 4)])
+    first = generate(0, 4, [image(name.format("first"), 2, 2)], max_tokens=99)
+    scheduler = scheduler_with([first, large], max_patches=4, encoder_cache_size=4, max_num_batched_tokens=3)
     for number in range(16):
-        scheduler.add_request(generate(10 + number, 4, [image(f"small {number}", 1, 3)]))
+        item = image(name.format(number), offset, num_embeds)
+        scheduler.add_request(generate(10 + number, num_tokens, [item], skip_reading_prefix_cache=True))
         run(scheduler)
     assert large.is_finished
 
@@ -525,16 +505,6 @@ def test_requests_outside_a_withdrawn_step_keep_what_they_have() -> None:
     assert tokens(run(scheduler)) == {1: 9, 2: 3}
 
 
-def test_withdrawn_keys_to_drop_are_told_again() -> None:
-    scheduler = scheduler_with([encode(0, ("a", 4))], max_patches=4, encoder_cache_size=4)
-    run(scheduler)
-    scheduler.add_request(encode(1, ("b", 4)))
-    step = schedule(scheduler)
-    assert step.freed_keys == ["a"]
-    scheduler.withdraw(step)
-    assert schedule(scheduler).freed_keys == ["a"]
-
-
 def test_aborting_waits_for_the_step_that_writes_the_blocks() -> None:
     requests = [generate(0, 40, max_tokens=9), generate(1, 40, max_tokens=9), generate(2, 40), encode(3, ("a", 4))]
     scheduler = scheduler_with(requests, max_num_seqs=2)
@@ -599,6 +569,8 @@ def test_reset_forgets_everything_but_the_requests(is_in_flight: bool) -> None:
         (generate(0, 10, max_tokens=0), "max_tokens"),
         (generate(0, 10, max_tokens=91), "prompt_token_ids + max_tokens"),
         (generate(0, 20, [image("a", 0, 9)]), "features[0].num_embeds"),
+        (generate(0, 10, [image("a", 50, 3)]), "features[0].offset"),
+        (generate(0, 10, [msgspec.structs.replace(image("a", 1, 3), length=4)]), "features[0].length"),
         (generate(0, 20, [image("a", 5, 4), image("b", 1, 4)]), "features[1].offset"),
         (generate(0, 20, [image("a", 1, 4), image("b", 4, 4)]), "features[1].offset"),
         (generate(0, 20, [image("a", 1, 4), image("a", 5, 3)]), "features[1].num_embeds"),
@@ -613,17 +585,6 @@ def test_requests_that_could_never_be_served_are_refused(request_: Request, fiel
         scheduler.add_request(request_)
     assert caught.value.details["field"] == field
     assert not scheduler.has_work()
-
-
-def test_an_item_behind_the_end_of_the_prompt_or_of_another_length_is_refused() -> None:
-    scheduler = scheduler_with()
-    for offset, num_embeds, length, field in ((8, 3, 3, "features[0].offset"), (1, 3, 4, "features[0].length")):
-        request = generate(0, 10)
-        feature = image("a", offset, num_embeds)
-        request.features = [type(feature)("a", "image", offset, length, num_embeds, 100, feature.payload)]
-        with pytest.raises(InvalidRequest) as caught:
-            scheduler.add_request(request)
-        assert caught.value.details["field"] == field
 
 
 def test_an_id_in_use_is_refused() -> None:

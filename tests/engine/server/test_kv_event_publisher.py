@@ -106,6 +106,12 @@ class Bench:
         asker.connect(self.addresses[1])
         return asker
 
+    def ask(self, start: int) -> list[Frames]:
+        """Ask for all batches from a number on; return the answer's messages."""
+        asker = self.asker()
+        asker.send_multipart([b"", packed(start)])
+        return self.answer(asker)
+
     def answer(self, asker: zmq.Socket[bytes]) -> list[Frames]:
         """Serve until an answer is complete; return its messages."""
         messages: list[Frames] = []
@@ -186,9 +192,7 @@ def test_numbers_go_out_of_a_reader_s_integers_as_64_bits(context: Context, run_
     with Bench(context, run_dir, use_int_block_hashes=True) as bench:
         event = BlockStored([b"\0" * 24 + b"\xff" * 8, bytes(range(32))], b"\1" * 32, [1, 2], 1, None, "GPU", None)
         bench.publisher.publish([event, BlockRemoved([b"\2" * 32], "GPU", 0), AllBlocksCleared()])
-        asker = bench.asker()
-        asker.send_multipart([b"", packed(FIRST + 1)])
-        stored, removed, _ = msgspec.msgpack.decode(bench.answer(asker)[0][-1], type=KVEventBatch).events
+        stored, removed, _ = msgspec.msgpack.decode(bench.ask(FIRST + 1)[0][-1], type=KVEventBatch).events
         assert isinstance(stored, BlockStored)
         assert stored.block_hashes == [2**64 - 1, int.from_bytes(range(24, 32), "big")]
         assert stored.parent_block_hash == int.from_bytes(b"\1" * 8, "big")
@@ -200,9 +204,7 @@ def test_numbers_go_out_of_a_reader_s_integers_as_64_bits(context: Context, run_
 
 
 def test_a_life_begins_with_the_clock_and_with_nothing_stored(bench: Bench) -> None:
-    asker = bench.asker()
-    asker.send_multipart([b"", packed(0)])
-    first, end = bench.answer(asker)
+    first, end = bench.ask(0)
     empty, topic, number, payload = first
     assert (empty, topic, number) == (b"", b"kv@here", packed(FIRST))
     assert msgspec.msgpack.decode(payload, type=KVEventBatch).events == [AllBlocksCleared()]
@@ -213,9 +215,7 @@ def test_a_life_begins_with_the_clock_and_with_nothing_stored(bench: Bench) -> N
 def test_who_asks_gets_all_from_there_on_and_the_end(bench: Bench, start: int, wanted: int) -> None:
     for number in range(1, 10):
         bench.publisher.publish(removal(packed(FIRST + number)))
-    asker = bench.asker()
-    asker.send_multipart([b"", packed(start)])
-    *batches, end = bench.answer(asker)
+    *batches, end = bench.ask(start)
     assert [frames[2] for frames in batches] == [packed(FIRST + 10 - wanted + i) for i in range(wanted)]
     assert all(digests(frames[3]) in ([], [frames[2]]) for frames in batches), "each under its own number"
     assert end[2] == END_OF_REPLAY
@@ -224,9 +224,7 @@ def test_who_asks_gets_all_from_there_on_and_the_end(bench: Bench, start: int, w
 def test_what_is_not_kept_any_more_is_left_out(bench: Bench) -> None:
     for number in range(1, 1000):
         bench.publisher.publish(removal(packed(FIRST + number)))
-    asker = bench.asker()
-    asker.send_multipart([b"", packed(FIRST + 5)])
-    *batches, _ = bench.answer(asker)
+    *batches, _ = bench.ask(FIRST + 5)
     assert [frames[2] for frames in batches] == [packed(FIRST + 800 + i) for i in range(200)]
 
 
@@ -311,9 +309,7 @@ def test_a_successor_binds_where_its_predecessor_was(context: Context, run_dir: 
     with Bench(context, run_dir):
         pass
     with Bench(context, run_dir) as bench:
-        asker = bench.asker()
-        asker.send_multipart([b"", packed(0)])
-        assert len(bench.answer(asker)) == 2
+        assert len(bench.ask(0)) == 2
 
 
 @pytest.mark.parametrize("field", ["endpoint", "replay_endpoint"])
@@ -346,18 +342,14 @@ def test_who_sends_more_than_a_question_is_disconnected_before_it_is_read(
         assert monitor.poll(DEADLINE_MS), "it may send what it likes"
         stranger.disable_monitor()
         monitor.close()
-        asker = bench.asker()
-        asker.send_multipart([b"", packed(0)])
-        assert bench.answer(asker)
+        assert bench.ask(0)
 
 
 def test_what_is_kept_is_bounded_in_bytes(context: Context, run_dir: Path) -> None:
     with Bench(context, run_dir, buffer_mb=1) as bench:
         for _ in range(40):
             bench.publisher.publish(removal(bytes(100_000)))
-        asker = bench.asker()
-        asker.send_multipart([b"", packed(0)])
-        *batches, _ = bench.answer(asker)
+        *batches, _ = bench.ask(0)
         assert len(batches) == 10
         assert int.from_bytes(batches[-1][-2], "big") == bench.publisher.next_number - 1
 

@@ -22,8 +22,9 @@ def test_lease_goes_back_when_the_request_has_ended_and_every_worker_is_done() -
     book.reading([1], [100, 200], step=3)
     book.end_request(1)
     assert returned == []
-    book.read_done(100, 3, 1)
-    book.read_done(100, 3, 1)
+    for step in (3, 3, 2):
+        book.read_done(100, step, 1)
+    book.read_done(200, 2, 1)  # of another step
     assert returned == []
     book.read_done(200, 3, 1)
     assert returned == [handle(5)]
@@ -31,28 +32,6 @@ def test_lease_goes_back_when_the_request_has_ended_and_every_worker_is_done() -
     book.end_request(1)
     assert returned == [handle(5)]
     assert len(book) == 0
-
-
-def test_read_done_of_another_step_is_not_the_one_awaited() -> None:
-    returned: list[Handle] = []
-    book = HeldLeases(returned.append)
-    book.hold(1, handle(5), LeaseId(9, 1))
-    book.reading([1], [100], step=3)
-    book.end_request(1)
-    book.read_done(100, 2, 1)
-    assert returned == []
-
-
-def test_dead_worker_reads_nothing_any_more() -> None:
-    returned: list[Handle] = []
-    book = HeldLeases(returned.append)
-    book.hold(1, handle(5), LeaseId(9, 1))
-    book.reading([1], [100, 200], step=3)
-    book.end_request(1)
-    book.worker_died(100)
-    assert returned == []
-    book.worker_died(200)
-    assert returned == [handle(5)]
 
 
 def test_same_seq_twice_is_refused_and_changes_nothing() -> None:

@@ -16,7 +16,7 @@ from mmcached.shm import RingReader, RingWriter
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, StaleHandle, error_to_wire
+from mmcached.wire.errors import ConfigError, CorruptImage, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.handle import LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
@@ -25,7 +25,7 @@ from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, RoleName
 from tests.clock import Clock
-from tests.engine.fake_peers import DEADLINE_S, Bench, FakeWorker
+from tests.engine.fake_peers import DEADLINE_S, Bench
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
 
@@ -36,44 +36,33 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
+def fresh(run_dir: Path, clock: Clock) -> Iterator[Bench]:
     with Bench(run_dir, CONFIG, clock) as bench:
         yield bench
 
 
-def run_step(bench: Bench, **output: bytes) -> None:
-    """Let both ranks run the next step."""
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(bench.plan(rank), **output))  # type: ignore[arg-type]
+@pytest.fixture
+def bench(fresh: Bench) -> Bench:
+    fresh.connect()
+    return fresh
 
 
-def test_engine_is_ready_only_when_row_and_all_workers_are_attached(bench: Bench, clock: Clock) -> None:
-    bench.expect(from_engine.EngineHello)
+def test_engine_is_ready_only_when_row_and_all_workers_are_attached(fresh: Bench, clock: Clock) -> None:
+    fresh.expect(from_engine.EngineHello)
     clock.now += 1
-    bench.expect(from_engine.EngineHello)  # repeated until it is answered
-    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
-    hello = bench.expect(from_engine.RowHello)
-    worker = FakeWorker(bench.context, bench.address, 0, CONFIG.digest())
-    bench.workers.append(worker)
-    bench.pump(lambda: worker.channel.wait(0))
-    attach, _ = worker.channel.receive(0)
-    assert isinstance(attach, to_worker.Attach)
-    assert attach.row_nonce == hello.nonce
-    worker.channel.send(to_engine.WorkerAttached(worker.epoch, attach.engine_nonce, bench.ring.announcement.epoch))
-    assert bench.ring.attach(hello.row, hello.nonce)
-    bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
-    for _ in range(20):
-        bench.engine.poll(0.001)
-    assert bench.frontend.receive_raw() is None, "one rank is missing"
+    fresh.expect(from_engine.EngineHello)  # repeated until it is answered
+    hello = fresh.announce()
+    assert fresh.attach(fresh.add_worker(0)).row_nonce == hello.nonce
+    fresh.turns()
+    assert fresh.frontend.receive_raw() is None, "one rank is missing"
 
 
 def test_lease_goes_back_after_the_answer_and_not_before(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, bench.put_item("a"))
     assert bench.leases == 1
-    run_step(bench)
+    bench.run_step()
     answer = bench.expect(from_engine.RequestGenerated)
-    assert (answer.request_id, answer.token_ids, answer.finish_reason) == (1, [65], "length")
+    assert (answer.token_ids, answer.finish_reason) == ([65], "length")
     assert bench.leases == 0
     bench.ring.check_integrity()
 
@@ -87,50 +76,43 @@ def test_whoever_has_an_answer_finds_it_counted_on_the_page(
     with StatsPage.create(page), StatsPageReader(page) as figures, Bench(run_dir, CONFIG, clock) as bench:
         bench.connect()
         bench.add(1, bench.put_item("a"))
-        for rank, worker in enumerate(bench.workers):
-            plan = bench.plan(rank)
-            worker.channel.send(worker.output(plan) if error is None else worker.failure(plan, error_to_wire(error)))
+        bench.run_step(error=error)
         bench.expect(from_engine.RequestGenerated if error is None else from_engine.RequestFailed)
         found = stats_of(figures.read(), RoleName("engine"), EngineStats)
         assert (found.requests_running, found.leases_held) == (0, 0)
         assert (found.requests_finished, found.steps_failed) == ((1, 0) if error is None else (0, 1))
-        bench.frontend.send(bench.peer, to_engine.FlushEngine(1))
+        bench.send(to_engine.FlushEngine(1))
         bench.expect(from_engine.EngineFlushed)
         assert stats_of(figures.read(), RoleName("engine"), EngineStats).kv.blocks_cached == 0
 
 
 def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, bench.put_item("a"))
-    plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    plans = bench.plans()
+    bench.send(to_engine.AbortRequest(1))
     first, second = bench.workers
     first.channel.send(first.output(plans[0]))
-    for _ in range(20):
-        bench.engine.poll(0.001)
+    bench.turns()
     assert bench.leases == 1, "rank 1 may still read the bytes"
     second.channel.send(second.output(plans[1]))
     bench.pump(lambda: bench.leases == 0)
     assert bench.engine.stats().requests_running == 0
-    assert not [m for m, _ in bench.received if isinstance(m, from_engine.RequestGenerated)]
+    assert from_engine.RequestGenerated not in bench.kinds()
 
 
 def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: Bench) -> None:
-    bench.connect()
     handle = bench.put_item("a")
     granted = bench.ring.grant(bench.row, handle)
     bench.add(1, handle, lease=LeaseId(granted.nonce ^ 1, granted.seq))
-    missed = bench.expect(from_engine.RequestMissed)
-    assert missed == from_engine.RequestMissed(1, ["m" * 64])
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, ["m" * 64])
     assert bench.leases == 1, "the other incarnation's lease is not ours to return"
     bench.add(2, handle, lease=granted)
-    run_step(bench)
+    bench.run_step()
     bench.expect(from_engine.RequestGenerated)
     assert bench.leases == 0
 
 
 def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: Bench) -> None:
-    bench.connect()
     came, lost = bench.put_item("a"), bench.put_item("b")
     bench.ring.grant(bench.row, lost)  # its descriptor never comes
     bench.add(1, came)
@@ -138,24 +120,23 @@ def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: B
     barrier = bench.ring.open_barrier(bench.row)
     assert barrier is not None
     assert barrier.nonce == nonce
-    bench.frontend.send(bench.peer, Barrier(nonce ^ 1, 7, 7, ()))  # another incarnation's
-    bench.frontend.send(bench.peer, barrier)
+    bench.send(Barrier(nonce ^ 1, 7, 7, ()))  # another incarnation's
+    bench.send(barrier)
     answer = bench.expect(from_engine.Reconcile)
     assert answer == from_engine.Reconcile(nonce, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
     assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1
     assert bench.leases == 1
-    run_step(bench)
+    bench.run_step()
     bench.expect(from_engine.RequestGenerated)
     assert bench.leases == 0
 
 
 def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late(bench: Bench) -> None:
-    bench.connect()
     handle = bench.put_item("a")
     late = bench.ring.grant(bench.row, handle)
     barrier = bench.ring.open_barrier(bench.row)
     assert barrier is not None
-    bench.frontend.send(bench.peer, barrier)
+    bench.send(barrier)
     answer = bench.expect(from_engine.Reconcile)
     assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1
     bench.add(1, handle, lease=late)
@@ -164,31 +145,27 @@ def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late
 
 
 def test_failed_step_fails_its_requests_with_the_reason_and_the_engine_goes_on(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, bench.put_item("a"))
     for rank, worker in enumerate(bench.workers):
         plan = bench.plan(rank)
-        error = error_to_wire(StaleHandle("generation 1 is gone"))
+        error = error_to_wire(CorruptImage("images[0]", "x", "no image"))
         worker.channel.send(worker.failure(plan, error) if rank else worker.output(plan))
     failed = bench.expect(from_engine.RequestFailed)
-    assert (failed.request_id, failed.error.code) == (1, "stale_handle")
+    assert (failed.request_id, failed.error.code) == (1, "corrupt_image")
+    assert failed.error.details["field"] == "images[0]"
     assert bench.leases == 0
-    bench.add(2)
-    run_step(bench)
-    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+    bench.serve(2)
 
 
 def test_ranks_that_compute_different_things_end_the_engine(bench: Bench) -> None:
-    bench.connect()
     bench.add(1)
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(bench.plan(rank), digest=b"%d" % rank))
+    for worker, plan in zip(bench.workers, bench.plans(), strict=True):
+        worker.channel.send(worker.output(plan, digest=b"%d" % worker.rank))
     with pytest.raises(InvariantError, match=r"ranks \[1\]"):
         bench.expect(from_engine.EngineFlushed)
 
 
 def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> None:
-    bench.connect()
     bench.add(1)
     bench.plan(0)
     clock.now += CONFIG.step_timeout_s + 1
@@ -197,20 +174,18 @@ def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> N
 
 
 def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(bench: Bench) -> None:
-    bench.connect()
     handle = bench.put_item("a")
     lease = bench.ring.grant(bench.row, handle)
     outside = Feature("m" * 64, "image", 50, 2, 2, handle.nbytes, handle, lease)
-    bench.frontend.send(bench.peer, to_engine.AddRequest(1, "generate", [65], [outside], 1, None))
+    bench.send(to_engine.AddRequest(1, "generate", [65], [outside], 1, None))
     assert bench.expect(from_engine.RequestFailed).error.code == "invalid_request"
     missing = Feature("m" * 64, "image", 0, 1, 1, 3, Inline(0, 3))
-    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258], [missing], 1, None), [b"one"])
+    bench.send(to_engine.AddRequest(2, "generate", [258], [missing], 1, None), [b"one"])
     assert bench.expect(from_engine.RequestFailed).error.code == "remote_protocol_error"
     assert bench.leases == 0
 
 
 def test_noise_stale_plans_and_other_configurations_are_ignored(bench: Bench) -> None:
-    bench.connect()
     bench.workers[0].channel.socket.send_multipart([b"noise"])
     bench.frontend.socket.send_multipart([bench.peer, b"mmc\x01", b"\xc1"])
     bench.add(1)
@@ -229,142 +204,107 @@ def test_the_urgent_come_first_where_priorities_count(run_dir: Path, clock: Cloc
     with Bench(run_dir, config, clock) as bench:
         bench.connect()
         bench.add(1)
-        plans = [bench.plan(rank) for rank in range(2)]
+        plans = bench.plans()
         for request_id, priority in ((2, 5), (3, -5)):
             bench.add(request_id, priority=priority)
-        for worker, plan in zip(bench.workers, plans, strict=True):
-            worker.channel.send(worker.output(plan))
+        bench.answer(plans)
         assert bench.expect(from_engine.RequestGenerated).request_id == 1
         answered = []
         for _ in range(2):
-            run_step(bench)
+            bench.run_step()
             answered.append(bench.expect(from_engine.RequestGenerated).request_id)
         assert answered == [3, 2]
 
 
 def test_an_item_whose_key_stands_for_another_size_fails_its_request_alone(bench: Bench) -> None:
-    bench.connect()
     handle = bench.put_item("a")
     bench.add(1, handle, max_tokens=2)
-    plans = [bench.plan(rank) for rank in range(2)]
+    plans = bench.plans()
     lease = bench.ring.grant(bench.row, handle)
     larger = Feature("m" * 64, "image", 0, 3, 3, handle.nbytes, handle, lease)
-    bench.frontend.send(bench.peer, to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, None))
-    for worker, plan in zip(bench.workers, plans, strict=True):
-        worker.channel.send(worker.output(plan))
+    bench.send(to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, None))
+    bench.answer(plans)
     failed = bench.expect(from_engine.RequestFailed)
     assert (failed.request_id, failed.error.code) == (2, "invalid_request")
-    run_step(bench)
+    bench.run_step()
     assert bench.expect(from_engine.RequestGenerated).request_id == 1
     bench.pump(lambda: bench.leases == 0)
 
 
-def test_error_classes_survive_the_way_up(bench: Bench) -> None:
-    bench.connect()
-    bench.add(1)
-    for rank, worker in enumerate(bench.workers):
-        error = error_to_wire(CorruptImage("images[0]", "x", "no image"))
-        worker.channel.send(worker.failure(bench.plan(rank), error))
-    assert bench.expect(from_engine.RequestFailed).error.details["field"] == "images[0]"
-
-
 def test_replaced_worker_voids_the_step_and_requests_start_over_at_token_0(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, bench.put_item("a"))
-    first = [bench.plan(rank) for rank in range(2)]
+    first = bench.plans()
     bench.workers[0].channel.send(bench.workers[0].output(first[0]))
     successor = bench.replace(1)
     attach = bench.from_engine(successor, to_worker.Attach)
     assert bench.leases == 1, "the dead process is not certified dead yet: it may still read"
     for worker in bench.workers:
         bench.from_engine(worker, to_worker.ClearCaches)
-    successor.channel.send(
-        to_engine.WorkerAttached(successor.epoch, attach.engine_nonce, bench.ring.announcement.epoch)
-    )
-    second = [bench.plan(rank) for rank in range(2)]
+    successor.attached(attach)
+    second = bench.plans()
     assert second[0].step != first[0].step
     assert [chunk.num_computed_tokens for chunk in second[0].chunks] == [0]
     assert len(second[0].encode) == 1, "the encoder's output is gone too"
     bench.workers[0].channel.send(bench.workers[0].output(first[0]))  # late, and void
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(second[rank]))
+    bench.answer(second)
     assert bench.expect(from_engine.RequestGenerated).token_ids == [65]
     assert bench.leases == 0
     bench.engine.check_integrity()
 
 
 def test_lease_of_an_ended_request_waits_for_the_certificate_of_death(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, bench.put_item("a"))
-    plans = [bench.plan(rank) for rank in range(2)]
+    plans = bench.plans()
     bench.workers[0].channel.send(bench.workers[0].output(plans[0]))
-    bench.frontend.send(bench.peer, to_engine.AbortRequest(1))
+    bench.send(to_engine.AbortRequest(1))
     successor = bench.replace(1)
     attach = bench.from_engine(successor, to_worker.Attach)
     assert bench.leases == 1
-    successor.channel.send(
-        to_engine.WorkerAttached(successor.epoch, attach.engine_nonce, bench.ring.announcement.epoch)
-    )
+    successor.attached(attach)
     bench.pump(lambda: bench.leases == 0)
 
 
 def test_another_frontend_ends_the_requests_of_the_former_and_workers_attach_anew(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, bench.put_item("a"))
-    plans = [bench.plan(rank) for rank in range(2)]
+    plans = bench.plans()
     with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
-        bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
-        hello = bench.expect(from_engine.RowHello)
-        assert hello.epoch == other.announcement.epoch
-        assert other.attach(hello.row, hello.nonce)
-        bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
-        for rank, worker in enumerate(bench.workers):
-            worker.channel.send(worker.output(plans[rank]))
+        bench.announce(other, incarnation=2)
+        bench.answer(plans)
+        for worker in bench.workers:
             assert bench.attach(worker).announcement == other.announcement
         bench.expect(from_engine.EngineReady)
-        assert not [m for m, _ in bench.received if isinstance(m, from_engine.RequestGenerated)]
+        assert from_engine.RequestGenerated not in bench.kinds()
         assert bench.engine.stats().leases_held == 0
         other.check_integrity()
         assert other.stats().leases == 0, "nothing of the old ring was given back to the new one"
-        bench.add(2)
-        run_step(bench)
-        assert bench.expect(from_engine.RequestGenerated).request_id == 2
+        bench.serve(2)
 
 
-def test_a_frontend_that_finds_room_for_its_ring_later_ends_no_request(bench: Bench) -> None:
-    bench.expect(from_engine.EngineHello)
-    bench.frontend.send(bench.peer, to_engine.Ring(1, None))
-    for rank in range(bench.config.world_size):
-        worker = FakeWorker(bench.context, bench.address, rank, bench.config.digest())
-        bench.workers.append(worker)
-        assert bench.attach(worker).announcement is None
-    bench.expect(from_engine.EngineReady)
-    bench.add(1)
-    plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
-    hello = bench.expect(from_engine.RowHello)
-    assert bench.ring.attach(hello.row, hello.nonce)
-    bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(plans[rank]))
-        assert bench.attach(worker).announcement == bench.ring.announcement
-    assert bench.expect(from_engine.RequestGenerated).request_id == 1
-    bench.row = hello.row
-    bench.add(2, bench.put_item("a"))
-    run_step(bench)
-    assert bench.expect(from_engine.RequestGenerated).request_id == 2
-    bench.pump(lambda: bench.leases == 0)
+def test_a_frontend_that_finds_room_for_its_ring_later_ends_no_request(fresh: Bench) -> None:
+    fresh.expect(from_engine.EngineHello)
+    fresh.send(to_engine.Ring(1, None))
+    for rank in range(2):
+        assert fresh.attach(fresh.add_worker(rank)).announcement is None
+    fresh.expect(from_engine.EngineReady)
+    fresh.add(1)
+    plans = fresh.plans()
+    fresh.announce()
+    fresh.answer(plans)
+    for worker in fresh.workers:
+        assert fresh.attach(worker).announcement == fresh.ring.announcement
+    assert fresh.expect(from_engine.RequestGenerated).request_id == 1
+    fresh.serve(2, fresh.put_item("a"))
+    fresh.pump(lambda: fresh.leases == 0)
 
 
 def test_the_former_row_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
     """A worker that still looks at the old row must not take its engine for dead."""
-    bench.connect()
     with (
         RingReader.open(bench.ring.announcement) as old,
         RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other,
     ):
         old.join_row(bench.row, bench.row_nonce, 0)
-        bench.frontend.send(bench.peer, to_engine.Ring(2, other.announcement))
+        bench.send(to_engine.Ring(2, other.announcement))
         bench.expect(from_engine.RowHello)
         for worker in bench.workers:
             assert old.is_engine_alive()
@@ -372,32 +312,35 @@ def test_the_former_row_is_let_go_when_all_workers_have_left_it(bench: Bench) ->
         bench.pump(lambda: not old.is_engine_alive())
 
 
-def test_a_row_is_offered_until_it_is_accepted(bench: Bench, clock: Clock) -> None:
-    bench.expect(from_engine.EngineHello)
-    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
-    first = bench.expect(from_engine.RowHello)
+def test_a_row_is_offered_until_it_is_accepted(fresh: Bench, clock: Clock) -> None:
+    fresh.expect(from_engine.EngineHello)
+    fresh.send(to_engine.Ring(1, fresh.ring.announcement))
+    first = fresh.expect(from_engine.RowHello)
     clock.now += 1
-    assert bench.expect(from_engine.RowHello) == first
-    bench.frontend.send(bench.peer, to_engine.RowAttached(first.epoch, first.row, first.nonce))
-    bench.pump(lambda: bench.engine._frontend.is_accepted)
+    assert fresh.expect(from_engine.RowHello) == first
+    fresh.send(to_engine.RowAttached(first.epoch, first.row, first.nonce))
+    fresh.send(to_engine.FlushEngine(1))
+    fresh.expect(from_engine.EngineFlushed)
+    clock.now += 1
+    fresh.turns()
+    fresh.send(to_engine.FlushEngine(2))
+    fresh.pump(lambda: from_engine.EngineFlushed in fresh.kinds())
+    assert from_engine.RowHello not in fresh.kinds()
 
 
 def test_announcement_repeated_by_the_same_frontend_changes_nothing(bench: Bench) -> None:
-    bench.connect()
     bench.add(1)
-    plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
+    plans = bench.plans()
+    bench.send(to_engine.Ring(1, bench.ring.announcement))
     bench.expect(from_engine.RowHello)
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(plans[rank]))
+    bench.answer(plans)
     assert bench.expect(from_engine.RequestGenerated).request_id == 1
 
 
 def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(bench: Bench) -> None:
-    bench.connect()
     handle = bench.put_item("probe")
     lease = bench.ring.grant(bench.row, handle)
-    bench.frontend.send(bench.peer, to_engine.ProbeEngine(4, handle, lease))
+    bench.send(to_engine.ProbeEngine(4, handle, lease))
     for index, worker in enumerate(bench.workers):
         probe = bench.from_engine(worker, to_worker.ProbeWorker)
         assert bench.leases == 1
@@ -407,27 +350,24 @@ def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(b
 
 
 def test_a_probe_that_a_worker_dies_of_or_lacks_is_answered_at_once(bench: Bench) -> None:
-    bench.connect()
-    bench.frontend.send(bench.peer, to_engine.ProbeEngine(4, Inline(0, 0)))
+    bench.send(to_engine.ProbeEngine(4, Inline(0, 0)))
     bench.from_engine(bench.workers[0], to_worker.ProbeWorker)
     successor = bench.replace(0)
     assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(4, [])
-    bench.frontend.send(bench.peer, to_engine.ProbeEngine(5, Inline(0, 0)))
+    bench.send(to_engine.ProbeEngine(5, Inline(0, 0)))
     assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(5, [])
     bench.attach(successor)
-    bench.frontend.send(bench.peer, to_engine.ProbeEngine(6, Inline(0, 0)))
+    bench.send(to_engine.ProbeEngine(6, Inline(0, 0)))
     bench.from_engine(successor, to_worker.ClearCaches)
     assert bench.from_engine(successor, to_worker.ProbeWorker).token == 6
 
 
 def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: Bench) -> None:
-    bench.connect()
     bench.add(1, max_tokens=2)
-    plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.FlushEngine(9))
+    plans = bench.plans()
+    bench.send(to_engine.FlushEngine(9))
     assert bench.expect(from_engine.EngineFlushed).token == 9
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(plans[rank]))
+    bench.answer(plans)
     for rank in range(2):
         plan = bench.plan(rank)
         assert (plan.row_epoch, plan.chunks[0].num_computed_tokens) == (1, 5), "it goes on where it was"
@@ -436,38 +376,31 @@ def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: B
 
 def test_an_engine_that_the_frontend_has_dropped_attaches_anew(bench: Bench, clock: Clock) -> None:
     """Its requests are over, its leases void; its caches stay, and what comes then is served."""
-    bench.connect()
     former = bench.row, bench.row_nonce
     bench.add(1, bench.put_item("a"))
-    plans = [bench.plan(rank) for rank in range(2)]
-    bench.frontend.send(bench.peer, to_engine.Detached("its row is not as it should be"))
+    plans = bench.plans()
+    bench.send(to_engine.Detached("its row is not as it should be"))
     clock.now += 1
     assert bench.expect(from_engine.EngineHello).incarnation != bench.incarnation
-    bench.frontend.send(bench.peer, to_engine.Ring(1, bench.ring.announcement))
-    hello = bench.expect(from_engine.RowHello)
-    assert (hello.row, hello.nonce) != former
-    assert bench.ring.attach(hello.row, hello.nonce)
-    bench.frontend.send(bench.peer, to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
-    for rank, worker in enumerate(bench.workers):
-        worker.channel.send(worker.output(plans[rank]))
-        assert bench.attach(worker).row == hello.row
+    bench.announce()
+    assert (bench.row, bench.row_nonce) != former
+    bench.answer(plans)
+    for worker in bench.workers:
+        assert bench.attach(worker).row == bench.row
     bench.expect(from_engine.EngineReady)
     bench.pump(lambda: bool(bench.ring.poll_deaths()))
     assert bench.leases == 0
-    assert not [m for m, _ in bench.received if isinstance(m, from_engine.RequestGenerated)]
-    bench.row = hello.row
-    bench.add(2, bench.put_item("b"))
-    run_step(bench)
-    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+    assert from_engine.RequestGenerated not in bench.kinds()
+    bench.serve(2, bench.put_item("b"))
     assert bench.leases == 0
     bench.engine.check_integrity()
 
 
-def test_refused_engine_ends_with_the_reason(bench: Bench) -> None:
-    bench.expect(from_engine.EngineHello)
-    bench.frontend.send(bench.peer, to_engine.Refused(error_to_wire(ConfigError("config digest", "a", "b: restart"))))
+def test_refused_engine_ends_with_the_reason(fresh: Bench) -> None:
+    fresh.expect(from_engine.EngineHello)
+    fresh.send(to_engine.Refused(error_to_wire(ConfigError("config digest", "a", "b: restart"))))
     with pytest.raises(ConfigError, match="restart"):
-        bench.expect(from_engine.EngineReady)
+        fresh.expect(from_engine.EngineReady)
 
 
 # ---- floods, and errors that are not ours
@@ -476,12 +409,11 @@ def test_refused_engine_ends_with_the_reason(bench: Bench) -> None:
 def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
     bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.connect()
     bench.add(1)
     bench.plan(0)
     share = CONFIG.limits.messages_per_turn
     for token in range(4 * share):
-        bench.frontend.send(bench.peer, to_engine.FlushEngine(token))
+        bench.send(to_engine.FlushEngine(token))
     num_served = [0]  # in each turn
 
     def counted(scheduler: Scheduler) -> None:
@@ -500,7 +432,6 @@ def test_a_flood_gets_its_share_of_a_turn_and_hides_no_deadline(
 
 
 def test_an_error_in_one_request_fails_that_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.connect()
     add = Scheduler.add_request
 
     def add_request(scheduler: Scheduler, request: Request) -> None:
@@ -514,7 +445,7 @@ def test_an_error_in_one_request_fails_that_request_alone(bench: Bench, monkeypa
     failed = bench.expect(from_engine.RequestFailed)
     assert (failed.request_id, failed.error.code) == (1, "invariant_error")
     assert "a bug" not in failed.error.message
-    run_step(bench)
+    bench.run_step()
     assert bench.expect(from_engine.RequestGenerated).request_id == 2
     assert bench.leases == 0
     assert bench.engine.stats().faults == 1
@@ -522,7 +453,6 @@ def test_an_error_in_one_request_fails_that_request_alone(bench: Bench, monkeypa
 
 
 def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.connect()
     frames_of = ItemFrames.frames_of
 
     def broken_frames_of(items: ItemFrames, request_id: int, index: int) -> object:
@@ -534,8 +464,8 @@ def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, mon
     for request_id in (1, 2):
         item = Feature(str(request_id) * 64, "image", 1, 2, 2, 3, Inline(0, 1))
         add = to_engine.AddRequest(request_id, "generate", [65, 258, 258], [item], 1, None)
-        bench.frontend.send(bench.peer, add, [b"one"])
-    run_step(bench)
+        bench.send(add, [b"one"])
+    bench.run_step()
     assert bench.expect(from_engine.RequestGenerated).request_id == 1
     failed = bench.expect(from_engine.RequestFailed)
     assert (failed.request_id, failed.error.code) == (2, "invariant_error")
@@ -543,35 +473,31 @@ def test_an_error_in_a_plan_fails_the_request_that_it_is_about(bench: Bench, mon
 
 
 def test_a_question_that_fails_is_nobody_elses_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.connect()
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "new_epoch", lambda scheduler: 1 / 0)
-        bench.frontend.send(bench.peer, to_engine.FlushEngine(1))
+        bench.send(to_engine.FlushEngine(1))
         bench.pump(lambda: bench.engine.stats().faults == 1)
-    bench.frontend.send(bench.peer, to_engine.FlushEngine(2))
+    bench.send(to_engine.FlushEngine(2))
     assert bench.expect(from_engine.EngineFlushed).token == 2
 
 
-def test_a_ring_that_cannot_be_attached_is_asked_for_again(bench: Bench, clock: Clock) -> None:
+def test_a_ring_that_cannot_be_attached_is_asked_for_again(fresh: Bench, clock: Clock) -> None:
     """Its frontend may have died since; the next one says which is now."""
-    bench.expect(from_engine.EngineHello)
-    gone = msgspec.structs.replace(bench.ring.announcement, ring_id="0" * 32)
-    bench.frontend.send(bench.peer, to_engine.Ring(1, gone))
-    bench.pump(lambda: bench.engine.stats().faults == 1)
+    fresh.expect(from_engine.EngineHello)
+    gone = msgspec.structs.replace(fresh.ring.announcement, ring_id="0" * 32)
+    fresh.send(to_engine.Ring(1, gone))
+    fresh.pump(lambda: fresh.engine.stats().faults == 1)
     clock.now += 1
-    bench.connect()
-    bench.add(1)
-    run_step(bench)
-    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+    fresh.connect()
+    fresh.serve(1)
 
 
 def test_probes_that_no_worker_answers_leave_nothing(bench: Bench) -> None:
-    bench.connect()
     for token in range(1, 200):
-        bench.frontend.send(bench.peer, to_engine.ProbeEngine(token, Inline(0, 0)))
+        bench.send(to_engine.ProbeEngine(token, Inline(0, 0)))
         bench.from_engine(bench.workers[0], to_worker.ProbeWorker)
     bench.attach(bench.replace(0))  # a rank has come anew: the probes that are still known are answered
-    bench.frontend.send(bench.peer, to_engine.FlushEngine(1))
+    bench.send(to_engine.FlushEngine(1))
     bench.pump(lambda: any(isinstance(message, from_engine.EngineFlushed) for message, _ in bench.received))
     answered = [message.token for message, _ in bench.received if isinstance(message, from_engine.EngineProbed)]
     assert answered == list(range(200 - MAX_OPEN, 200))

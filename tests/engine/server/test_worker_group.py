@@ -12,9 +12,9 @@ import zmq
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.step_results import StepResults
 from mmcached.engine.server.worker_group import WorkerGroup
-from mmcached.wire.errors import ErrorInfo, InvariantError, PeerGone
+from mmcached.wire.errors import PeerGone
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput, WorkerAttached, WorkerHello
+from mmcached.wire.messages.engine import FromWorker, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
 
 DEADLINE_S = 20.0
@@ -125,19 +125,3 @@ def test_step_is_complete_when_every_rank_has_answered() -> None:
     results.add(0, output(b"x"), [b"0"])
     assert results.is_complete
     assert results.answer() == (output(b"x"), [b"0"])
-
-
-def test_ranks_that_differ_are_an_invariant_error() -> None:
-    results = StepResults(STEP, 2, deadline=0.0)
-    results.add(0, output(b"x"), [])
-    results.add(1, output(b"y"), [])
-    with pytest.raises(InvariantError, match=r"ranks \[1\]"):
-        results.answer()
-
-
-def test_one_failed_rank_fails_the_step() -> None:
-    results = StepResults(STEP, 2, deadline=0.0)
-    failed = StepFailed(1, 2, 3, ErrorInfo("stale_handle", "gone", True, {}), [])
-    results.add(0, output(b"x"), [])
-    results.add(1, failed, [])
-    assert results.failure() == failed.error
