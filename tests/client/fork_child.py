@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,8 @@ async def forked_loop(run_dir: Path) -> None:
         return None if hit is None else int(hit.record["x"][0])
 
     def child() -> Any:
-        asyncio._set_running_loop(None)  # the parent's is not this process's
-        return asyncio.run(ask())
+        with ThreadPoolExecutor(1) as pool:  # in this thread the parent's loop seems to run
+            return pool.submit(asyncio.run, ask()).result()
 
     found += [in_child(child), await client.contains_many(["k"])]
     await client.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from mmcached.wire.messages.client import Failed, Generated, ToClient, Tokens
 from mmcached.wire.messages.frontend import Cancel, FromClient, Generate, TokensTaken
 from mmcached.wire.messages.parts import StreamedTokens
 from tests.client.blocking import Make
+from tests.client.fork_child import in_child
 from tests.client.services import fake_service, hesitate, tokens
 from tests.integration.processes import eventually
 
@@ -254,17 +253,13 @@ def test_forked_child_has_no_part_in_its_parents_stream(run_dir: Path) -> None:
     with fake_service(run_dir, hesitate) as received, Client(run_dir) as client:
         pieces = client.generate_stream("x")
         next(pieces)
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            signal.alarm(30)  # it may not outlive a test that has failed
-            try:
+
+        def child() -> str:
+            with pytest.raises(RequestAborted):
                 next(pieces)
-            except RequestAborted:
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            return "refused"
+
+        assert in_child(child) == "refused"
         assert not [message for message in received if isinstance(message, Cancel)]
         pieces.close()
         eventually(lambda: received[-1], lambda last: isinstance(last, Cancel), "the last word")

@@ -44,7 +44,7 @@ def test_a_return_in_the_middle_of_a_return_is_not_lost() -> None:
         returns.give_back(handle)
         assert ring.stats().leases == 0
         ring.check_integrity()
-        returns.close_row()
+        returns.close_reader()
 
 
 def test_the_row_closes_after_what_was_queued_before() -> None:
@@ -55,7 +55,7 @@ def test_the_row_closes_after_what_was_queued_before() -> None:
 
         def view_and_mapping_die() -> None:
             returns.give_back(handle)
-            returns.close_row()
+            returns.close_reader()
 
         row.meanwhile = view_and_mapping_die
         returns.give_back(handle)
@@ -81,7 +81,7 @@ def test_many_threads_return_each_lease_once() -> None:
             thread.join(30)
         assert ring.stats().leases == 0
         ring.check_integrity()
-        returns.close_row()
+        returns.close_reader()
 
 
 def test_an_abandoned_row_gives_nothing_back_and_keeps_its_parents_locks() -> None:
@@ -91,7 +91,7 @@ def test_an_abandoned_row_gives_nothing_back_and_keeps_its_parents_locks() -> No
         returns = LeaseReturns(row)
         returns.abandon()
         returns.give_back(handle)
-        returns.close_row()
+        returns.close_reader()
         assert ring.stats().leases == 1
         assert [event.row for event in ring.poll_deaths()] == [row.row], "nobody has the lock open any more"
 
@@ -101,14 +101,14 @@ def test_the_row_lives_as_long_as_a_view_of_the_mapping() -> None:
         row, handle = leased(ring, ReaderRow, 1)
         reader = RingReader.open(ring.announcement)
         returns = LeaseReturns(row)
-        reader.when_unmapped(returns.close_row)
+        reader.when_unmapped(returns.close_reader)
         view = reader.view(handle)
         reader.close()
         assert not ring.poll_deaths()
         del view
         assert len(ring.poll_deaths()) == 1
         with pytest.raises(LocalProtocolError, match="closed"):
-            reader.when_unmapped(returns.close_row)
+            reader.when_unmapped(returns.close_reader)
 
 
 def test_a_row_knows_whether_its_writer_lives() -> None:

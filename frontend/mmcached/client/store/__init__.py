@@ -2,7 +2,7 @@
 
 verbs           get, put, contains, claims: what each says, and what becomes of errors
 sessions        the session of the present ring, and what arrives for it
-session         the client's row and mapping of one ring
+session         the client as a reader of one ring
 hits            a record that was found
 lease_returns   leases on their way back
 fail_open       errors that count as misses

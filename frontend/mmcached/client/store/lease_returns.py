@@ -4,10 +4,10 @@ A view may die anywhere, also in a thread that is just giving another lease back
 cell. So nobody gives back directly: an entry is queued, and whoever finds nobody at work works the queue off. Nobody
 waits.
 
-    view dies ──> queue ──(one at a time)──> row.give_back
-    mapping dies ──> queue ──> row.close         its locks outlast every view, and every return
+    view dies ──> queue ──(one at a time)──> reader.give_back
+    mapping dies ──> queue ──> reader.close      its locks outlast every view, and every return
 
-Knows nothing of sockets. Invariant: the row is never touched by two at a time, and not at all after it is closed.
+Knows nothing of sockets. Invariant: the reader is never touched by two at a time, and not at all after it is closed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mmcached.wire.handle import Handle
 
 
 class LeaseReturns:
-    """The way back to one row, which is owned from here on and closed by `close_row`."""
+    """The way back of one reader's leases; owns the reader, which `close_reader` closes."""
 
-    def __init__(self, row: ReaderRow) -> None:
-        self._row: ReaderRow | None = row
+    def __init__(self, reader: ReaderRow) -> None:
+        self._reader: ReaderRow | None = reader
         self._queue: deque[Handle | None] = deque()
         self._turn = threading.Lock()
 
@@ -32,18 +32,18 @@ class LeaseReturns:
         self._queue.append(handle)
         self._work_off()
 
-    def close_row(self) -> None:
+    def close_reader(self) -> None:
         """End the incarnation, once everything queued is given back."""
         self._queue.append(None)
         self._work_off()
 
     def abandon(self) -> None:
         """In a forked child: give nothing back from now on, for the leases are the parent's."""
-        row, self._row = self._row, None
+        reader, self._reader = self._reader, None
         self._queue.clear()
         self._turn = threading.Lock()  # the thread that held it may not exist here
-        if row is not None:
-            row.abandon()
+        if reader is not None:
+            reader.abandon()
 
     def _work_off(self) -> None:
         # Whoever finds the turn taken leaves its entry to the holder, who looks once more after letting go.
@@ -55,10 +55,10 @@ class LeaseReturns:
                 self._turn.release()
 
     def _return(self, handle: Handle | None) -> None:
-        if self._row is None:
+        if self._reader is None:
             return
         if handle is None:
-            row, self._row = self._row, None
-            row.close()
+            reader, self._reader = self._reader, None
+            reader.close()
         else:
-            self._row.give_back(handle)
+            self._reader.give_back(handle)

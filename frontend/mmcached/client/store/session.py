@@ -1,10 +1,10 @@
-"""Holds a client's row and mapping of one ring of the store, and the leases that come. Knows nothing of sockets.
+"""Makes a client a reader of one ring of the store, and keeps the leases that come. Knows nothing of sockets.
 
-    StoreSession(ring)          takes a row of the ring and maps it; cannot? then records come inline
+    StoreSession(ring)          becomes a reader of the ring and maps it; cannot? then records come inline
         receive(records)        leases in, in the order of arrival
         open(records)           hits out, or discard(records)
         contains(keys)          a look into the ring's index, nobody is asked
-        close()                 no more hits; row and mapping go when the last view has died
+        close()                 no more hits; reader and mapping go when the last view has died
 
 A ring dies with its frontend; the next frontend has another, and so the next session. Views of the former stay valid.
 
@@ -43,8 +43,8 @@ class StoreSession:
     Args:
         ring: None if the service keeps no records.
     Attributes:
-        why_inline: why there is no row; empty if there is one, or no ring.
-        is_attached: whether the service has said that leases will come over the present connection.
+        why_inline: the reason that it is no reader; empty if it is one, or if there is no ring.
+        is_attached: the service has said that leases come over the present connection.
     """
 
     def __init__(self, ring: RingAnnouncement | None) -> None:
@@ -52,33 +52,33 @@ class StoreSession:
         self.is_attached = self._is_announced = False
         self.why_inline = ""
         self._lock = threading.RLock()
-        self._row: ReaderRow | None = None
+        self._reader: ReaderRow | None = None
         if ring is not None:
             try:
-                self._take_row(ring)
-            except (MmcachedError, OSError) as error:  # no row, another user's ring, no shared /dev/shm, …
+                self._become_reader(ring)
+            except (MmcachedError, OSError) as error:  # no place, another user's ring, no shared /dev/shm, …
                 self.why_inline = str(error)
 
     @property
-    def has_row(self) -> bool:
-        return self._row is not None
+    def is_reader(self) -> bool:
+        return self._reader is not None
 
     def take_announcement(self) -> ReaderRow | None:
-        """Return the row for its announcement; None if there is none, or somebody announces it or has done so."""
+        """Return the reader that is to be announced; None if there is none, or somebody announces it or has done so."""
         with self._lock:
             if self._is_announced:
                 return None
-            self._is_announced = self._row is not None
-            return self._row
+            self._is_announced = self._reader is not None
+            return self._reader
 
     @property
     def nonce(self) -> int:
-        """Whom leases may be granted to; 0 for nobody."""
-        row = self._row
-        return row.nonce if row is not None and self.is_attached else 0
+        """The incarnation that leases may be granted to; 0 for none."""
+        reader = self._reader
+        return reader.nonce if reader is not None and self.is_attached else 0
 
     def lost_contact(self) -> None:
-        """The connection over which the row was announced is no more."""
+        """Take note that the connection over which the reader was announced is no more."""
         self.is_attached = self._is_announced = False
 
     # ---- records
@@ -86,11 +86,13 @@ class StoreSession:
     def receive(self, answer: Records) -> Records:
         """Count every lease that has come; a handle that is not under one of ours becomes None, as good as none."""
         with self._lock:
-            row = self._row
+            reader = self._reader
             places: list[Place] = []
             for index, place in enumerate(answer.records):
                 lease = answer.leases[index] if index < len(answer.leases) else None
-                is_lost = isinstance(place, Handle) and (row is None or lease is None or not row.receive(place, lease))
+                is_lost = isinstance(place, Handle) and (
+                    reader is None or lease is None or not reader.receive(place, lease)
+                )
                 places.append(None if is_lost else place)
         return msgspec.structs.replace(answer, records=places)
 
@@ -123,9 +125,9 @@ class StoreSession:
     def answer(self, barrier: Barrier) -> Reconcile | None:
         """Say which leases have arrived; None if another incarnation is asked."""
         with self._lock:
-            if self._row is None:
+            if self._reader is None:
                 return None
-            received = self._row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+            received = self._reader.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
         return None if received is None else Reconcile(barrier.nonce, barrier.barrier_id, received)
 
     # ---- the index
@@ -133,13 +135,13 @@ class StoreSession:
     @property
     def is_writer_alive(self) -> bool:
         with self._lock:
-            return self._row is not None and self._row.is_writer_alive()
+            return self._reader is not None and self._reader.is_writer_alive()
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if its index cannot be seen from here."""
         names = [store_key(tenant, key) for key in keys]
         with self._lock:
-            index = None if self._row is None else self._store.reader.index
+            index = None if self._reader is None else self._store.reader.index
             return None if index is None else [index.contains(name) for name in names]
 
     # ---- the end
@@ -147,30 +149,30 @@ class StoreSession:
     def close(self) -> None:
         """Take no more leases; those that views hold stay. A second call changes nothing."""
         with self._lock:
-            if self._row is None:
+            if self._reader is None:
                 return
-            self._row = None
-            self._store.close()  # with the last view the mapping goes, and with it the row
+            self._reader = None
+            self._store.close()  # with the last view the mapping goes, and with it the reader
 
     def abandon(self) -> None:
         """In a forked child: let go without giving back; the parent's leases stay its own."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
-        if self._row is not None:
-            self._row = None
+        if self._reader is not None:
+            self._reader = None
             self._returns.abandon()
             self._store.close()
 
-    def _take_row(self, ring: RingAnnouncement) -> None:
-        row = ReaderRow.attach(ring)
+    def _become_reader(self, ring: RingAnnouncement) -> None:
+        reader = ReaderRow.attach(ring)
         try:
-            reader = RingReader.open(ring)
+            mapping = RingReader.open(ring)
         except BaseException:
-            row.close()
+            reader.close()
             raise
-        self._row = row
-        self._returns = LeaseReturns(row)
-        self._store = ObjectStoreReader(reader)
-        reader.when_unmapped(self._returns.close_row)
+        self._reader = reader
+        self._returns = LeaseReturns(reader)
+        self._store = ObjectStoreReader(mapping)
+        mapping.when_unmapped(self._returns.close_reader)
 
     def _give_back(self, places: Sequence[Place]) -> None:
         for place in places:

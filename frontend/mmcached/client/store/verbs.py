@@ -1,6 +1,6 @@
 """Says what each verb of the store asks, in which order, and what becomes of errors.
 
-    in contact ──the ring's session──> row taken, TakeRow ──> leases come, or records inline ──> the verb's own request
+    in contact ──the ring's session──> a reader, TakeRow ──> leases come, or records inline ──> the verb's own request
 
 A service that is gone, full or late is a miss, unless the client is strict. A claim is dropped when its verb ends in
 any other way than with a put. What a session can see for itself is not asked for.
@@ -125,7 +125,7 @@ class StoreVerbs:
     def _contains(self, keys: list[str], deadline: Deadline) -> Verb[list[bool]]:
         tenant = self._contact.options.tenant
         session = yield from self._in_contact(deadline)
-        if session.has_row and not session.is_writer_alive:
+        if session.is_reader and not session.is_writer_alive:
             self._contact.lose()
             session = yield from self._in_contact(deadline)
         seen = session.contains(keys, tenant)
@@ -187,8 +187,9 @@ class StoreVerbs:
     # ---- helpers
 
     def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
-        """Greet, take a row and announce it, as far as that has not been done. A service without a store is greeted
-        again now and then: it may have found room for one.
+        """Greet, become a reader and announce it, as far as that has not been done.
+
+        A service without a store is greeted again now and then: it may have found room for one.
         """
         known, now = self._contact.welcome, time.monotonic()
         if known is not None and known.store_ring is None and now >= self._greet_again_at:
@@ -198,10 +199,10 @@ class StoreVerbs:
         session = self._sessions.of(welcome.store_ring)
         if session.why_inline:
             warning = f"records come through the socket, which is slower: {session.why_inline}"
-            self._guard.warn_once("no row", warning)
-        if (row := session.take_announcement()) is not None:
+            self._guard.warn_once("no reader", warning)
+        if (reader := session.take_announcement()) is not None:
             try:
-                ask = TakeRow(*self._ids(), row.announcement.epoch, row.row, row.nonce)
+                ask = TakeRow(*self._ids(), reader.announcement.epoch, reader.row, reader.nonce)
                 message, _ = yield from self._contact.exchange(ask, deadline)
                 session.is_attached = expect(message, RowTaken).is_attached
             except BaseException:
