@@ -1,4 +1,5 @@
-"""Checks what a caller passes to a client: each check returns what may travel, or names field, value and limit.
+"""Checks what a caller passes to a client: returns what may travel, or raises `InvalidRequest` that names field, value
+and limit; of a list, those of its first bad entry.
 
 No call sends anything before all of its arguments have passed. Integers and real numbers of numpy are taken for what
 they are; a bool is no number. What an image may be: see `image_files`.
@@ -55,9 +56,7 @@ class Options:
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:
-    """Raises:
-    InvalidRequest: it is no integer of that range.
-    """
+    """Return an integer of that range."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _invalid(field, value, f"an integer from {least} to {most}")
     number = int(value)
@@ -68,9 +67,7 @@ def checked_int(field: str, value: Any, least: int, most: int) -> int:
 
 
 def checked_timeout(field: str, value: Any) -> float:
-    """Raises:
-    InvalidRequest: it is no number of seconds that somebody can wait.
-    """
+    """Return a number of seconds that somebody can wait."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise _invalid(field, value, f"a number of seconds above 0 and at most {MAX_TIMEOUT_S:.0f}")
     try:
@@ -84,19 +81,13 @@ def checked_timeout(field: str, value: Any) -> float:
 
 
 def check_bool(field: str, value: Any) -> None:
-    """Raises:
-    InvalidRequest: it is neither True nor False.
-    """
+    """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise _invalid(field, value, "True or False")
 
 
 def run_dir_of(run_dir: Any) -> RunDir:
-    """Return the run directory that was named, or the default for None.
-
-    Raises:
-        InvalidRequest: it can be no path of one.
-    """
+    """Return the run directory that was named, or the default for None."""
     if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
         raise _invalid("run_dir", run_dir, "a path")
     try:
@@ -106,11 +97,7 @@ def run_dir_of(run_dir: Any) -> RunDir:
 
 
 def checked_prompt(prompt: Any) -> str | list[int]:
-    """Return text, or token ids as a list; a one-dimensional integer array or tensor is taken as a list.
-
-    Raises:
-        InvalidRequest: it is neither; names the first token that can be none.
-    """
+    """Return text, or token ids as a list; a one-dimensional integer array or tensor is taken as a list."""
     if isinstance(prompt, str):
         if not _is_unicode(prompt):
             raise _invalid("prompt", prompt, "Unicode text; this one has a lone surrogate")
@@ -125,12 +112,7 @@ def checked_prompt(prompt: Any) -> str | list[int]:
 
 
 def checked_rows(hidden_states: Any) -> RowsWanted | None:
-    """Return which hidden states are wanted; True means all of the last layer.
-
-    Raises:
-        InvalidRequest: neither a bool nor `RowsWanted`; no key or too many, one that can be no name, a position that is
-            none, one above 0 if all rows are wanted, or another delivery than "full" and "delta".
-    """
+    """Return the hidden states that are wanted; True means all of the last layer."""
     if isinstance(hidden_states, bool):
         return RowsWanted() if hidden_states else None
     if not isinstance(hidden_states, RowsWanted):
@@ -148,11 +130,7 @@ def checked_rows(hidden_states: Any) -> RowsWanted | None:
 
 
 def checked_keys(keys: Any, field: str = "keys") -> list[str]:
-    """Return the keys as they may travel.
-
-    Raises:
-        InvalidRequest: too many, too long, or not text; names the first.
-    """
+    """Return the keys as they may travel."""
     if not _is_sequence(keys):
         raise _invalid(field, keys, f"a sequence of at most {MAX_KEYS} keys")
     if len(keys) > MAX_KEYS:
@@ -169,12 +147,7 @@ def checked_key(key: Any) -> str:
 
 
 def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
-    """Return the ids as they may travel: one per image, or an empty list. The images themselves are `image_files`'.
-
-    Raises:
-        InvalidRequest: the images are no sequence: a string or path is one image; or there is another number of ids, or
-            one that can be none; names the first.
-    """
+    """Return the ids as they may travel: one per image, or an empty list."""
     if not _is_sequence(images):
         raise _invalid("images", images, "a sequence of images, also for a single one: [image]")
     num_images = len(images)
@@ -196,17 +169,13 @@ def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
 
 
 def check_function(fn: Any) -> None:
-    """Raises:
-    InvalidRequest: it can't be called.
-    """
+    """Refuse what can't be called."""
     if not callable(fn):
         raise _invalid("fn", fn, "a function without arguments that returns the record")
 
 
 def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
-    """Raises:
-    InvalidRequest: the service does not read a message of that size.
-    """
+    """Refuse a message that the service would not read."""
     sizes = [frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames]
     if len(sizes) > limits.max_frames:
         limit = f"at most {limits.max_frames} images or tensors and other frames (limits.max_message_frames)"

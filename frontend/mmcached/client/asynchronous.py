@@ -99,7 +99,7 @@ class AsyncClient(BaseClient):
         self._let_go(self._calls)
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's. Called by itself; the next call connects anew."""
+        """As `BaseClient.abandon`."""
         super().abandon()
         self._loop = None  # the first that comes
 

@@ -1,7 +1,4 @@
-"""Says what each call of a client takes, asks and returns: one verb per call, for both clients.
-
-The arguments are checked before anything is sent. `Client` runs a verb in the caller's thread, `AsyncClient` awaits it.
-"""
+"""Says what each call of a client takes, asks and returns: one verb per call, for both clients."""
 
 from __future__ import annotations
 
@@ -219,9 +216,9 @@ class Calls:
     # ---- the service
 
     def invalidate(self, *, timeout_s: float = 30.0) -> Verb[None]:
-        """Begin a new epoch, because weights or a processor have changed: nothing that was computed before is found.
+        """Begin a new epoch, because weights or a processor have changed; never fails open.
 
-        As `flush`, but what is being computed now is not kept either, and generations that run go on. Never fails open.
+        As `flush`, but what is being computed now is not kept either, and generations that run go on.
         """
         message, _ = yield from self._ask(Flush(self.contact.next_id(), True), timeout_s)
         expect(message, Flushed)

@@ -119,11 +119,7 @@ class Contact:
         return next(self._ids)
 
     def limit_s(self, timeout_s: float | None) -> float:
-        """Return how long a call may take that names this limit, or none.
-
-        Raises:
-            InvalidRequest: it is outside what is possible.
-        """
+        """Return the seconds that a call may take which names this limit, or none."""
         return self.options.timeout_s if timeout_s is None else checked_timeout("timeout_s", timeout_s)
 
     def deadline(self, timeout_s: float | None) -> Deadline:
@@ -190,11 +186,10 @@ class Contact:
         self._sessions.lose_contact()
 
     def link(self) -> Link[Any]:
-        """Return the connection; make it if there is none.
+        """Return the connection; make it if there is none; errors as of `Link`.
 
         Raises:
             RequestAborted: the client was closed, or this is a parent's in a forked child.
-            ServiceUnavailable, ConfigError: see `Link`.
         """
         link = self._link
         if link is not None:

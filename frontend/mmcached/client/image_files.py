@@ -25,7 +25,7 @@ def read_images(images: Sequence[ImageLike | None], image_ids: Sequence[str | No
         image_ids: one per image, or none at all.
     Raises:
         InvalidRequest: neither bytes nor a path, a path that cannot be read, or neither file nor id; names its index.
-        EmptyImage: a file without bytes that has an id: in the message it would look like the id alone.
+        EmptyImage: an image has an id, and a file without bytes, which would look like the id alone.
     """
     data = []
     for index, image in enumerate(images):

@@ -117,10 +117,7 @@ class TokenStream:
 
     def take(self) -> Piece:
         """Return the rows of a key that were not taken yet; if there are none, the tokens; and if there are none, the
-        generation. Call it if there are news.
-
-        Raises:
-            MmcachedError: it ended with this.
+        generation, or raise the error that has ended it. Call it if there are news.
         """
         for pieces in self._rows.values():
             if len(pieces):
@@ -152,11 +149,7 @@ class TokenStream:
         return found
 
     def _without_what_came(self, generated: Generated, payload: Sequence[Frame]) -> tuple[Generated, Sequence[Frame]]:
-        """Return an answer with no rows but those that have not come in pieces.
-
-        Raises:
-            RemoteProtocolError: rows between are missing, or all of a key.
-        """
+        """Return an answer with no rows but those that have not come in pieces."""
         if not self._rows:
             return generated, payload
         left = {key: RowPieces(key, pieces.end) for key, pieces in self._rows.items()}
@@ -170,9 +163,7 @@ class TokenStream:
 
 
 def _put(pieces: dict[str, RowPieces], rows: Rows, payload: Sequence[Frame]) -> None:
-    """Raises:
-    RemoteProtocolError: they do not go on where those end that have come, or nobody wants them.
-    """
+    """Add rows that go on where those end that have come."""
     if rows.key not in pieces:
         raise RemoteProtocolError(f"rows of {rows.key!r}, wanted are {list(pieces)}", "rows.key")
     try:

@@ -24,16 +24,27 @@ def told(order: BatchOrder) -> list[tuple[int, bool]]:
     return [(received.number, received.must_forget) for received in taken if received]
 
 
+def live(order: BatchOrder, *numbers: int) -> None:
+    for number in numbers:
+        order.live(number, batch(number))
+
+
+def replay(order: BatchOrder, *numbers: int) -> None:
+    """Answer a question with these batches."""
+    for number in numbers:
+        order.replayed(number, batch(number))
+    order.replay_ended()
+
+
 def started(first: int = 10, *, can_ask: bool = True) -> BatchOrder:
     """Return an order that has been told everything up to `first`."""
     order = BatchOrder(can_ask=can_ask)
     if can_ask:
         assert order.ask_from == 0
         order.asked()
-        order.replayed(first, batch(first))
-        order.replay_ended()
+        replay(order, first)
     else:
-        order.live(first, batch(first))
+        live(order, first)
     assert told(order) == [(first, True)], "the first means to forget what some other reader knew"
     return order
 
@@ -41,33 +52,29 @@ def started(first: int = 10, *, can_ask: bool = True) -> BatchOrder:
 def test_what_comes_in_order_is_told_at_once() -> None:
     order = started()
     for number in (11, 12):
-        order.live(number, batch(number))
+        live(order, number)
         assert told(order) == [(number, False)]
     assert order.ask_from is None
 
 
 def test_what_was_published_before_comes_first() -> None:
     order = BatchOrder(can_ask=True)
-    order.live(7, batch(7))
+    live(order, 7)
     order.asked()
-    order.live(8, batch(8))
+    live(order, 8)
     assert told(order) == [], "perhaps something comes that was before"
-    for number in (5, 6, 7):
-        order.replayed(number, batch(number))
-    order.replay_ended()
+    replay(order, 5, 6, 7)
     assert told(order) == [(5, True), (6, False), (7, False), (8, False)]
 
 
 def test_a_gap_is_filled() -> None:
     order = started()
-    order.live(13, batch(13))
+    live(order, 13)
     assert (order.ask_from, told(order)) == (11, [])
     order.asked()
     assert (order.ask_from, order.is_asking) == (None, True)
-    order.live(14, batch(14))
-    for number in (11, 12, 13):
-        order.replayed(number, batch(number))
-    order.replay_ended()
+    live(order, 14)
+    replay(order, 11, 12, 13)
     assert told(order) == [(11, False), (12, False), (13, False), (14, False)]
     assert order.num_lost_track == 0
 
@@ -75,15 +82,12 @@ def test_a_gap_is_filled() -> None:
 @pytest.mark.parametrize("kept", [[], [12], [12, 13, 14]], ids=str)
 def test_what_is_kept_no_longer_is_forgotten(kept: list[int]) -> None:
     order = started()
-    order.live(13, batch(13))
+    live(order, 13)
     order.asked()
-    for number in kept:
-        order.replayed(number, batch(number))
-    order.replay_ended()
-    order.live(15, batch(15))
+    replay(order, *kept)
+    live(order, 15)
     order.asked()
-    order.replayed(14, batch(14))
-    order.replay_ended()
+    replay(order, 14)
     assert told(order) == [(number, number == (kept or [13])[0]) for number in range((kept or [13])[0], 16)]
     assert order.num_lost_track == 1
 
@@ -91,8 +95,7 @@ def test_what_is_kept_no_longer_is_forgotten(kept: list[int]) -> None:
 def test_without_anybody_to_ask_a_gap_is_forgotten_at_once() -> None:
     order = started(can_ask=False)
     assert order.ask_from is None
-    order.live(12, batch(12))
-    order.live(13, batch(13))
+    live(order, 12, 13)
     order.check()
     assert told(order) == [(12, True), (13, False)]
     assert order.ask_from is None
@@ -100,23 +103,18 @@ def test_without_anybody_to_ask_a_gap_is_forgotten_at_once() -> None:
 
 def test_another_life_of_the_publisher_is_a_gap_that_nobody_fills() -> None:
     order = started()
-    order.live(1003, batch(1003))
+    live(order, 1003)
     order.asked()
-    for number in (1000, 1001, 1002, 1003):
-        order.replayed(number, batch(number))
-    order.replay_ended()
+    replay(order, 1000, 1001, 1002, 1003)
     assert told(order) == [(1000, True), (1001, False), (1002, False), (1003, False)]
 
 
 def test_another_life_that_counts_from_lower_numbers_is_noticed_too() -> None:
     order = started()
-    order.live(11, batch(11))
-    order.live(3, batch(3))
+    live(order, 11, 3)
     assert order.ask_from == 0
     order.asked()
-    for number in (1, 2, 3):
-        order.replayed(number, batch(number))
-    order.replay_ended()
+    replay(order, 1, 2, 3)
     assert told(order) == [(11, False), (1, True), (2, False), (3, False)]
 
 
@@ -125,12 +123,10 @@ def test_a_reader_that_was_there_first_misses_nothing() -> None:
     order = BatchOrder(can_ask=True)
     order.asked()
     order.replay_ended()
-    order.live(6, batch(6))
+    live(order, 6)
     assert (told(order), order.ask_from) == ([], 0)
     order.asked()
-    order.replayed(5, batch(5))
-    order.replayed(6, batch(6))
-    order.replay_ended()
+    replay(order, 5, 6)
     assert told(order) == [(5, True), (6, False)]
 
 
@@ -138,14 +134,11 @@ def test_a_gap_behind_what_was_asked_for_is_asked_for_too() -> None:
     """The answer was made before the batch that is missing; it says nothing about that one."""
     order = BatchOrder(can_ask=True)
     order.asked()
-    order.live(8, batch(8))
-    order.replayed(5, batch(5))
-    order.replayed(6, batch(6))
-    order.replay_ended()
+    live(order, 8)
+    replay(order, 5, 6)
     assert (told(order), order.ask_from) == ([(5, True), (6, False)], 7)
     order.asked()
-    order.replayed(7, batch(7))
-    order.replay_ended()
+    replay(order, 7)
     assert told(order) == [(7, False), (8, False)]
 
 
@@ -156,8 +149,7 @@ def test_silence_is_checked_once_at_a_time() -> None:
     order.asked()
     order.check()
     assert order.ask_from is None
-    order.replayed(11, batch(11))
-    order.replay_ended()
+    replay(order, 11)
     assert told(order) == [(11, False)]
 
 
@@ -166,7 +158,7 @@ def test_the_end_of_an_answer_that_nobody_waits_for_means_nothing() -> None:
     order.replay_ended()
     order.replayed(14, batch(14))
     assert told(order) == []
-    order.live(11, batch(11))
+    live(order, 11)
     assert told(order) == [(11, False)]
 
 
@@ -175,13 +167,12 @@ def test_what_cannot_be_read_is_lost(is_live: bool) -> None:
     order = started()
     if is_live:
         order.live(11, None)
-        order.live(12, batch(12))
+        live(order, 12)
     else:
         order.check()
         order.asked()
         order.replayed(11, None)
-        order.replayed(12, batch(12))
-        order.replay_ended()
+        replay(order, 12)
     assert told(order) == [(12, True)]
 
 
@@ -192,12 +183,11 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, is_asked_before:
     if is_asked_before:
         order.check()
         order.asked()
-    for number in range(20, 25):
-        order.live(number, batch(number))
+    live(order, *range(20, 25))
     if not is_asked_before:
         order.asked()
     assert told(order) == []
-    order.live(25, batch(25))
+    live(order, 25)
     assert told(order) == [(number, number == 20) for number in range(20, 26)]
     assert not order.is_asking
 

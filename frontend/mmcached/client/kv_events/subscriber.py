@@ -122,11 +122,7 @@ class KVEventSubscriber(Closeable):
                 yield self.next_batch(timeout_s)
 
     def next_batch(self, timeout_s: float) -> ReceivedBatch:
-        """Return the next batch in order.
-
-        Raises:
-            DeadlineExceeded: none has come in that time; go on as you like.
-        """
+        """Return the next batch in order; raise `DeadlineExceeded` if none has come in that time."""
         deadline, is_late = self._clock() + timeout_s, False
         while (received := self._order.take()) is None:
             if is_late:

@@ -19,7 +19,7 @@ from mmcached.wire.sockets.unix_sockets import listener_at
 
 
 class Forkable(Protocol):
-    """What `abandon_in_children` watches over."""
+    """An object that shares descriptors with a forked child."""
 
     def abandon(self) -> None:
         """Let go of everything inherited, without a word to anybody; called in the child."""

@@ -128,7 +128,6 @@ class Link(ABC, Generic[WaiterT]):
             is_patient: also wait for a service that is not there yet.
         Raises:
             ServiceUnavailable: there is none, or it does not answer in time.
-            ConfigError: the run directory is not this user's alone.
         """
         if not uninterrupted(self._directory.is_served) and not is_patient:
             raise ServiceUnavailable("the service is not there; it is looked for again by itself")

@@ -102,7 +102,7 @@ class ThreadLink(Link[ThreadWaiter]):
         self._ring_next_reader()
 
     def abandon(self) -> None:
-        """In a forked child: let go without a word; the connection stays the parent's."""
+        """As `Link.abandon`."""
         self._reader = None
         super().abandon()
 

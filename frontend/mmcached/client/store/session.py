@@ -97,11 +97,11 @@ class StoreSession:
         return msgspec.structs.replace(answer, records=places)
 
     def open(self, answer: Records, payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
-        """Turn a received answer into hits, in its order.
+        """Turn a received answer into hits, in its order; on an error all its leases are given back.
 
         Raises:
-            RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be; all leases are given back.
-            InvalidRequest: a dtype that the wanted library does not have; likewise.
+            RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
+            InvalidRequest: a dtype that the wanted library does not have.
         """
         places = answer.records
         hits: list[Hit | None] = []
