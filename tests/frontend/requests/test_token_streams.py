@@ -26,6 +26,7 @@ from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import DEADLINE_S, Bench
 
 CLIENT = "c" * 32
+A = RowsWanted(["a"], delivery="delta")
 CONFIG = ServiceConfig(mm_processor_cache_gb=0, store_gb=0, max_num_requests=3)
 
 
@@ -146,13 +147,17 @@ def test_a_client_cannot_take_what_was_not_sent(desk: Desk) -> None:
 
 def test_what_a_full_queue_refuses_comes_with_the_next(desk: Desk) -> None:
     desk.open(1)
+    desk.open(2, rows=A)
     desk.is_full = True
     desk.commit(1, 0, 5)
+    desk.commit_rows(2, 0, 5)
     desk.flush()
     desk.is_full = False
     assert desk.flush() == [], "the next is due when there is one"
     desk.commit(1, 1, 6)
-    assert desk.flush() == [(b"peer", [StreamedTokens(1001, 0, [5, 6])])]
+    desk.commit_rows(2, 1, 6)
+    assert desk.flush_rows() == [[(1002, "a", 0, [5, 6])]]
+    assert desk.sent == [(b"peer", [StreamedTokens(1001, 0, [5, 6])])]
 
 
 def test_repeated_tokens_are_left_out_and_behind_a_gap_nothing_is_sent(desk: Desk) -> None:
@@ -184,7 +189,7 @@ AB = RowsWanted(["a", "b"], 3, "delta")
 
 def test_rows_go_with_the_tokens_of_their_step_from_the_first_that_is_wanted(desk: Desk) -> None:
     desk.open(1, rows=AB)
-    desk.open(2, rows=RowsWanted(["a"], delivery="delta"))
+    desk.open(2, rows=A)
     desk.commit_rows(1, 3, 13, 14)
     desk.commit_rows(1, 3, 23, 24, key="b")
     desk.commit_rows(2, 0, 7)
@@ -200,7 +205,7 @@ def test_rows_go_with_the_tokens_of_their_step_from_the_first_that_is_wanted(des
 
 
 def test_while_the_window_of_rows_is_used_up_tokens_wait_too_and_then_all_goes_in_one_piece(desk: Desk) -> None:
-    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.open(1, rows=A)
     for position in range(7):
         desk.commit_rows(1, position, position)
         desk.commit(1, position, position)
@@ -218,30 +223,14 @@ def test_while_the_window_of_rows_is_used_up_tokens_wait_too_and_then_all_goes_i
     desk.streams.check_integrity()
 
 
-def test_one_piece_may_be_larger_than_the_window(desk: Desk) -> None:
-    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
-    desk.commit_rows(1, 0, *range(9))
-    assert desk.flush_rows() == [[(1001, "a", 0, list(range(9)))]]
-
-
 def test_while_the_window_of_tokens_is_used_up_rows_wait_too(desk: Desk) -> None:
-    desk.open(1, window=1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.open(1, window=1, rows=A)
     desk.commit(1, 0, 5)
     desk.flush()
-    desk.commit_rows(1, 0, 7)
+    desk.commit_rows(1, 0, *range(9))
     assert desk.flush_rows() == []
     desk.taken(1, 1)
-    assert desk.flush_rows() == [[(1001, "a", 0, [7])]]
-
-
-def test_rows_that_a_full_queue_refuses_come_with_the_next(desk: Desk) -> None:
-    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
-    desk.is_full = True
-    desk.commit_rows(1, 0, 5)
-    desk.flush()
-    desk.is_full = False
-    desk.commit_rows(1, 1, 6)
-    assert desk.flush_rows() == [[(1001, "a", 0, [5, 6])]]
+    assert desk.flush_rows() == [[(1001, "a", 0, list(range(9)))]], "one piece may be larger than the window"
 
 
 def test_the_answer_brings_the_rows_that_wait_and_then_its_own(desk: Desk) -> None:
@@ -271,7 +260,7 @@ def test_rows_of_who_wants_them_all_with_the_answer_pass_through(desk: Desk) -> 
 
 
 def test_lost_rows_are_an_error_and_repeated_ones_are_left_out(desk: Desk) -> None:
-    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.open(1, rows=A)
     desk.commit_rows(1, 0, 5, 6)
     desk.commit_rows(1, 1, 6, 7)
     with pytest.raises(RequestAborted, match=r"rows \[3, 4\) of 'a'"):
@@ -285,11 +274,11 @@ def test_lost_rows_are_an_error_and_repeated_ones_are_left_out(desk: Desk) -> No
 
 
 def test_no_rows_are_kept_of_what_is_over_or_not_asked_for(desk: Desk) -> None:
-    desk.open(1, rows=RowsWanted(["a"], delivery="delta"))
+    desk.open(1, rows=A)
     desk.commit_rows(1, 0, 5)
     desk.streams.close(1)
     desk.commit_rows(1, 0, 5)
-    desk.open(2, rows=RowsWanted(["a"], delivery="delta"))
+    desk.open(2, rows=A)
     desk.commit_rows(2, 0, 5, key="b")
     assert desk.flush_rows() == []
 

@@ -204,15 +204,6 @@ def posix_ipc_words(name: str) -> Iterator[memoryview]:
         yield words
 
 
-def test_a_claim_has_a_deadline_of_its_own(bench: Bench, clock: Clock) -> None:
-    owner, waiter = bench.connect_client(), bench.connect_client()
-    former = owner.claim("k")
-    wait_for(bench, waiter, "k", timeout_s=59)
-    clock.now += CONFIG.limits.claim_timeout_s + 1
-    assert waiter.answer(to_client.Claimed).claim != former.claim
-    assert owner.put("k", record_of(1), claim=former.claim).is_stored, "a late put is a put"
-
-
 def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(bench: Bench) -> None:
     client = bench.connect_client()
     client.put("a", record_of(1), tenant="t")
@@ -297,25 +288,35 @@ def test_a_put_without_a_claim_serves_those_who_wait_too(bench: Bench) -> None:
     assert store_stats(bench).computing == 0
 
 
-@pytest.mark.parametrize("how", ["drop", "bye", "death", "old epoch"])
+@pytest.mark.parametrize("how", ["drop", "cancel", "bye", "death", "old epoch", "deadline", "connection"])
 def test_when_the_owner_does_not_compute_the_next_does(bench: Bench, clock: Clock, how: str) -> None:
     owner, waiter = bench.connect_client(), bench.connect_client()
-    claim = owner.claim("a").claim
-    number = wait_for(bench, waiter, "a")
+    former = owner.claim("a")
+    number = wait_for(bench, waiter, "a", timeout_s=59)
     match how:
         case "drop":
-            owner.channel.send(to_frontend.DropClaim(owner.client_id, claim))
+            owner.channel.send(to_frontend.DropClaim(owner.client_id, former.claim))
+        case "cancel":  # it gave up before it heard
+            owner.channel.send(to_frontend.Cancel(owner.client_id, former.request_id))
         case "bye":
             owner.channel.send(to_frontend.ClientBye(owner.client_id))
         case "death":
             owner.presence.close()
             look_again(clock)
         case "old epoch":
-            owner.send_put("a", record_of(1), epoch=bench.first_epoch - 1, claim=claim)
+            owner.send_put("a", record_of(1), epoch=bench.first_epoch - 1, claim=former.claim)
+        case "deadline":
+            clock.now += CONFIG.limits.claim_timeout_s + 1
+        case "connection":
+            owner.connect_anew()
     claimed = waiter.answer(to_client.Claimed)
     assert claimed.request_id == number
-    assert claimed.claim != claim
+    assert claimed.claim != former.claim
+    is_late = how in ("deadline", "connection")
+    if is_late:
+        assert owner.put("a", record_of(1), claim=former.claim).is_stored, "a late record is as good as any"
     assert waiter.put("a", record_of(2), claim=claimed.claim).is_stored
+    assert value_of(waiter, waiter.get("a")) == (1 if is_late else 2)
     assert store_stats(bench).computing == 0
 
 
@@ -352,14 +353,6 @@ def test_who_cancels_does_not_wait(bench: Bench) -> None:
     owner.put("a", record_of(1), claim=claim)
     assert not waiter.channel.wait(0)
     assert store_stats(bench).ring.leases == 0
-
-
-def test_an_owner_that_gave_up_before_it_heard_passes_the_claim_on(bench: Bench) -> None:
-    owner, waiter = bench.connect_client(), bench.connect_client()
-    request_id = owner.claim("a").request_id
-    number = wait_for(bench, waiter, "a")
-    owner.channel.send(to_frontend.Cancel(owner.client_id, request_id))
-    assert waiter.answer(to_client.Claimed).request_id == number
 
 
 def test_claims_and_waits_are_bounded(bench: Bench) -> None:
@@ -524,17 +517,6 @@ def test_an_answer_to_a_barrier_that_cannot_be_takes_nothing(bench: Bench) -> No
     assert store_stats(bench).ring.leases == 1
 
 
-def test_a_claim_over_a_lost_connection_passes_on(bench: Bench) -> None:
-    owner, waiter = bench.connect_client(), bench.connect_client()
-    claim = owner.claim("a").claim
-    wait_for(bench, waiter, "a")
-    owner.connect_anew()
-    claimed = waiter.answer(to_client.Claimed)
-    assert owner.put("a", record_of(1), claim=claim).is_stored, "its record is as good as any"
-    assert waiter.put("a", record_of(2), claim=claimed.claim).is_stored
-    assert value_of(waiter, waiter.get("a")) == 1
-
-
 def test_a_client_that_is_gone_holds_nothing(bench: Bench, clock: Clock) -> None:
     client, other = bench.connect_client(), bench.connect_client(has_row=False)
     client.put("a", record_of(1))
@@ -602,6 +584,11 @@ def desk(sender: Sender, clock: Clock) -> Iterator[StoreService]:
 ANN, BOB, EVE = (letter * 32 for letter in "abe")
 
 
+def three_claim(desk: StoreService) -> None:
+    for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
+        desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
+
+
 def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreService, sender: Sender) -> None:
     assert desk.announcement is not None
     frames = encode(record_of(1)).frames()
@@ -637,8 +624,7 @@ def test_a_lease_goes_only_where_the_row_is_known(desk: StoreService, sender: Se
 
 
 def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreService, sender: Sender) -> None:
-    for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
-        desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
+    three_claim(desk)
     (_, claimed) = sender.sent.pop()
     assert isinstance(claimed, to_client.Claimed)
     sender.deaf.add(b"bob")
@@ -662,8 +648,7 @@ def test_a_row_over_another_connection_ends_what_was_under_way_over_the_former(d
 
 
 def test_one_who_waits_and_does_not_read_costs_the_others_nothing(desk: StoreService, sender: Sender) -> None:
-    for client_id, peer in ((ANN, b"ann"), (BOB, b"bob"), (EVE, b"eve")):
-        desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
+    three_claim(desk)
     sender.deaf.add(b"bob")
     desk.handle(b"ann", to_frontend.PutRecord(ANN, 2, "a", desk.records.epoch), encode(record_of(1)).frames())
     assert [(peer, type(m)) for peer, m in sender.sent[1:]] == [(b"eve", to_client.Records), (b"ann", to_client.Stored)]
