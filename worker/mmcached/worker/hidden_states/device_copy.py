@@ -3,11 +3,11 @@
     tensors of a step  --clone, all packed-->  device buffer  --one copy-->  pinned buffer    one event behind it
                           engine's stream                      side stream, which waits for the clone
 
-The engine may write into its tensors as soon as `start` returns, on the stream on which it has called. `start` does not
-wait for the device. All calls come on one stream, or on streams that the caller has put in order.
+The engine may write into its tensors as soon as `start` returns, which does not wait. All calls come on one stream, or
+on streams that the caller has put in order.
 
-Knows nothing of arenas, requests or steps. Invariant: the rows of a copy are right once `is_done` has said so or `wait`
-has returned, until `release`; a pinned buffer is used again only then.
+Knows nothing of arenas, requests or steps. Invariant: the rows of a copy are right from when it is done until
+`release`; a pinned buffer is used again only then.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     rows      block 0: row 0 … block_size - 1 | block 1: … | …        index of a row = block_id * block_size + offset
     written   (num_blocks, block_size) bool
 
-One anonymous mapping holds all rows; the kernel gives it pages as rows are written, so memory grows with use, and each
-gather or scatter is one call over one array. Rows move through numpy as the widest machine words that they consist of:
-numpy copies a row at a time, where torch's `index_copy_` walks over its elements (64 rows of 4 KiB: 4 against 37
-microseconds; gathers: about equal).
+One anonymous mapping holds all rows, so memory grows as they are written. Rows move through numpy as the widest machine
+words that they consist of: numpy copies a row at a time, where torch's `index_copy_` walks over its elements (64 rows
+of 4 KiB: 4 against 37 microseconds).
 
 Knows nothing of block hashes, slots or requests. A row may be marked while its bytes are under way: `pending_rows`.
 """

@@ -1,11 +1,7 @@
 """Keeps the blocks of a store: their holders, their hashes, and the order in which they are evicted.
 
-    free ──take──> open ──seal──> sealed, held <──hold / let_go──> sealed, evictable ──evict──> free
-      ^              |
-      └───let_go─────┘
-
-A block is the same place in the arena of every key. Ids are handed out from 0 on, a free one before a new one, so a
-block that was never used has never been touched. The evictable stand in the order in which they were let go.
+A block is the same place in the arena of every key; its states: package docstring. Ids are handed out from 0 on, a free
+one before a new one, so a block that was never used has never been touched.
 
 Knows nothing of rows or requests. Invariant: a block is either free or it has a hash or a holder, and at most
 `capacity` blocks are not free.
@@ -23,9 +19,6 @@ from mmcached.wire.errors import InvariantError
 
 class BlockPool:
     """The blocks of one store.
-
-    Args:
-        num_blocks: ids that there are.
 
     Attributes:
         capacity: number of blocks that may be in use.

@@ -16,9 +16,7 @@ class PackedRows:
     """The rows of a step.
 
     Args:
-        found: ids of all blocks that the runs touch, run after run; `ABSENT` where there was no room.
-        block_ids: the same as an array.
-        is_sealed: by block, whether its rows are final.
+        found, block_ids: ids of all blocks that the runs touch, run after run; `ABSENT` where there was no room.
 
     Attributes:
         indexes: index of each row in every arena, negative where there was no room.

@@ -16,10 +16,9 @@ class RowChunk(NamedTuple):
     """One request's part of a step: rows of positions `start …`, in the packed order of the step's tensors.
 
     Attributes:
-        block_hashes: hashes of the request's blocks from number `first_block` on, as far as they are known: of each
-            block that is full within the tokens that are known for good. The first chunk of a request has those of all
-            blocks from 0 up to its own last one, so that the prefix behind which it stands is found; later chunks need
-            only have what is new. To say a hash again changes nothing.
+        block_hashes: hashes of the request's blocks from number `first_block` on: of each block that is full within the
+            tokens that are known for good. The first chunk of a request has those of all blocks from 0 up to its own
+            last one; later chunks need only have what is new.
     """
 
     request_id: int

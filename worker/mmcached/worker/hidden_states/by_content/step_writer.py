@@ -5,8 +5,7 @@
               room is made for any            a chunk stands behind           belong               tokens could be there
 
 Hashes and blocks are taken in the order of where chunks start: who stands behind a block starts later than whoever
-fills it in the same step. An open block is found by its hash as soon as it has one; only if another block has the hash
-it waits, until its rows are there and can be merged.
+fills it in the same step.
 
 Knows nothing of readers. Invariant: a row of a sealed block is written once; every row written since the last commit
 is in the journal.
@@ -42,9 +41,6 @@ class _OpenBlocks(NamedTuple):
 
 class StepWriter:
     """Writes into the blocks and arenas of a store.
-
-    Args:
-        arenas: by key; others may add to it.
 
     Attributes:
         num_written, num_replayed, num_dropped: rows of one key: kept, there already, without room.
@@ -131,10 +127,7 @@ class StepWriter:
         return with_rows
 
     def _take_hashes(self, chunks: Sequence[RowChunk], refusals: list[Refusal], wrong: set[int]) -> list[_OpenBlocks]:
-        """Hold what is sealed under the hashes of all chunks; return the blocks that have got their hash open.
-
-        What is refused is added to `refusals`, and the chunk's number to `wrong`.
-        """
+        """Hold what is sealed under the hashes of all chunks that are not refused; return the open blocks named now."""
         numbers: Iterable[int] = range(len(chunks))
         if self._requests.of_request.keys() >= {chunk.request_id for chunk in chunks}:
             numbers = [number for number in numbers if chunks[number].block_hashes]  # the others' chains are there
@@ -166,11 +159,7 @@ class StepWriter:
     def _place(
         self, request_ids: Sequence[int], runs: Runs, wrong: Collection[int], starts: Sequence[int] | None
     ) -> list[int]:
-        """Return the ids of all blocks of all chunks, after making room for those that are new.
-
-        Args:
-            starts: first positions of the chunks, in whose order they get their room; None: it does not matter.
-        """
+        """Return the ids of all blocks of all chunks, after making room for those that are new, by `starts`."""
         first_blocks = runs.first_blocks.tolist()
         new: list[int] = []
         if runs.are_single_rows and not wrong:  # requests that decode: most of them go on in a block that is there

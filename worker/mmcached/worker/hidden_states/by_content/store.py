@@ -102,9 +102,8 @@ class TensorPrefixStore:
     def declare(self, *specs: KeySpec) -> None:
         """Make keys known, between two steps. If they are known just so, nothing changes.
 
-        Blocks that are here have no rows of a new key. A key that is declared otherwise than before loses all it had.
-        Blocks grow by a new key, so fewer fit: what is too much is given up, the evictable first, then the ends of
-        running requests, of those that came last.
+        A key that is declared otherwise than before loses all it had. Blocks grow by a new key, so fewer fit: what is
+        too much is given up, the evictable first, then the ends of running requests, of those that came last.
 
         Raises:
             LocalProtocolError: a step has neither been committed nor withdrawn.
@@ -162,10 +161,8 @@ class TensorPrefixStore:
         A row that is there already stays as it is if its block is sealed; in an open block the later row is right.
 
         Args:
-            chunks: in the order of the packed rows, which may be any: who stands behind a block that another chunk
-                fills finds it. What is sealed of their prefixes is held before room is made for any. Rows of tokens
-                that may come otherwise can be written too; the request goes on at the first that did, before the
-                blocks have hashes.
+            chunks: in the order of the packed rows, which may be any. Rows of tokens that may come otherwise can be
+                written too; the request goes on at the first that did, before the blocks have hashes.
             outputs: by key, `(rows of the step, *shape)`; a declared key that is absent has no rows here.
 
         Raises:

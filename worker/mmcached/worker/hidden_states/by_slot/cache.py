@@ -160,8 +160,8 @@ class OmniTensorPrefixCache:
     ) -> None:
         """Write a step's rows to their slots.
 
-        The slots have new tenants: whatever the step has no rows of is missing there from now on. Of what is None, rows
-        that another call has written in the same step stay.
+        Whatever the step has no rows of is missing there from now on. Of what is None, rows that another call has
+        written in the same step stay.
 
         Args:
             hidden_states: `(tokens, hidden_size)`, or None: the model has none.
@@ -290,8 +290,8 @@ class OmniTensorPrefixCache:
     ) -> dict[str, dict[str, object]]:
         """Return key -> request id -> its part of the step's outputs; known keys are merged with the cached prefix.
 
-        A known key that the step lacks is delivered to hits that have its prefix: the prefix alone. What is no known
-        key follows `passthrough.split_per_request`; while a key is undecided its prefix is missing.
+        Of a known key that the step lacks, hits get the prefix alone. What is no known key follows
+        `passthrough.split_per_request`; while a key is undecided its prefix is missing.
 
         Raises:
             MissingPrefix, InvalidRequest: as `get_merged_hidden_states`; to go on without a key that does not fit,
