@@ -225,6 +225,22 @@ def test_a_hit_of_any_length_is_clamped_to_what_is_there() -> None:
     assert index.usable_prefix(a_request(2, [7, 7, 7, 7, 7]), 4, HIDDEN) == 0
 
 
+def test_a_block_that_has_no_digest_yet_is_not_usable() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0, end=16)
+    assert len(writer.block_hashes) == 4
+    assert index.usable_prefix(a_request(1), 18, HIDDEN) == 16
+
+
+def test_a_withdrawn_step_is_believed_what_it_lost_and_nothing_else() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0, end=8)
+    index.begin_step(1)
+    index.withdraw(1, {writer.block_hashes[1]: {"hidden_states": 1}, writer.block_hashes[2]: {"hidden_states": 4}})
+    assert index.usable_prefix(a_request(1), 16, HIDDEN) == 5
+    assert index.stats().blocks == 2
+
+
 def test_rows_of_a_step_that_is_open_can_be_counted_on() -> None:
     index, writer, reader = make_index(), a_request(0), a_request(1)
     write(index, writer, 6, end=3)
