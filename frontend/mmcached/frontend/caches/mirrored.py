@@ -35,11 +35,7 @@ from mmcached.frontend.processing.processor import Processed
 
 
 class MirroredItemCache(ItemCache):
-    """Key -> size of an item that the engine holds, and its number of embeddings.
-
-    Args:
-        lru: empty; its capacity is that of the engine's.
-    """
+    """Key -> size and number of embeddings of an item that the engine holds; `lru` has the engine's capacity."""
 
     def __init__(self, lru: RequestLRU[int]) -> None:
         super().__init__()

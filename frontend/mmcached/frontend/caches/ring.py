@@ -28,11 +28,7 @@ SMALL_SHARE = 16
 
 
 class RingItemCache(ItemCache):
-    """Key -> item in the ring, or here.
-
-    Args:
-        store: see `RingItems`.
-    """
+    """Key -> item in the ring, or here."""
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
         super().__init__()

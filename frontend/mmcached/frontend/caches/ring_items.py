@@ -59,7 +59,6 @@ class RingItems(Generic[N]):
         self._store.touch(key)
 
     def release_touches(self) -> None:
-        """End every `touch`."""
         self._store.release_touches()
 
     def discard(self, key: str) -> None:
@@ -70,12 +69,10 @@ class RingItems(Generic[N]):
             self._notes.pop(handle, None)
 
     def clear(self) -> None:
-        """Forget every key. What is leased stays readable."""
         self._store.clear()
         self._notes.clear()
 
     def handles(self) -> Iterator[Handle]:
-        """Iterate over the places of all records."""
         return iter(self._notes)
 
     def check_integrity(self) -> None:
@@ -94,7 +91,6 @@ class RingItems(Generic[N]):
             self._notes.clear()
 
     def _forget(self, handle: Handle) -> None:
-        """Forget the note of a chunk that the ring has evicted."""
         self._notes.pop(handle, None)
         if self._next_on_evict is not None:
             self._next_on_evict(handle)

@@ -25,11 +25,7 @@ log = structlog.get_logger("mmcached.frontend")
 
 
 class ClientPresence:
-    """All clients that have spoken.
-
-    Attributes:
-        num_alive: clients that held their lock at the last look.
-    """
+    """All clients that have spoken; `num_alive` of them held their lock at the last look."""
 
     def __init__(self, run_dir: RunDir, channel: Listener[FromClient]) -> None:
         self._run_dir = run_dir

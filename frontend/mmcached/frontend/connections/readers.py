@@ -156,10 +156,10 @@ class Readers(Generic[OwnerT]):
     def send(
         self, reader: Reader[OwnerT] | None, granted: Granted, peer: bytes, message: object, payload: Sequence[Frame]
     ) -> None:
-        """Queue a message with the leases of a reader, which the caller takes back if this raises.
+        """Queue a message with the leases of a reader.
 
         Raises:
-            PeerGone, ChannelFull: nothing was queued.
+            PeerGone, ChannelFull: nothing was queued; the caller takes the leases back.
         """
         crash_point("grant.before_send")
         self._channel.send(peer, message, payload)

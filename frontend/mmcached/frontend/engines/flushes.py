@@ -41,11 +41,7 @@ class Flushes(EngineRounds):
         self._next_begin = float("-inf")
 
     def start(self, peer: bytes, request_id: int, now: float, *, new_epoch: bool) -> None:
-        """Take a question.
-
-        Raises:
-            ServiceUnavailable: too many of this connection wait.
-        """
+        """Take a question; raise `ServiceUnavailable` if too many of its connection wait."""
         self.ask(peer, request_id, FLUSH_TIMEOUT_S, now)
         self._begins_epoch |= new_epoch
 

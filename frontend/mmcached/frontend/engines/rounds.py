@@ -44,11 +44,7 @@ class EngineRounds(ABC):
         self._missing: dict[int, EngineConnection] = {}
 
     def ask(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
-        """Let one wait for the next round.
-
-        Raises:
-            ServiceUnavailable: too many questions of that connection wait already.
-        """
+        """Let one wait for the next round; raise `ServiceUnavailable` if too many of its connection do already."""
         limit = self._max_per_peer
         if self._num_of_peer[peer] >= limit:
             reason = (
@@ -93,11 +89,7 @@ class EngineRounds(ABC):
 
     @abstractmethod
     def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
-        """Send the question; return the engines that it was sent to.
-
-        Raises:
-            MmcachedError: it cannot be asked now.
-        """
+        """Send the question, and return the engines that have it; raise `MmcachedError` if it cannot be asked now."""
 
     @abstractmethod
     def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:

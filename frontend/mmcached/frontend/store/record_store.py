@@ -139,11 +139,7 @@ class RecordStore(Closeable):
         return self._store.find(store_key(tenant, key))
 
     def frames(self, handle: Handle) -> list[codec.Frame]:
-        """Copy a record out as message frames.
-
-        Raises:
-            StaleHandle: it is not current.
-        """
+        """Copy a record out as message frames; raise `StaleHandle` if it is not current."""
         return codec.split(self._store.ring.read(handle))
 
     # ---- the object
