@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from mmcached.shm import RingWriter
 from mmcached.wire.closeable import Closeable
 
 DEADLINE_S = 60.0
@@ -106,6 +108,19 @@ class Process(Child):
         if outcome == "error":
             raise ChildError(value)
         return value
+
+
+def attach(ring: RingWriter, process: Process) -> tuple[int, int]:
+    """Let a child take a row of a ring and map it; return the row and its nonce."""
+    row, nonce = process.ask("attach", ring.announcement)
+    assert ring.attach(row, nonce)
+    process.ask("open", ring.announcement)
+    return row, nonce
+
+
+def digest(value: int, nbytes: int) -> str:
+    """Return what a child answers to "digests" for a view whose bytes all have one value."""
+    return hashlib.sha256(bytes([value]) * nbytes).hexdigest()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

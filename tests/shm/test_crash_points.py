@@ -174,6 +174,8 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
             assert party.exit_code() == -signal.SIGKILL
         is_attached = 1 in ring.attached_rows()
         assert is_attached is not label.startswith("row.")
+        early = store.put("early", record_of(50))
+        survivor.receive(50, [early, ring.grant(survivor.row.row, early)])  # before anybody has looked who is dead
         assert [type(event) for event in ring.poll_deaths()] == [RowVoided] * is_attached
         assert ring.stats().leases == 1
         for value in range(2, NUM_PUTS):  # progress: only what the survivor holds is in the way

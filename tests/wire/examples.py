@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
@@ -32,6 +33,15 @@ FEATURES = [
 ]
 ROWS = RowsWanted(["hidden_states", "hidden_states.layer_0"], 120, "delta")
 ERROR = error_to_wire(CacheMiss(["a", "b"]))
+
+
+def config_with(name: str, value: object) -> ServiceConfig:
+    """Return the configuration with one setting, named as `limits.turn_s` or `block_size`, changed."""
+    section, _, field = name.rpartition(".")
+    fields: dict[str, Any] = {"kv_events": {"enable_kv_cache_events": True}}
+    fields.setdefault(section, {})[field] = value
+    return ServiceConfig.from_fields(fields | fields.pop("", {}))
+
 
 UNIONS: dict[str, Any] = {
     "ToClient": client.ToClient,

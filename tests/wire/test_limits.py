@@ -9,6 +9,7 @@ import pytest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.limits import LIMITS, LimitsConfig, table_lines
+from tests.wire.examples import config_with
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -28,12 +29,5 @@ def test_a_setting_outside_its_range_is_refused_by_name(name: str) -> None:
     limit = LIMITS[name]
     for value in (limit.low - 1, limit.high + 1):
         with pytest.raises(ConfigError) as raised:
-            _config_with(name, value)
+            config_with(name, value)
         assert raised.value.details["field"] == name
-
-
-def _config_with(name: str, value: float) -> ServiceConfig:
-    section, _, field = name.rpartition(".")
-    if section:
-        return ServiceConfig(limits=LimitsConfig(**{field: value}))  # type: ignore[arg-type]
-    return ServiceConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
 """The product with one rule removed, for each rule: some world of a small set must find what goes wrong.
 
-Each mutant replaces one method of one class, for the duration of a test.
+The subject of each mutant replaces one method of one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from mmcached.worker.hidden_states import Refusal, RowChunk, RowsRead, TensorPre
 from mmcached.worker.steps import prefix_rows
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.step_result import StepResult
+from scripts.verification.mutants import Mutant
 from tests.worker.hidden_states.by_content.delayed_transfer import DelayedTransfer
 
 Patch = pytest.MonkeyPatch
@@ -288,9 +289,9 @@ def does_not_tell_again_what_failed(patch: Patch) -> None:
     patch.setattr(StepLog, "withdraw", StepLog.commit)
 
 
-MUTANTS: dict[str, Callable[[Patch], None]] = {
-    mutant.__name__.replace("_", " "): mutant
-    for mutant in (
+MUTANTS = [
+    Mutant(removal.__name__.replace("_", " "), removal)
+    for removal in (
         writes_one_step_late,
         keeps_what_it_was_lent,
         sends_rows_without_a_copy,
@@ -320,4 +321,4 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         tells_a_freed_key_twice,
         does_not_tell_again_what_failed,
     )
-}
+]

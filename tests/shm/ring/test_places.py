@@ -29,30 +29,6 @@ def test_a_bargain_is_taken_before_the_next_are_looked_at() -> None:
     assert next(places)[2] == 4
 
 
-def test_no_more_than_many_are_compared() -> None:
-    places = singles([*[5] * (MANY_PLACES - 1), 4, 3])
-    assert choose(places, Pins(never), bargain=0) == (4, 0, MANY_PLACES - 1, MANY_PLACES)
-
-
-def test_a_pinned_bargain_ends_nothing() -> None:
-    assert choose(singles([9, 1, 8, 7]), Pins(lambda index: index == 1), bargain=1) == (7, 0, 3, 4)
-
-
-def test_if_all_of_many_are_closed_the_next_are_compared() -> None:
-    prices = [*[5] * MANY_PLACES, 9, 8]
-    assert choose(singles(prices), Pins(lambda index: index < MANY_PLACES), bargain=0) == (
-        8,
-        0,
-        MANY_PLACES + 1,
-        MANY_PLACES + 2,
-    )
-
-
-@pytest.mark.parametrize("prices", [[], [1, 2, 3], [1] * MANY_PLACES * 2])
-def test_nothing_to_be_had(prices: list[int]) -> None:
-    assert choose(singles(prices), Pins(lambda index: True), bargain=9) is None
-
-
 @pytest.mark.parametrize(("pinned", "first"), [({9}, 6), ({4, 7}, 1)])
 def test_overlapping_places_ask_once_about_what_they_share(pinned: set[int], first: int) -> None:
     asked = Counter[int]()

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import msgspec
 import pytest
 
-from mmcached.shm import RingWriter, RowStopped, RowVoided, sweep
+from mmcached.shm import RowStopped, RowVoided
 from mmcached.shm.segment.layout import Layout
 from mmcached.wire.errors import CacheFull, PeerGone
-from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
-from tests.shm.processes import ChildError, Process, wait_until
+from mmcached.wire.handle import LeaseId
+from tests.shm.processes import ChildError, Process, attach, digest, wait_until
 from tests.shm.rings import attached, make_ring, overwritten, put
-
-
-def attach(ring: RingWriter, process: Process) -> tuple[int, int]:
-    row, nonce = process.ask("attach", ring.announcement)
-    assert ring.attach(row, nonce)
-    process.ask("open", ring.announcement)
-    return row, nonce
-
-
-def digest(value: int, nbytes: int) -> str:
-    return hashlib.sha256(bytes([value]) * nbytes).hexdigest()
 
 
 def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
@@ -201,18 +187,3 @@ def test_a_reader_in_another_process_gives_back() -> None:
             wait_until(lambda: ring.stats().leases == 0)
         put(ring, 64)
         ring.check_integrity()
-
-
-def test_a_reader_of_a_killed_writer_keeps_what_it_has() -> None:
-    with Process() as writer, Process() as reader:
-        announcement = msgspec.convert(writer.ask("create", 1 << 16), RingAnnouncement)
-        handle = msgspec.convert(writer.ask("put", 1000, 5), Handle)
-        reader.ask("attach", announcement)
-        reader.ask("open", announcement)
-        reader.ask("view", handle)
-        writer.kill()
-        assert announcement.data_name in sweep()
-        assert reader.ask("digests") == [digest(5, 1000)]
-        reader.ask("give_back", handle)  # nobody reads it any more; it harms nobody
-        with pytest.raises(ChildError, match="segment_error"):
-            reader.ask("attach", announcement)
