@@ -1,4 +1,4 @@
-"""What a client receives from the frontend."""
+"""The frontend says these messages to a client."""
 
 from __future__ import annotations
 

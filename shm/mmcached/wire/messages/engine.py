@@ -1,4 +1,4 @@
-"""What an engine receives: from the frontend on one socket, from its workers on another."""
+"""An engine receives these messages: from the frontend on one socket, from its workers on another."""
 
 from __future__ import annotations
 

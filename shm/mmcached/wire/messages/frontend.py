@@ -1,4 +1,4 @@
-"""What the frontend receives: from clients on one socket, from engines on another."""
+"""The frontend receives these messages: from clients on one socket, from engines on another."""
 
 from __future__ import annotations
 

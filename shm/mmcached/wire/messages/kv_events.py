@@ -1,4 +1,4 @@
-"""What an engine publishes about its KV prefix cache: which contents have come, which have gone.
+"""An engine publishes these events of its KV prefix cache: contents that have come, contents that have gone.
 
     PUB     [topic][number][batch]                                  number: 8 bytes, big-endian, one more each time
     ROUTER  [empty][number] -> [empty][topic][number][batch] …      what is kept, from that number on

@@ -1,4 +1,4 @@
-"""What a worker receives from its engine. A plan is complete: a worker keeps caches, but no requests."""
+"""An engine says these messages to its workers. A plan is complete: a worker keeps caches, but no requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's plan says of rows, done with the prefix store of rank 0: write, read what lies before a chunk, answer.
+"""Rank 0 writes and reads the hidden states that a step's plan names, in its prefix store.
 
     StepPlan.released ──> release           StepPlan.row_epoch ──> reset, if it is another
     RunChunk (digests) ─> write ──> read ──> rows [first_row, end of the chunk) of each key, or what is missing
