@@ -226,8 +226,8 @@ def _our_ring() -> Iterator[tuple[Any, Any]]:
         stack.callback(sender.close)
         receiver = ShmObjectStoreReceiverCache(ring.announcement)
         stack.callback(receiver.close)
-        if not ring.attach(receiver.row, receiver.nonce):
-            raise RuntimeError("the receiver's row was not accepted")
+        if not ring.attach(receiver.reader_id, receiver.nonce):
+            raise RuntimeError("the receiver was not accepted")
         yield sender, receiver
 
 

@@ -1,4 +1,4 @@
-"""Measures the cost of the writer's operations as rows and slots grow, in one process: nobody waits for anybody.
+"""Measures the cost of the writer's operations as readers and slots grow, in one process: nobody waits for anybody.
 
 Chunks are so small that slot ids run out first: every claim evicts one. In the rows with pins, every 20th chunk is
 leased for as long as the measurement lasts.
@@ -15,11 +15,11 @@ from typing import Self
 
 import torch
 
-from mmcached.shm import ObjectStoreWriter, ReaderRow, RingWriter
+from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter
 from mmcached.wire.handle import Handle
 from scripts.bench.harness import Call, Row, Sampler, against_first, compare, wall_us
 
-NUM_ROWS = (1, 2, 4, 8, 16)
+NUM_READERS = (1, 2, 4, 8, 16)
 NUM_SLOTS = (1024, 4096, 16384)
 USUAL_ROWS = 4
 USUAL_SLOTS = 4096
@@ -31,32 +31,32 @@ PINNED_EVERY = 20
 
 @dataclass(slots=True)
 class Subject:
-    """A full ring with attached rows."""
+    """A full ring with attached readers."""
 
     store: ObjectStoreWriter
-    rows: list[ReaderRow]
+    readers: list[ReaderEntry]
     handle: Handle
     keys: itertools.count[int]
     item: torch.Tensor
 
     @classmethod
-    def make(cls, undo: contextlib.ExitStack, *, num_rows: int, num_slots: int, has_pins: bool) -> Self:
+    def make(cls, undo: contextlib.ExitStack, *, num_readers: int, num_slots: int, has_pins: bool) -> Self:
         data_bytes = CHUNK_BYTES * num_slots
         ring = RingWriter.create(
-            data_bytes=data_bytes, num_slots=num_slots, max_rows=num_rows, max_object_bytes=data_bytes // 2
+            data_bytes=data_bytes, num_slots=num_slots, max_readers=num_readers, max_object_bytes=data_bytes // 2
         )
         store = undo.enter_context(ObjectStoreWriter(ring))
-        rows = [undo.enter_context(ReaderRow.attach(ring.announcement)) for _ in range(num_rows)]
-        for each in rows:
-            if not ring.attach(each.row, each.nonce):
-                raise RuntimeError(f"row {each.row} was not attached")
+        readers = [undo.enter_context(ReaderEntry.attach(ring.announcement)) for _ in range(num_readers)]
+        for each in readers:
+            if not ring.attach(each.reader_id, each.nonce):
+                raise RuntimeError(f"reader {each.reader_id} was not attached")
         item = torch.zeros(ITEM_BYTES // 4)
         keys = itertools.count()
         for index in range(num_slots):
             handle = store.put(str(next(keys)), {"x": item})
             if has_pins and index % PINNED_EVERY == 0:
-                ring.grant(rows[-1].row, handle)
-        return cls(store, rows, handle, keys, item)
+                ring.grant(readers[-1].reader_id, handle)
+        return cls(store, readers, handle, keys, item)
 
     def put(self) -> None:
         self.handle = self.store.put(str(next(self.keys)), {"x": self.item})
@@ -66,30 +66,30 @@ class Subject:
         ring.abort(ring.claim(ITEM_BYTES))
 
     def grant(self) -> None:
-        self.store.ring.grant(self.rows[0].row, self.handle)
+        self.store.ring.grant(self.readers[0].reader_id, self.handle)
 
     def give_back(self) -> None:
-        self.rows[0].give_back(self.handle)
+        self.readers[0].give_back(self.handle)
 
     def is_leased(self) -> None:
         self.store.ring.is_leased(self.handle)
 
 
 def growth(num_rounds: int) -> list[Row]:
-    """Cost per operation for 1–16 rows and 1k–16k slots, each against the smallest."""
-    by_rows = {f"{rows} rows": (rows, USUAL_SLOTS, False) for rows in NUM_ROWS}
+    """Cost per operation for 1–16 readers and 1k–16k slots, each against the smallest."""
+    by_readers = {f"{readers} readers": (readers, USUAL_SLOTS, False) for readers in NUM_READERS}
     by_slots = {f"{slots:,} slots": (USUAL_ROWS, slots, False) for slots in NUM_SLOTS}
     pinned = {f"{slots:,} slots, 5 % leased": (USUAL_ROWS, slots, True) for slots in NUM_SLOTS}
-    return [each for family in (by_rows, by_slots, pinned) for each in _one_family(family, num_rounds)]
+    return [each for family in (by_readers, by_slots, pinned) for each in _one_family(family, num_rounds)]
 
 
 def _one_family(family: dict[str, tuple[int, int, bool]], num_rounds: int) -> list[Row]:
     with contextlib.ExitStack() as undo:
         samplers = {
             (name, params): sampler
-            for params, (num_rows, num_slots, has_pins) in family.items()
+            for params, (num_readers, num_slots, has_pins) in family.items()
             for name, sampler in _costs_us(
-                Subject.make(undo, num_rows=num_rows, num_slots=num_slots, has_pins=has_pins)
+                Subject.make(undo, num_readers=num_readers, num_slots=num_slots, has_pins=has_pins)
             ).items()
         }
         figures = compare(samplers, num_rounds, num_unmeasured=0)

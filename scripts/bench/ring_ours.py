@@ -1,7 +1,7 @@
 """The ring as a transport, and what it is held against that needs no peer: the record inline, and the hand-off alone.
 
-ring        one row per reader process, a handle and a lease in each descriptor, views in the readers. In two hops the
-            first reader is the engine: it owns the row and forwards; the second is its worker, reads under the same
+ring        one entry per reader process, a handle and a lease in each descriptor, views in the readers. In two hops the
+            first reader is the engine: it owns the entry and forwards; the second is its worker, reads under the same
             lease and tells the engine when nothing of it reads any more
 inline      the record's frames go to every reader through ZeroMQ, as an item travels that does not fit the ring
 hand-off    the message says nothing but which tensor, and the reader holds them all already: nothing that tells readers
@@ -17,7 +17,7 @@ import msgspec
 import torch
 import zmq
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, decode_record_frames
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, decode_record_frames
 from mmcached.shm import encode as encode_record
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from scripts.bench.harness import tell_once
@@ -33,18 +33,18 @@ POPULATED_WITHIN_S = 10
 
 
 class RingWriterEnd(WriterEnd):
-    """A fresh ring and its attached rows.
+    """A fresh ring and its attached entries.
 
     Args:
         copy: the readers take private copies.
-        two_hops: only the first reader has a row; the second reads under it.
+        two_hops: only the first reader has an entry; the second reads under it.
     """
 
     name = "ours"
 
     def __init__(self, pool: ReaderPool, shape: Shape, *, copy: bool = False, two_hops: bool = False) -> None:
         self._ring = RingWriter.create(
-            data_bytes=shape.ring_bytes, num_slots=NUM_SLOTS, max_rows=shape.num_readers, max_object_bytes=2**30
+            data_bytes=shape.ring_bytes, num_slots=NUM_SLOTS, max_readers=shape.num_readers, max_object_bytes=2**30
         )
         self._store = ObjectStoreWriter(self._ring)
         try:
@@ -52,13 +52,13 @@ class RingWriterEnd(WriterEnd):
                 tell_once(f"the ring's pages are not there after {POPULATED_WITHIN_S} s: the first lap pays for them")
             super().__init__(pool, 2 if two_hops else shape.num_readers)
             greetings = self._open_ends(copy=copy, two_hops=two_hops)
-            for row, nonce in greetings.values():
-                if not self._ring.attach(row, nonce):
-                    raise RuntimeError(f"row {row} was not attached")
+            for reader_id, nonce in greetings.values():
+                if not self._ring.attach(reader_id, nonce):
+                    raise RuntimeError(f"entry {reader_id} was not attached")
         except BaseException:
             self._store.close()
             raise
-        self._rows = [(row, index) for index, (row, _) in greetings.items()]
+        self._readers = [(reader_id, index) for index, (reader_id, _) in greetings.items()]
 
     def put(self, key: int, item: torch.Tensor) -> None:
         self._send(self._store.put(str(key), {"pixel_values": item}))
@@ -79,61 +79,61 @@ class RingWriterEnd(WriterEnd):
             self._store.close()
 
     def _open_ends(self, *, copy: bool, two_hops: bool) -> dict[int, tuple[int, int]]:
-        """Open the readers' ends; return (row, nonce) of each that has a row."""
+        """Open the readers' ends; return (entry, nonce) of each that has an entry."""
         options: Options = {"ring": encode(self._ring.announcement), "copy": copy}
         if not two_hops:
             return self.open_readers("ring", options)
         engine = self.pool.open(self.session, "ring, engine", {0: {**options, "worker": 1}})
-        self.pool.open(self.session, "ring, worker", {1: {**options, "engine": 0, "row": engine[0]}})
+        self.pool.open(self.session, "ring, worker", {1: {**options, "engine": 0, "entry": engine[0]}})
         return engine
 
     def _send(self, handle: Handle) -> None:
-        for row, index in self._rows:
-            lease = self._ring.grant(row, handle)
+        for reader_id, index in self._readers:
+            lease = self._ring.grant(reader_id, handle)
             self.pool.links[index].send(self._header + encode((handle, lease)))
 
 
-class RowReaderEnd(ReaderEnd):
-    """A reader with a row of its own: it reads, and gives back when the view has died."""
+class EntryReaderEnd(ReaderEnd):
+    """A reader with an entry of its own: it reads, and gives back when the view has died."""
 
     def __init__(self, options: Options, link: Link) -> None:
         announcement = msgspec.msgpack.decode(options["ring"], type=RingAnnouncement)
         self._copy: bool = options["copy"]
-        self._row = ReaderRow.attach(announcement)
+        self._entry = ReaderEntry.attach(announcement)
         self._objects = ObjectStoreReader(RingReader.open(announcement))
         self._released: deque[Handle] = deque()
-        self.greeting = (self._row.row, self._row.nonce)
+        self.greeting = (self._entry.reader_id, self._entry.nonce)
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         handle, lease = decode_descriptor(message[1:])
-        if not self._row.receive(handle, lease):
+        if not self._entry.receive(handle, lease):
             raise RuntimeError("a descriptor of another incarnation, or one that came before")
         record = self._objects.get(handle, copy=self._copy, on_release=lambda: self._released.append(handle))
         yield record.pop("pixel_values")
         while self._released:
-            self._row.give_back(self._released.popleft())
+            self._entry.give_back(self._released.popleft())
 
     def close(self) -> None:
         self._objects.close()
-        self._row.close()
+        self._entry.close()
 
 
 class EngineEnd(ReaderEnd):
-    """The row's owner in two hops: forwards descriptors as they came and gives back what the worker is done with."""
+    """The entry's owner in two hops: forwards descriptors as they came and gives back what the worker is done with."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        self._row = ReaderRow.attach(msgspec.msgpack.decode(options["ring"], type=RingAnnouncement))
+        self._entry = ReaderEntry.attach(msgspec.msgpack.decode(options["ring"], type=RingAnnouncement))
         self._worker = link.connect(options["worker"])
-        self.greeting = (self._row.row, self._row.nonce)
+        self.greeting = (self._entry.reader_id, self._entry.nonce)
         self._held: dict[tuple[int, int], Handle] = {}
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         if message.startswith(DONE, 1):
             handle = self._held.pop(msgspec.msgpack.decode(message[1 + len(DONE) :], type=tuple[int, int]))
-            self._row.give_back(handle)
+            self._entry.give_back(handle)
             return
         handle, lease = decode_descriptor(message[1:])
-        if not self._row.receive(handle, lease):
+        if not self._entry.receive(handle, lease):
             raise RuntimeError("a descriptor of another incarnation, or one that came before")
         self._held[lease.nonce, lease.seq] = handle
         self._worker.send(message)
@@ -141,18 +141,18 @@ class EngineEnd(ReaderEnd):
 
     def close(self) -> None:
         self._worker.close()
-        self._row.close()
+        self._entry.close()
 
 
 class WorkerEnd(ReaderEnd):
-    """Reads under its engine's row and writes no word of it."""
+    """Reads under its engine's entry and writes no word of it."""
 
     def __init__(self, options: Options, link: Link) -> None:
         announcement = msgspec.msgpack.decode(options["ring"], type=RingAnnouncement)
         self._engine = link.connect(options["engine"])
         reader = RingReader.open(announcement)
-        row, nonce = options["row"]
-        reader.join_row(row, nonce, 0)
+        reader_id, nonce = options["entry"]
+        reader.join_entry(reader_id, nonce, 0)
         self._objects = ObjectStoreReader(reader)
         self._released: deque[LeaseId] = deque()
 
@@ -226,7 +226,7 @@ class HandOffReaderEnd(ReaderEnd):
 
 
 READER_ENDS: dict[str, Callable[[Options, Link], ReaderEnd]] = {
-    "ring": RowReaderEnd,
+    "ring": EntryReaderEnd,
     "ring, engine": EngineEnd,
     "ring, worker": WorkerEnd,
     "inline": InlineReaderEnd,

@@ -94,7 +94,7 @@ class Report:
             ("stops", f"{self.stops}"),
             ("puts, refused", f"{totals[Count.PUTS]}, {totals[Count.REFUSED]}"),
             ("grants, undone", f"{totals[Count.GRANTS]}, {totals[Count.UNSENT]}"),
-            ("rows taken, events of death", f"{totals[Count.ATTACHED]}, {totals[Count.DEATHS]}"),
+            ("entries taken, events of death", f"{totals[Count.ATTACHED]}, {totals[Count.DEATHS]}"),
             ("leases verified", f"{self.leases_verified}"),
             ("  of them copied", f"{totals[Count.COPIED]}"),
             ("corrupt reads", f"{self.corrupt_reads}"),

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from mmcached.shm import ReaderRow, RingReader, RingWriter, sweep
+from mmcached.shm import ReaderEntry, RingReader, RingWriter, sweep
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.wire.errors import CacheFull, LayoutMismatch, LeaseRefused, PeerGone, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
@@ -34,7 +34,7 @@ from scripts.verification.mutants import Mutant
 
 RING_BYTES = 2 << 20
 NUM_SLOTS = 96
-MAX_ROWS = 8
+MAX_READERS = 8
 QUOTA_BYTES = 512 << 10
 MAX_WORDS = 8 << 10
 BURST = 8
@@ -48,7 +48,7 @@ class ChaosWriter:
         self.ring = ring
         self._random = random.Random(role.seed)
         self._socket = socket
-        self._row_to_identity: dict[int, bytes] = {}
+        self._reader_to_identity: dict[int, bytes] = {}
         self._recent: deque[Handle] = deque(maxlen=NUM_SLOTS // 2)
         self._decoder = msgspec.msgpack.Decoder(Who | Hello)
 
@@ -62,13 +62,13 @@ class ChaosWriter:
                     self._step()
             if (now := time.monotonic()) - looked_at > 0.01 or phase == Phase.REST:
                 looked_at = now
-                self.look_at_rows()
+                self.look_at_readers()
             if phase == Phase.REST:
                 self.ring.check_integrity()
                 self.role.board.set(self.role.life, Count.LEASES, self.ring.stats().leases)
                 self.role.count(Count.RESTS)
 
-    def look_at_rows(self) -> None:
+    def look_at_readers(self) -> None:
         self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
         self.ring.check_integrity()
 
@@ -79,19 +79,19 @@ class ChaosWriter:
                 match self._decoder.decode(frame):
                     case Who():
                         self._send(identity, Ring(self.ring.announcement))
-                    case Hello(ring_id, row, nonce):
+                    case Hello(ring_id, reader_id, nonce):
                         is_this = ring_id == self.ring.announcement.ring_id
-                        if is_this and self.ring.attach(row, nonce):
-                            self._row_to_identity[row] = identity
+                        if is_this and self.ring.attach(reader_id, nonce):
+                            self._reader_to_identity[reader_id] = identity
 
     def _step(self) -> None:
         handle = self._random.choice(self._recent) if self._recent and self._random.random() < 0.5 else None
         if handle is None or not self.ring.is_current(handle):
             handle = self._put()
-        rows = self.ring.attached_rows()
-        if handle is not None and rows:
-            for row in self._random.sample(rows, self._random.randint(1, len(rows))):
-                self._grant(row, handle)
+        readers = self.ring.grantable_readers()
+        if handle is not None and readers:
+            for reader_id in self._random.sample(readers, self._random.randint(1, len(readers))):
+                self._grant(reader_id, handle)
 
     def _put(self) -> Handle | None:
         nbytes = 8 * self._random.randint(1, MAX_WORDS)
@@ -106,15 +106,15 @@ class ChaosWriter:
         self.role.count(Count.PUTS)
         return handle
 
-    def _grant(self, row: int, handle: Handle) -> None:
+    def _grant(self, reader_id: int, handle: Handle) -> None:
         try:
-            lease = self.ring.grant(row, handle)
+            lease = self.ring.grant(reader_id, handle)
         except (PeerGone, LeaseRefused):
             return
-        if self._send(self._row_to_identity[row], Lease(handle, lease)):
+        if self._send(self._reader_to_identity[reader_id], Lease(handle, lease)):
             self.role.count(Count.GRANTS)
         else:
-            self.ring.undo_grant(row, handle, lease)
+            self.ring.undo_grant(reader_id, handle, lease)
             self.role.count(Count.UNSENT)
 
     def _send(self, identity: bytes, message: Ring | Lease) -> bool:
@@ -132,7 +132,7 @@ def run_writer(role: Role, cls: type[ChaosWriter] = ChaosWriter) -> None:
         RingWriter.create(
             data_bytes=RING_BYTES,
             num_slots=NUM_SLOTS,
-            max_rows=MAX_ROWS,
+            max_readers=MAX_READERS,
             max_object_bytes=RING_BYTES,
             reader_quota_bytes=QUOTA_BYTES,
         ) as ring,
@@ -166,7 +166,7 @@ class ChaosReader:
         self.role = role
         self._random = random.Random(role.seed)
         self._socket = socket
-        self._attached: tuple[ReaderRow, RingReader] | None = None
+        self._attached: tuple[ReaderEntry, RingReader] | None = None
         self._held: list[Held] = []
         self._done: deque[Handle] = deque()
         self._heard_at = -SILENCE_S
@@ -224,20 +224,20 @@ class ChaosReader:
             self._leave()
             try:
                 reader = RingReader.open(announcement)
-                row = ReaderRow.attach(announcement)
+                entry = ReaderEntry.attach(announcement)
             except (SegmentError, LayoutMismatch):  # its writer was killed, and the next one has swept
                 return
-            self._attached = row, reader
+            self._attached = entry, reader
             self.role.count(Count.ATTACHED)
-        row, _ = self._attached
-        self._say(Hello(announcement.ring_id, row.row, row.nonce))
+        entry, _ = self._attached
+        self._say(Hello(announcement.ring_id, entry.reader_id, entry.nonce))
 
     def _leave(self) -> None:
         """Finish on the old mapping: what is held must be whole although the writer is dead and its names are gone."""
         if self._attached is not None:
-            row, reader = self._attached
+            entry, reader = self._attached
             self._release(before=float("inf"))
-            row.close()
+            entry.close()
             reader.close()
             self._attached = None
 
@@ -292,20 +292,20 @@ class EarlyReader(ChaosReader):
 
 
 class RevokingWriter(ChaosWriter):
-    """Takes the leases of a row back that has returned nothing for a while: it must be dead."""
+    """Takes the leases of an entry back that has returned nothing for a while: it must be dead."""
 
-    def look_at_rows(self) -> None:
-        super().look_at_rows()
+    def look_at_readers(self) -> None:
+        super().look_at_readers()
         leases = self.ring._leases
-        for row, nonce in leases.incarnations().items():
-            returned, now = int(leases._returned[row].sum()), time.monotonic()
-            last, since = self._row_to_progress.get(row, (-1, now))
-            self._row_to_progress[row] = (returned, since if returned == last else now)
+        for reader_id, nonce in leases.incarnations().items():
+            returned, now = int(leases._returned[reader_id].sum()), time.monotonic()
+            last, since = self._reader_to_progress.get(reader_id, (-1, now))
+            self._reader_to_progress[reader_id] = (returned, since if returned == last else now)
             if returned == last and now - since > TIMEOUT_S:
-                leases.void(row)
-                leases.attach(row, nonce)
+                leases.void(reader_id)
+                leases.attach(reader_id, nonce)
 
-    _row_to_progress: dict[int, tuple[int, float]] = {}  # noqa: RUF012 - one writer per process
+    _reader_to_progress: dict[int, tuple[int, float]] = {}  # noqa: RUF012 - one writer per process
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Defines what the processes of a chaos run share: who they are, what they say, and what survives them.
 
-    reader ── Who ──> writer        reader ── Hello(ring, row, nonce) ──> writer
+    reader ── Who ──> writer        reader ── Hello(ring, reader, nonce) ──> writer
     reader <── Ring(announcement) ──              <── Lease(handle, lease) ── …
 
 A writer that is killed takes its socket along; its successor binds the same path, and readers that hear nothing for a
@@ -106,10 +106,10 @@ class Who(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A reader has taken a row."""
+    """A reader has taken an entry."""
 
     ring_id: str
-    row: int
+    reader_id: int
     nonce: int
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.files import locks
-from mmcached.shm.ring import reader, row_watch
+from mmcached.shm.ring import reader, reader_watch
 from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER_BYTES, Layout
 from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import Handle, LeaseId
@@ -47,11 +47,11 @@ class BarrierQuestion(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
-class RowHello(msgspec.Struct, frozen=True):
+class ReaderHello(msgspec.Struct, frozen=True):
     """`sender` is what P0 cannot see: the number of the engine process."""
 
     epoch: int
-    row: int
+    reader_id: int
     nonce: int
     sender: int
 
@@ -84,7 +84,7 @@ class ReadDone(msgspec.Struct, frozen=True):
 
 
 FromWriter = Descriptor | BarrierQuestion
-FromEngine = RowHello | GapReport | BarrierAnswer
+FromEngine = ReaderHello | GapReport | BarrierAnswer
 ToWorker = Attach | Plan
 FromWorker = WorkerHello | WorkerAttached | ReadDone
 
@@ -101,14 +101,14 @@ class Said:
                 return f"lease {lease.seq} of generation {handle.generation} for nonce {lease.nonce}"
             case BarrierQuestion(_, nonce, barrier_id, last_seq):
                 return f"barrier {barrier_id} for nonce {nonce} after lease {last_seq}"
-            case RowHello(_, row, nonce, sender):
-                return f"RowHello of engine {sender}: row {row}, nonce {nonce}"
+            case ReaderHello(_, reader_id, nonce, sender):
+                return f"ReaderHello of engine {sender}: entry {reader_id}, nonce {nonce}"
             case GapReport(_, nonce):
                 return f"the report of a gap, nonce {nonce}"
             case BarrierAnswer(_, nonce, barrier_id, received):
                 return f"the answer to barrier {barrier_id}, nonce {nonce}: received by slot {dict(received)}"
-            case Attach(engine_nonce, _, row, nonce):
-                return f"Attach of engine {engine_nonce}: row {row}, nonce {nonce}"
+            case Attach(engine_nonce, _, reader_id, nonce):
+                return f"Attach of engine {engine_nonce}: entry {reader_id}, nonce {nonce}"
             case Plan(engine_nonce, epoch, step, seq):
                 return f"plan {step} of engine {engine_nonce} for worker {epoch}: read under lease {seq}"
             case WorkerHello(rank, epoch):
@@ -152,7 +152,7 @@ class Queues:
         """Yield what P0 can do without, as engine process, place in its queue, message."""
         for engine, queue in enumerate(self.to_writer, start=1):
             for index, message in enumerate(queue):
-                if not isinstance(message, RowHello):
+                if not isinstance(message, ReaderHello):
                     yield engine, index, message
 
     def renumber_barriers(self, new_ids: dict[int, int]) -> None:
@@ -277,7 +277,7 @@ class ByteLocks:
     """In place of the module `mmcached.shm.files.locks`."""
 
     MAX_RANKS = locks.MAX_RANKS
-    row_byte = staticmethod(locks.row_byte)
+    reader_byte = staticmethod(locks.reader_byte)
     engine_byte = staticmethod(locks.engine_byte)
     worker_byte = staticmethod(locks.worker_byte)
 
@@ -304,7 +304,7 @@ class ByteLocks:
 @contextlib.contextmanager
 def modelled_locks() -> Iterator[None]:
     """Let the product's modules that the model runs ask `ByteLocks`."""
-    with mock.patch.object(row_watch, "locks", ByteLocks), mock.patch.object(reader, "locks", ByteLocks):
+    with mock.patch.object(reader_watch, "locks", ByteLocks), mock.patch.object(reader, "locks", ByteLocks):
         yield
 
 
@@ -316,14 +316,14 @@ UNIT = CHUNK_HEADER_BYTES + ALIGNMENT
 
 @dataclass(frozen=True, slots=True)
 class SmallLayout(Layout):
-    """Rows of a few words instead of pages, since the explorer copies and compares them; all else is the product's."""
+    """Entries of a few words instead of pages, as the explorer copies and compares them; all else is the product's."""
 
     @property
-    def row_bytes(self) -> int:
+    def entry_bytes(self) -> int:
         return CHUNK_HEADER_BYTES + 8 * self.num_slots
 
-    def row_offset(self, row: int) -> int:
-        return row * self.row_bytes
+    def entry_offset(self, reader_id: int) -> int:
+        return reader_id * self.entry_bytes
 
 
 class ModelControl(Control):
@@ -335,10 +335,10 @@ class ModelControl(Control):
         self._mapping = cast(mmap.mmap, words)
         self.words = words.data.cast("B").cast("Q")
 
-    def map_row(self, row: int) -> None:
-        first = self.layout.nonce_word(row)
-        self.words = self.words[first : first + self.layout.row_bytes // 8]
+    def map_entry(self, reader_id: int) -> None:
+        first = self.layout.nonce_word(reader_id)
+        self.words = self.words[first : first + self.layout.entry_bytes // 8]
 
-    def nonce(self, row: int) -> int:
-        nonce: int = self.words[self.layout.nonce_word(row)]
+    def nonce(self, reader_id: int) -> int:
+        nonce: int = self.words[self.layout.nonce_word(reader_id)]
         return nonce

@@ -15,10 +15,10 @@ from mmcached.engine.server.leases import HeldLeases, _Held
 from mmcached.engine.server.worker_group import WorkerGroup, WorkerLink
 from mmcached.shm.ring.allocator import RingAllocator, _Chunk
 from mmcached.shm.ring.chunks import ChunkTable
-from mmcached.shm.ring.leases import LeaseTable, _Row
+from mmcached.shm.ring.leases import LeaseTable, _Reader
+from mmcached.shm.ring.reader_entry import ReaderEntry
+from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.ring.row import ReaderRow
-from mmcached.shm.ring.row_watch import RowWatch
 from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import Handle
 
@@ -33,19 +33,19 @@ FIELDS: dict[type, set[str]] = {
         "num_lost",
         "_returned",
         "_quota_bytes",
-        "_rows",
+        "_readers",
         "_holders",
         "_num_barriers",
         *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted", "_next_look"),
     },
-    RowWatch: {"_control", "_leases", "_unreported"},  # made anew: all that it keeps is told at the next look
+    ReaderWatch: {"_control", "_leases", "_unreported"},  # made anew: all that it keeps is told at the next look
     ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
-    ReaderRow: {"announcement", "row", "nonce", "_received", "_control", "_words"},
+    ReaderEntry: {"announcement", "reader_id", "nonce", "_received", "_control", "_words"},
     HeldLeases: {"_give_back", "_held", "_of_request"},
     WorkerGroup: {"_channel", "_world_size", "_nonce", "_config_digest", "_links"},
 }
 SLOTS: dict[type, tuple[str, ...]] = {
-    _Row: (
+    _Reader: (
         *("nonce", "at_attach", "granted", "seen", "seq", "num_lost", "barrier"),
         *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "overrun"),
     ),
@@ -65,31 +65,39 @@ def copy_table(table: LeaseTable, control: Control) -> LeaseTable:
     made._shared_bytes, made._slot_to_nbytes = table._shared_bytes, table._slot_to_nbytes.copy()
     made._leased_bytes, made._is_recounted = table._leased_bytes, table._is_recounted
     made._next_look, made.num_lost = table._next_look, table.num_lost
-    made._rows = {row: _copy_row(books) for row, books in table._rows.items()}
-    made._holders = {slot: set(rows) for slot, rows in table._holders.items()}
+    made._readers = {reader_id: _copy_reader(books) for reader_id, books in table._readers.items()}
+    made._holders = {slot: set(readers) for slot, readers in table._holders.items()}
     return made
 
 
-def _copy_row(row: _Row) -> _Row:
-    made = copy.copy(row)
-    made.granted = row.granted.copy()  # `at_attach` and `seen` are never changed
-    made.slot_to_nbytes = dict(row.slot_to_nbytes)
+def _copy_reader(books: _Reader) -> _Reader:
+    made = copy.copy(books)
+    made.granted = books.granted.copy()  # `at_attach` and `seen` are never changed
+    made.slot_to_nbytes = dict(books.slot_to_nbytes)
     return made
 
 
 def table_key(table: LeaseTable) -> object:
-    books = sorted((row, *_row_key(books)) for row, books in table._rows.items())
+    books = sorted((reader_id, *_reader_key(books)) for reader_id, books in table._readers.items())
     return (table._num_barriers, *books)
 
 
-def _row_key(row: _Row) -> tuple[object, ...]:
+def _reader_key(books: _Reader) -> tuple[object, ...]:
     return (
-        *(row.nonce, row.seq, row.num_lost, row.barrier, row.is_stopped, row.frozen_slots, row.leased_bytes),
         *(
-            row.at_attach.tobytes(),
-            row.granted.tobytes(),
-            row.seen.tobytes(),
-            tuple(sorted(row.slot_to_nbytes.items())),
+            books.nonce,
+            books.seq,
+            books.num_lost,
+            books.barrier,
+            books.is_stopped,
+            books.frozen_slots,
+            books.leased_bytes,
+        ),
+        *(
+            books.at_attach.tobytes(),
+            books.granted.tobytes(),
+            books.seen.tobytes(),
+            tuple(sorted(books.slot_to_nbytes.items())),
         ),
     )
 
@@ -135,21 +143,26 @@ def _allocator_key(allocator: RingAllocator) -> object:
     return (allocator._hand, allocator._paid, allocator._placed_bytes, chunks, uses, tuple(allocator._free_slots))
 
 
-def copy_reader_row(row: ReaderRow) -> ReaderRow:
-    """Copy an engine's row; it is given a control object whenever it needs one."""
-    made = _blank(row)
-    made.announcement, made.row, made.nonce, made._words = row.announcement, row.row, row.nonce, row._words
+def copy_reader_entry(entry: ReaderEntry) -> ReaderEntry:
+    """Copy an engine's entry; it is given a control object whenever it needs one."""
+    made = _blank(entry)
+    made.announcement, made.reader_id, made.nonce, made._words = (
+        entry.announcement,
+        entry.reader_id,
+        entry.nonce,
+        entry._words,
+    )
     made._control = None
-    made._received = type(row._received)(row.nonce)
-    made._received.last_seq = row._received.last_seq
-    made._received._slot_to_count = row._received._slot_to_count.copy()
+    made._received = type(entry._received)(entry.nonce)
+    made._received.last_seq = entry._received.last_seq
+    made._received._slot_to_count = entry._received._slot_to_count.copy()
     return made
 
 
-def reader_row_key(row: ReaderRow) -> object:
-    received = row._received
+def reader_entry_key(entry: ReaderEntry) -> object:
+    received = entry._received
     counts = tuple(sorted((slot, count) for slot, count in received._slot_to_count.items() if count))
-    return (row.announcement.epoch, row.row, row.nonce, received.last_seq, counts)
+    return (entry.announcement.epoch, entry.reader_id, entry.nonce, received.last_seq, counts)
 
 
 def copy_book(book: HeldLeases, give_back: Callable[[Handle], None]) -> HeldLeases:

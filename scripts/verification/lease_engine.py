@@ -1,13 +1,13 @@
-"""One engine process: a row of the ring, the leases that it holds, its workers.
+"""One engine process: an entry of the ring, the leases that it holds, its workers.
 
-The product's own: `ReaderRow` with its `ReceivedLeases`, `HeldLeases`, `WorkerGroup`.
+The product's own: `ReaderEntry` with its `ReceivedLeases`, `HeldLeases`, `WorkerGroup`.
 
-A row is taken one step per event, so that everybody else can act, and everybody die, between any two:
+An entry is taken one step per event, so that everybody else can act, and everybody die, between any two:
 
     lock the byte exclusively --> write the nonce --> share the byte, lock the engine's own --> Hello
 
-The words and the byte locks that this touches are the product's; see `mmcached.shm.ring.row` for why the order is this
-one. A test holds the two together.
+The words and the byte locks that this touches are the product's; `mmcached.shm.ring.reader_entry` says why the order is
+this one. A test holds the two together.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, NamedTuple, ParamS
 
 from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.ring.row import ReaderRow
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
 from scripts.verification.explorer import Event, Violation
@@ -32,7 +32,7 @@ from scripts.verification.lease_between import (
     ModelControl,
     Plan,
     ReadDone,
-    RowHello,
+    ReaderHello,
     Said,
     ToWorker,
 )
@@ -40,9 +40,9 @@ from scripts.verification.lease_copies import (
     book_key,
     copy_book,
     copy_group,
-    copy_reader_row,
+    copy_reader_entry,
     group_key,
-    reader_row_key,
+    reader_entry_key,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Engine:
     """The `number`-th engine process; that number is also what its messages to workers carry as the engine's nonce.
 
     Attributes:
-        taking: the row that is being taken. Nothing else is done meanwhile, as in the product.
+        taking: the entry that is being taken. Nothing else is done meanwhile, as in the product.
     """
 
     lease_book: ClassVar[type[HeldLeases]] = HeldLeases
@@ -77,7 +77,7 @@ class Engine:
     number: int
     step: int
     taking: Taking | None
-    row: ReaderRow | None
+    entry: ReaderEntry | None
     book: HeldLeases
     group: WorkerGroup
     returned: list[Handle]
@@ -86,7 +86,7 @@ class Engine:
     def start(cls, number: int, num_workers: int) -> Engine:
         engine = cls()
         engine.number, engine.step = number, 0
-        engine.taking = engine.row = None
+        engine.taking = engine.entry = None
         engine.returned = []
         engine.book = cls.lease_book(engine.returned.append)
         channel: Any = Outbox()
@@ -96,15 +96,15 @@ class Engine:
     def copy(self) -> Engine:
         made = type(self)()
         made.number, made.step, made.taking = self.number, self.step, self.taking
-        made.row = self.row and copy_reader_row(self.row)
+        made.entry = self.entry and copy_reader_entry(self.entry)
         made.returned = []
         made.book = copy_book(self.book, made.returned.append)
         made.group = copy_group(self.group, Outbox())
         return made
 
     def key(self) -> object:
-        row_key = self.row and reader_row_key(self.row)
-        return (self.number, self.step, self.taking, row_key, book_key(self.book), group_key(self.group))
+        entry_key = self.entry and reader_entry_key(self.entry)
+        return (self.number, self.step, self.taking, entry_key, book_key(self.book), group_key(self.group))
 
     @property
     def name(self) -> str:
@@ -124,15 +124,15 @@ class Engine:
 
     def events(self, world: World) -> Iterator[Event]:
         if self.taking is not None:
-            label = ("goes on: row", self.taking.row, "is", self.taking.stage.value)
+            label = ("goes on: entry", self.taking.reader_id, "is", self.taking.stage.value)
             yield self._event(label, Engine.go_on)
             return
-        if self.row is None or self.row.announcement.epoch != world.ring.epoch:
-            for row in self._rows_to_take(world):
-                yield self._event(("locks row", row), Engine.lock_row, row)
+        if self.entry is None or self.entry.announcement.epoch != world.ring.epoch:
+            for reader_id in self._entries_to_take(world):
+                yield self._event(("locks entry", reader_id), Engine.lock_entry, reader_id)
         elif world.budget.hellos:
             yield self._event(("says hello again",), Engine.repeat_hello).not_counted_on()
-        if self.row is not None:
+        if self.entry is not None:
             yield from self._working_events(world)
 
     def _working_events(self, world: World) -> Iterator[Event]:
@@ -155,37 +155,37 @@ class Engine:
     ) -> Event:
         return Event((self.name, *label), lambda world: method(world.own_engine(), world, *args, **kwargs))
 
-    def _rows_to_take(self, world: World) -> Iterator[int]:
-        """Yield the first row that nobody uses."""
+    def _entries_to_take(self, world: World) -> Iterator[int]:
+        """Yield the first entry that nobody uses."""
         locks = world.locks.copy()
         fd = world.ring.control(locks, self.name).fd
-        free = (row for row in range(world.ring.layout.max_rows) if self.try_lock(fd, row))
-        yield from [row for row in [next(free, None)] if row is not None]
+        free = (reader_id for reader_id in range(world.ring.layout.max_readers) if self.try_lock(fd, reader_id))
+        yield from [reader_id for reader_id in [next(free, None)] if reader_id is not None]
 
-    def try_lock(self, fd: int, row: int) -> bool:
-        return ByteLocks.try_exclusive(fd, ByteLocks.row_byte(row))
+    def try_lock(self, fd: int, reader_id: int) -> bool:
+        return ByteLocks.try_exclusive(fd, ByteLocks.reader_byte(reader_id))
 
     def _can_plan(self) -> bool:
         return self.group.are_all_attached or not self.waits_for_workers
 
-    # ---- taking a row
+    # ---- taking an entry
 
-    def lock_row(self, world: World, row: int) -> None:
-        """Begin to take a row, in place of that of a former ring: its leases are nobody's any more."""
-        if self.row is not None:
+    def lock_entry(self, world: World, reader_id: int) -> None:
+        """Begin to take an entry, in place of that of a former ring: its leases are nobody's any more."""
+        if self.entry is not None:
             self.book.forget_all()
-            world.own_locks().release(self.name, self.row.announcement.epoch)
-            self.row = None
-        locked = self.try_lock(world.ring.control(world.own_locks(), self.name).fd, row)
+            world.own_locks().release(self.name, self.entry.announcement.epoch)
+            self.entry = None
+        locked = self.try_lock(world.ring.control(world.own_locks(), self.name).fd, reader_id)
         assert locked
-        self.taking = self.begin_taking(world, row)
+        self.taking = self.begin_taking(world, reader_id)
 
-    def begin_taking(self, world: World, row: int) -> Taking:
+    def begin_taking(self, world: World, reader_id: int) -> Taking:
         epoch = world.ring.epoch
-        return Taking(epoch, row, self.nonce_for(epoch))
+        return Taking(epoch, reader_id, self.nonce_for(epoch))
 
     def go_on(self, world: World) -> None:
-        """Do the next step of taking the row; of a ring that has gone meanwhile none is taken."""
+        """Do the next step of taking the entry; of a ring that has gone meanwhile none is taken."""
         taking = self.taking
         assert taking is not None
         if taking.epoch != world.ring.epoch:
@@ -197,38 +197,38 @@ class Engine:
             self.taking = taking.next(control)
             return
         self.taking = None
-        self.row = ReaderRow(world.ring.announcement, control, taking.row, taking.nonce)
-        self.row._received = self.received_leases(taking.nonce)
-        self._say_hello(world, self.row)
-        self.group.attach_all(self.row)
+        self.entry = ReaderEntry(world.ring.announcement, control, taking.reader_id, taking.nonce)
+        self.entry._received = self.received_leases(taking.nonce)
+        self._say_hello(world, self.entry)
+        self.group.attach_all(self.entry)
         self._post(world)
 
     def repeat_hello(self, world: World) -> None:
-        assert self.row is not None
+        assert self.entry is not None
         world.spend("hellos")
-        self._say_hello(world, self.row)
+        self._say_hello(world, self.entry)
 
-    def _say_hello(self, world: World, row: ReaderRow) -> None:
+    def _say_hello(self, world: World, entry: ReaderEntry) -> None:
         world.own_queues().send_to_writer(
-            self.number, RowHello(row.announcement.epoch, row.row, row.nonce, self.number)
+            self.number, ReaderHello(entry.announcement.epoch, entry.reader_id, entry.nonce, self.number)
         )
 
     # ---- P0
 
     def take_from_writer(self, world: World) -> None:
-        assert self.row is not None
+        assert self.entry is not None
         message = world.own_queues().take_for_engine()
-        epoch = self.row.announcement.epoch
+        epoch = self.entry.announcement.epoch
         match message:
             case Descriptor(handle, lease):
-                if self.row.has_gap_before(handle, lease):
+                if self.entry.has_gap_before(handle, lease):
                     world.own_queues().send_to_writer(self.number, GapReport(epoch, lease.nonce))
-                if self.row.receive(handle, lease):
+                if self.entry.receive(handle, lease):
                     if message.meant_for != self.number:
                         raise Violation(f"I6: {self.name} takes a lease of engine {message.meant_for} for its own")
                     self.book.hold(lease.seq, handle, lease)
             case BarrierQuestion(asked_epoch, nonce, barrier_id, last_seq, slots):
-                answer = self.row.answer_barrier(nonce, last_seq, slots) if asked_epoch == epoch else None
+                answer = self.entry.answer_barrier(nonce, last_seq, slots) if asked_epoch == epoch else None
                 if answer is not None:
                     received = tuple(sorted(answer.items()))
                     world.own_queues().send_to_writer(self.number, BarrierAnswer(epoch, nonce, barrier_id, received))
@@ -241,9 +241,9 @@ class Engine:
                 accepted = self.group.hello(b"%d" % hello.worker_epoch, hello)
                 assert accepted is not None
                 if not accepted[0].is_attached:
-                    self.group.attach(accepted[0], self.row)
+                    self.group.attach(accepted[0], self.entry)
             case WorkerAttached() as attached:
-                link = self.group.attached(attached, self.row)
+                link = self.group.attached(attached, self.entry)
                 if link is not None and link.former_epoch is not None:
                     self.book.worker_died(link.former_epoch)
                     link.former_epoch = None
@@ -277,17 +277,17 @@ class Engine:
         self.returned.clear()
 
     def _give_back(self, world: World, handle: Handle) -> None:
-        row = self.row
-        assert row is not None
-        if row.announcement.epoch != world.ring.epoch:
+        entry = self.entry
+        assert entry is not None
+        if entry.announcement.epoch != world.ring.epoch:
             return  # into a ring that nobody looks at any more
         ring = world.own_ring()
-        if ring.nonce_in_row(row.row) != row.nonce:
-            raise Violation(f"I4: {self.name} writes into row {row.row}, which another incarnation has taken")
-        row._control = ring.control(world.locks, self.name)
-        row._control.map_row(row.row)
-        row.give_back(handle)
-        row._control = None
+        if ring.nonce_in_entry(entry.reader_id) != entry.nonce:
+            raise Violation(f"I4: {self.name} writes into entry {entry.reader_id}, which another incarnation has taken")
+        entry._control = ring.control(world.locks, self.name)
+        entry._control.map_entry(entry.reader_id)
+        entry.give_back(handle)
+        entry._control = None
 
 
 class Stage(Enum):
@@ -297,21 +297,21 @@ class Stage(Enum):
 
 
 class Taking(NamedTuple):
-    """A row that is being taken."""
+    """An entry that is being taken."""
 
     epoch: int
-    row: int
+    reader_id: int
     nonce: int
     stage: Stage = Stage.LOCKED
 
     def next(self, control: ModelControl) -> Taking:
         """Do the next step; after the last one only the Hello is missing."""
-        row, layout = self.row, control.layout
+        reader_id, layout = self.reader_id, control.layout
         if self.stage is Stage.LOCKED:
-            control.words[layout.nonce_word(row)] = self.nonce
+            control.words[layout.nonce_word(reader_id)] = self.nonce
             return self._replace(stage=Stage.NAMED)
-        # The product shares the one byte and then locks the other: in between it holds the row's byte either way.
-        ByteLocks.downgrade(control.fd, ByteLocks.row_byte(row))
-        if not ByteLocks.try_exclusive(control.fd, ByteLocks.engine_byte(row, layout.max_rows)):
-            raise Violation(f"row {row} was free, and its engine byte is taken")
+        # The product shares the one byte and then locks the other: in between it holds the entry's byte either way.
+        ByteLocks.downgrade(control.fd, ByteLocks.reader_byte(reader_id))
+        if not ByteLocks.try_exclusive(control.fd, ByteLocks.engine_byte(reader_id, layout.max_readers)):
+            raise Violation(f"entry {reader_id} was free, and its engine byte is taken")
         return self._replace(stage=Stage.SHARED)

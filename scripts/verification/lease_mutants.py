@@ -15,10 +15,10 @@ import numpy as np
 
 from mmcached.engine.server.leases import HeldLeases
 from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.ring.row_watch import RowWatch
 from scripts.verification.explorer import Event
-from scripts.verification.lease_between import ByteLocks, RowHello
+from scripts.verification.lease_between import ByteLocks, ReaderHello
 from scripts.verification.lease_engine import Engine, Taking
 from scripts.verification.lease_ring import Ring
 from scripts.verification.lease_scenarios import Actors, Scenario, Setting
@@ -37,42 +37,42 @@ class RingThatRevokes(Ring):
 
     def events(self, world: World) -> Iterator[Event]:
         yield from super().events(world)
-        for row in self.leases.incarnations():
-            label = ("P0 revokes the leases of row", row)
-            yield Event(label, partial(_revoke, row), is_healing=False)
+        for reader_id in self.leases.incarnations():
+            label = ("P0 revokes the leases of entry", reader_id)
+            yield Event(label, partial(_revoke, reader_id), is_healing=False)
 
 
-def _revoke(row: int, world: World) -> None:
-    world.own_ring().leases.void(row)
+def _revoke(reader_id: int, world: World) -> None:
+    world.own_ring().leases.void(reader_id)
 
 
-class WatchThatAttachesAgain(RowWatch):
+class WatchThatAttachesAgain(ReaderWatch):
     """Take a repeated Hello for a new life."""
 
-    def attach(self, row: int, nonce: int) -> bool:
-        if self._leases.incarnations().get(row) == nonce:
-            self._leases.void(row)
-        return super().attach(row, nonce)
+    def attach(self, reader_id: int, nonce: int) -> bool:
+        if self._leases.incarnations().get(reader_id) == nonce:
+            self._leases.void(reader_id)
+        return super().attach(reader_id, nonce)
 
 
 class RingWithRepeatedHello(Ring):
-    row_watch = WatchThatAttachesAgain
+    reader_watch = WatchThatAttachesAgain
 
 
 class RingThatTrustsHello(Ring):
-    """Takes a Hello as it comes, whoever has the row by now."""
+    """Takes a Hello as it comes, whoever has the entry by now."""
 
-    def accept(self, world: World, hello: RowHello) -> None:
-        self.leases.attach(hello.row, hello.nonce)
-        self.meant_for[hello.row] = hello.sender
+    def accept(self, world: World, hello: ReaderHello) -> None:
+        self.leases.attach(hello.reader_id, hello.nonce)
+        self.meant_for[hello.reader_id] = hello.sender
 
 
 class TableThatTakesLateAnswers(LeaseTable):
-    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
-        barrier = self._rows[row].barrier if row in self._rows else None
+    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        barrier = self._readers[reader_id].barrier if reader_id in self._readers else None
         if barrier is not None and set(barrier.slots) == received.keys():
             barrier_id = barrier.barrier_id
-        return super().reconcile(row, nonce, barrier_id, received)
+        return super().reconcile(reader_id, nonce, barrier_id, received)
 
 
 class RingWithLateAnswers(Ring):
@@ -80,15 +80,15 @@ class RingWithLateAnswers(Ring):
 
 
 class TableWithoutBase(LeaseTable):
-    """Takes what has arrived for all that was ever granted, though the row had a former life."""
+    """Takes what has arrived for all that was ever granted, though the entry had a former life."""
 
-    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
-        books = self._rows.get(row)
+    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        books = self._readers.get(reader_id)
         if books is None:
             return None
         at_attach, books.at_attach = books.at_attach, np.zeros_like(books.at_attach)
         try:
-            return super().reconcile(row, nonce, barrier_id, received)
+            return super().reconcile(reader_id, nonce, barrier_id, received)
         finally:
             books.at_attach = at_attach
 
@@ -98,8 +98,8 @@ class RingWithoutBase(Ring):
 
 
 class RingThatAsksOnlyAfterGaps(Ring):
-    def _may_open_barrier(self, world: World, row: int) -> bool:
-        return self.leases._rows[row].barrier is not None and super()._may_open_barrier(world, row)
+    def _may_open_barrier(self, world: World, reader_id: int) -> bool:
+        return self.leases._readers[reader_id].barrier is not None and super()._may_open_barrier(world, reader_id)
 
 
 class RingThatIgnoresLeases(Ring):
@@ -110,21 +110,21 @@ class RingThatIgnoresLeases(Ring):
 # ---- engine
 
 
-class EngineThatTakesUsedRows(Engine):
-    """Takes a row whose byte only a worker of a former engine still holds."""
+class EngineThatTakesUsedEntries(Engine):
+    """Takes an entry whose byte only a worker of a former engine still holds."""
 
-    def try_lock(self, fd: int, row: int) -> bool:
-        return ByteLocks.try_shared(fd, ByteLocks.row_byte(row))
+    def try_lock(self, fd: int, reader_id: int) -> bool:
+        return ByteLocks.try_shared(fd, ByteLocks.reader_byte(reader_id))
 
 
 class EngineThatZeroesCells(Engine):
-    """Zeroes the counts of a row's former life before the row bears another nonce."""
+    """Zeroes the counts of an entry's former life before the entry bears another nonce."""
 
-    def begin_taking(self, world: World, row: int) -> Taking:
+    def begin_taking(self, world: World, reader_id: int) -> Taking:
         ring = world.own_ring()
-        first = ring.layout.cell_word(row, 0)
+        first = ring.layout.cell_word(reader_id, 0)
         ring.words[first : first + ring.layout.num_slots] = 0
-        return super().begin_taking(world, row)
+        return super().begin_taking(world, reader_id)
 
 
 class EngineWithoutIncarnation(Engine):
@@ -176,7 +176,7 @@ class EngineThatGivesBackAtOnce(Engine):
 
 
 class ReceivedThatAnswersForOthers(ReceivedLeases):
-    """Answers a question that was meant for the engine that had the row, or another one, before."""
+    """Answers a question that was meant for the engine that had the entry, or another one, before."""
 
     def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
         return super().answer(self.nonce, last_seq, slots)
@@ -190,7 +190,7 @@ class EngineThatAnswersForOthers(Engine):
 
 
 class WorkerThatStays(Worker):
-    """Cannot see that its engine is dead: asks for the row's byte, which it holds itself."""
+    """Cannot see that its engine is dead: asks for the entry's byte, which it holds itself."""
 
     sees_death = False
 
@@ -209,8 +209,8 @@ def _mutant(
 MUTANTS = (
     _mutant("leases are revoked on time-out", "I1", Actors(ring=RingThatRevokes)),
     _mutant(
-        *("a row is taken over while a worker of its former engine lives", "I1"),
-        Actors(engine=EngineThatTakesUsedRows),
+        *("an entry is taken over while a worker of its former engine lives", "I1"),
+        Actors(engine=EngineThatTakesUsedEntries),
         replace(_WORK, kills=1),
     ),
     _mutant(
@@ -225,13 +225,13 @@ MUTANTS = (
         Setting(num_ranks=0),
     ),
     _mutant(
-        *("who takes a row zeroes the counts of its former life", "InvariantError"),
+        *("who takes an entry zeroes the counts of its former life", "InvariantError"),
         Actors(engine=EngineThatZeroesCells),
         Budget(puts=1, grants=1, kills=1),
         replace(_STARTED, num_ranks=0),
     ),
     _mutant(
-        *("all lives of a row have one nonce", "I6"),
+        *("all lives of an entry have one nonce", "I6"),
         Actors(engine=EngineWithoutIncarnation),
         Budget(puts=1, grants=1, kills=1),
     ),
@@ -260,7 +260,7 @@ MUTANTS = (
         _BARRIERS,
     ),
     _mutant(
-        *("a barrier's answer without what the row held at attach", "I1"),
+        *("a barrier's answer without what the entry held at attach", "I1"),
         Actors(ring=RingWithoutBase),
         Budget(puts=1, grants=2, kills=1),
         replace(_BARRIERS, max_barriers=1),

@@ -1,6 +1,6 @@
 """P0: one ring, its writer's books, and the words that it shares with its readers.
 
-The product's own: `LeaseTable` and `RowWatch`, `ChunkTable` with its allocator. In place of the
+The product's own: `LeaseTable` and `ReaderWatch`, `ChunkTable` with its allocator. In place of the
 data object: of each unit, which generation was written there last.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
-from mmcached.shm.ring.row_watch import RowWatch
+from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.segment.layout import CHUNK_HEADER_BYTES, Layout
 from mmcached.wire.errors import LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -30,7 +30,7 @@ from scripts.verification.lease_between import (
     GapReport,
     LockTable,
     ModelControl,
-    RowHello,
+    ReaderHello,
     Said,
     SmallLayout,
     Words,
@@ -44,16 +44,16 @@ Args = ParamSpec("Args")
 
 
 class Ring:
-    """One epoch. `meant_for` is what nobody in it knows: the engine process behind each attached row."""
+    """One epoch. `meant_for` is what nobody in it knows: the engine process behind each attached reader."""
 
     lease_table: ClassVar[type[LeaseTable]] = LeaseTable
-    row_watch: ClassVar[type[RowWatch]] = RowWatch
+    reader_watch: ClassVar[type[ReaderWatch]] = ReaderWatch
 
     announcement: RingAnnouncement
     layout: Layout
     words: Words
     leases: LeaseTable
-    watch: RowWatch
+    watch: ReaderWatch
     chunks: ChunkTable
     data: DataObject
     meant_for: dict[int, int]
@@ -64,7 +64,7 @@ class Ring:
         """Make a ring in which nothing lies."""
         ring = cls()
         ring._known = {}
-        sizes = (layout.data_bytes, layout.num_slots, layout.max_rows)
+        sizes = (layout.data_bytes, layout.num_slots, layout.max_readers)
         ring.announcement = RingAnnouncement(0, f"{epoch:032x}", epoch, *sizes)
         ring.layout = layout
         ring.words = np.zeros(layout.ctl_bytes // 8, np.uint64)
@@ -72,7 +72,7 @@ class Ring:
         ring.meant_for = {}
         control = ring.control(LockTable(), "P0")
         ring.leases = cls.lease_table(control.cells(), quota_bytes=quota_bytes)
-        ring.watch = cls.row_watch(control, ring.leases)
+        ring.watch = cls.reader_watch(control, ring.leases)
         ring.chunks = ChunkTable(
             layout.data_bytes, layout.num_slots, is_leased=ring._is_leased(ring.leases), leased_slots=tuple
         )
@@ -103,8 +103,8 @@ class Ring:
         """Return the control object as a process sees it."""
         return ModelControl(self.words, self.layout, Description(locks, self.epoch, holder))
 
-    def nonce_in_row(self, row: int) -> int:
-        return int(self.words[self.layout.nonce_word(row)])
+    def nonce_in_entry(self, reader_id: int) -> int:
+        return int(self.words[self.layout.nonce_word(reader_id)])
 
     def holds(self, handle: Handle) -> bool:
         """Return whether a chunk's bytes are untouched; those of another epoch's ring nobody writes any more."""
@@ -113,7 +113,7 @@ class Ring:
     def is_at_rest(self) -> bool:
         """Return whether every lease is back and nobody waits for a barrier."""
         table = self.leases
-        return not any(books.barrier for books in table._rows.values()) and table.num_leases() == 0
+        return not any(books.barrier for books in table._readers.values()) and table.num_leases() == 0
 
     def check_integrity(self) -> None:
         self.leases.check_integrity()
@@ -128,9 +128,9 @@ class Ring:
                     yield self._event(("P0 puts", units), Ring.put_more, units).not_counted_on()
         if world.budget.grants or world.budget.discards:
             yield from self._handle_events(world)
-        for row in self.leases.incarnations():
-            if self._may_open_barrier(world, row):
-                yield self._event(("P0 opens a barrier, row", row), Ring.open_barrier, row)
+        for reader_id in self.leases.incarnations():
+            if self._may_open_barrier(world, reader_id):
+                yield self._event(("P0 opens a barrier, reader", reader_id), Ring.open_barrier, reader_id)
         if self._know(world.locks, lambda: self.copy().poll_deaths(world)):
             yield self._event(("P0 looks at the locks and cells",), Ring.poll_deaths)
         for engine, queue in enumerate(world.queues.to_writer, start=1):
@@ -140,10 +140,10 @@ class Ring:
     def _handle_events(self, world: World) -> Iterator[Event]:
         for handle in self.chunks:
             generation = handle.generation
-            for row in self.leases.attached_rows() if world.budget.grants else ():
-                if self._know((row, handle), partial(self._is_granted, row, handle)):
-                    label = ("P0 grants generation", generation, "to row", row)
-                    yield self._event(label, Ring.send, row, handle).not_counted_on()
+            for reader_id in self.leases.grantable_readers() if world.budget.grants else ():
+                if self._know((reader_id, handle), partial(self._is_granted, reader_id, handle)):
+                    label = ("P0 grants generation", generation, "to reader", reader_id)
+                    yield self._event(label, Ring.send, reader_id, handle).not_counted_on()
             if world.budget.discards:
                 yield self._event(("P0 discards generation", generation), Ring.discard, handle).not_counted_on()
 
@@ -156,13 +156,13 @@ class Ring:
     ) -> Event:
         return Event(label, lambda world: method(world.own_ring(), world, *args, **kwargs))
 
-    def _may_open_barrier(self, world: World, row: int) -> bool:
+    def _may_open_barrier(self, world: World, reader_id: int) -> bool:
         """The product asks every second while leases are out: at any time, that is, but not without end."""
         table = self.leases
-        books = table._rows[row]
+        books = table._readers[reader_id]
         if books.is_stopped or len(world.queues.barrier_ids()) >= world.setting.max_barriers:
             return False
-        return books.barrier is not None or bool((books.granted != table._returned[row]).any())
+        return books.barrier is not None or bool((books.granted != table._returned[reader_id]).any())
 
     def _know(self, question: object, answer: Callable[[], bool]) -> bool:
         """Ask once: many states share this ring, and none changes it."""
@@ -199,40 +199,40 @@ class Ring:
         names = self.announcement
         self.chunks.publish(Handle(names.ring_id, names.epoch, extent.slot, generation, offset, nbytes))
 
-    def grant(self, row: int, handle: Handle) -> LeaseId | None:
+    def grant(self, reader_id: int, handle: Handle) -> LeaseId | None:
         """Count a lease; None: refused."""
         before = table_key(self.leases)
         try:
-            return self.leases.grant(row, handle.slot, num_units(handle) * UNIT)
+            return self.leases.grant(reader_id, handle.slot, num_units(handle) * UNIT)
         except (PeerGone, LeaseRefused):
             if table_key(self.leases) != before and not self.leases._quota_bytes:
                 raise Violation("a refused grant has changed something") from None
             return None
 
-    def _is_granted(self, row: int, handle: Handle) -> bool:
-        return self.copy().grant(row, handle) is not None
+    def _is_granted(self, reader_id: int, handle: Handle) -> bool:
+        return self.copy().grant(reader_id, handle) is not None
 
-    def send(self, world: World, row: int, handle: Handle) -> None:
+    def send(self, world: World, reader_id: int, handle: Handle) -> None:
         """Count, then send; and what cannot be sent is undone as if it had not been."""
         world.spend("grants")
         self.chunks.touch(handle)  # somebody has asked for it
         before = table_key(self.leases)
-        lease = self.grant(row, handle)
+        lease = self.grant(reader_id, handle)
         assert lease is not None
         if self.leases._quota_bytes is None:
-            self.leases.undo(row, handle.slot, lease)
+            self.leases.undo(reader_id, handle.slot, lease)
             if table_key(self.leases) != before:
                 raise Violation("an undone grant has left something")
-            lease = self.grant(row, handle)
+            lease = self.grant(reader_id, handle)
             assert lease is not None
-        world.own_queues().send_to_engine(Descriptor(handle, lease, self.meant_for[row]))
+        world.own_queues().send_to_engine(Descriptor(handle, lease, self.meant_for[reader_id]))
 
     def discard(self, world: World, handle: Handle) -> None:
         world.spend("discards")
         self.chunks.forget(handle)
 
-    def open_barrier(self, world: World, row: int) -> None:
-        barrier = self.leases.open_barrier(row)
+    def open_barrier(self, world: World, reader_id: int) -> None:
+        barrier = self.leases.open_barrier(reader_id)
         if barrier is not None:
             question = BarrierQuestion(self.epoch, barrier.nonce, barrier.barrier_id, barrier.last_seq, barrier.slots)
             world.own_queues().send_to_engine(question)
@@ -249,39 +249,39 @@ class Ring:
         if message.epoch != self.epoch:
             return
         match message:
-            case RowHello():
+            case ReaderHello():
                 self.accept(world, message)
             case GapReport() | BarrierAnswer():
-                for row, nonce in self.leases.incarnations().items():
+                for reader_id, nonce in self.leases.incarnations().items():
                     if nonce == message.nonce:
-                        self._reported(world, row, message)
+                        self._reported(world, reader_id, message)
 
-    def _reported(self, world: World, row: int, message: GapReport | BarrierAnswer) -> None:
+    def _reported(self, world: World, reader_id: int, message: GapReport | BarrierAnswer) -> None:
         if isinstance(message, BarrierAnswer):
-            self.leases.reconcile(row, message.nonce, message.barrier_id, dict(message.received))
+            self.leases.reconcile(reader_id, message.nonce, message.barrier_id, dict(message.received))
         elif len(world.queues.barrier_ids()) < world.setting.max_barriers:
-            self.open_barrier(world, row)
+            self.open_barrier(world, reader_id)
 
-    def accept(self, world: World, hello: RowHello) -> None:
-        if self._seeing(world).attach(hello.row, hello.nonce):
-            self.meant_for[hello.row] = hello.sender
+    def accept(self, world: World, hello: ReaderHello) -> None:
+        if self._seeing(world).attach(hello.reader_id, hello.nonce):
+            self.meant_for[hello.reader_id] = hello.sender
 
     @property
     def num_barriers(self) -> int:
         return self.leases._num_barriers
 
     def barrier_ids(self) -> set[int]:
-        return {books.barrier.barrier_id for books in self.leases._rows.values() if books.barrier is not None}
+        return {books.barrier.barrier_id for books in self.leases._readers.values() if books.barrier is not None}
 
     def renumber_barriers(self, new_ids: dict[int, int]) -> None:
         """Give barriers other numbers, in the same order: else their numbers alone would make states without end."""
         table = self.leases
         table._num_barriers = len(new_ids)
-        for books in table._rows.values():
+        for books in table._readers.values():
             if books.barrier is not None:
                 books.barrier = msgspec.structs.replace(books.barrier, barrier_id=new_ids[books.barrier.barrier_id])
 
-    def _seeing(self, world: World) -> RowWatch:
+    def _seeing(self, world: World) -> ReaderWatch:
         """Return the watch, looking at the locks of this world."""
         self.watch._control.fd = Description(world.locks, self.epoch, "P0").as_fd()
         return self.watch

@@ -38,7 +38,7 @@ class Setting:
     """
 
     actors: Actors = field(default_factory=Actors)
-    num_rows: int = 2
+    num_readers: int = 2
     num_slots: int = 1
     units: int = 1
     put_units: tuple[int, ...] = (1,)
@@ -48,7 +48,7 @@ class Setting:
     started: Literal["nothing", "engine", "all"] = "nothing"
 
     def new_ring(self, epoch: int) -> Ring:
-        layout = SmallLayout(self.units * UNIT, self.num_slots, self.num_rows)
+        layout = SmallLayout(self.units * UNIT, self.num_slots, self.num_readers)
         ring = self.actors.ring.create(layout, epoch=epoch, quota_bytes=self.quota_bytes)
         for _ in range(min(self.num_slots, self.units)):
             ring.put(1)

@@ -1,6 +1,6 @@
-"""One worker process: the row that it has joined, and the read that it is at.
+"""One worker process: the entry that it has joined, and the read that it is at.
 
-The product's own: the order of locks and looks in which a row is joined. It reads until its next event, so whatever
+The product's own: the order of locks and looks in which an entry is joined. It reads until its next event, so whatever
 happens in between happens while it reads.
 """
 
@@ -71,7 +71,7 @@ class Worker:
         attach = self.attachment
         if attach is None:
             return True
-        byte = ByteLocks.engine_byte(attach.row, world.ring.layout.max_rows)
+        byte = ByteLocks.engine_byte(attach.reader_id, world.ring.layout.max_readers)
         return not ByteLocks.is_free(Description(world.locks, self.ring_epoch, self.name).as_fd(), byte)
 
     # ---- doing it
@@ -105,11 +105,13 @@ class Worker:
         world.own_queues().send_from_worker(self.rank, WorkerAttached(self.epoch, attach.engine_nonce, self.ring_epoch))
 
     def _join(self, world: World, attach: Attach) -> bool:
-        """Lock the row's share and the rank's byte; False: the row or the whole ring is another one by now."""
+        """Lock the entry's share and the rank's byte; False: the entry or the whole ring is another one by now."""
         if attach.announcement != world.ring.announcement:
             return False  # its objects are unlinked
         try:
-            _lock_share(world.ring.control(world.own_locks(), self.name), attach.row, attach.row_nonce, self.rank)
+            _lock_share(
+                world.ring.control(world.own_locks(), self.name), attach.reader_id, attach.reader_nonce, self.rank
+            )
         except MmcachedError:
             return False
         return True

@@ -2,7 +2,7 @@
 
     P0: Ring ────── to_engine ──────> Engine ── to_worker ──> Worker of rank 0, 1 …      all may die, and start anew
              <── to_writer[process] ──       <─ from_worker ──
-        │  writes memory and books        │ writes its row's words        │ reads memory
+        │  writes memory and books        │ writes its entry's words        │ reads memory
         └──────────────── words, byte locks (die with their holder) ─────┘
 
 What is real in each of them its module says. Budgets bound what comes from outside: work, kills and losses. What
@@ -13,7 +13,7 @@ What must hold in every state:
     I1  the bytes under a lease that a living process holds, reads under, or is about to receive, are untouched
     I2  from here on, without another kill or loss, all leases can come back: asked of the whole graph, by the explorer
     I3  a living incarnation has not given back more than it was granted: `check_integrity` of P0's books
-    I4  a word of a row is written by the one engine that has taken it; also checked at each write
+    I4  a word of an entry is written by the one engine that has taken it; also checked at each write
     I6  nobody acts on a descriptor of another epoch or incarnation; also checked at each receipt
 
 Of what is under way only the descriptors to the living engine count: any other is dropped.
@@ -107,9 +107,9 @@ class World:
         return world
 
     def _has_started(self, what: str) -> bool:
-        has_row = bool(self.ring.leases.attached_rows()) and not self.queues.is_anything_under_way()
+        has_reader = bool(self.ring.leases.grantable_readers()) and not self.queues.is_anything_under_way()
         has_workers = self.engine is not None and self.engine.group.are_all_attached
-        return what == "nothing" or (has_row and (what == "engine" or has_workers))
+        return what == "nothing" or (has_reader and (what == "engine" or has_workers))
 
     def parts(self) -> Sequence[Any]:
         return (self.ring, self.locks, self._queues, self.budget, self.census, self._engine, *self._workers)
@@ -194,8 +194,8 @@ class World:
 
     def _has_engine_heard_of_ring(self) -> bool:
         """Return False while each new worker would be told to attach to a ring that has gone, and exit, without end."""
-        row = None if self.engine is None else self.engine.row
-        return row is None or row.announcement.epoch == self.ring.epoch
+        entry = None if self.engine is None else self.engine.entry
+        return entry is None or entry.announcement.epoch == self.ring.epoch
 
     def _is_step_lost(self, worker: Worker) -> bool:
         """Return whether the engine waits for a read that this worker will never report."""
@@ -313,10 +313,10 @@ def check_invariants(world: World) -> None:
         if worker.reading is not None and worker.reading.handle.epoch != worker.ring_epoch:
             raise Violation(f"I6: {worker.name} of epoch {worker.ring_epoch} reads {worker.reading.handle}")
     engine = world.engine
-    if engine is not None and engine.row is not None and engine.row.announcement.epoch == world.ring.epoch:
-        row = engine.row
-        if world.ring.nonce_in_row(row.row) != row.nonce:
-            raise Violation(f"I4: row {row.row} of {engine.name} has been taken by another engine")
+    if engine is not None and engine.entry is not None and engine.entry.announcement.epoch == world.ring.epoch:
+        entry = engine.entry
+        if world.ring.nonce_in_entry(entry.reader_id) != entry.nonce:
+            raise Violation(f"I4: entry {entry.reader_id} of {engine.name} has been taken by another engine")
 
 
 def _leases_of_the_living(world: World) -> Iterator[tuple[Handle, str]]:
@@ -324,9 +324,9 @@ def _leases_of_the_living(world: World) -> Iterator[tuple[Handle, str]]:
         if worker.reading is not None:
             yield worker.reading.handle, f"{worker.name} reads"
     engine = world.engine
-    if engine is not None and engine.row is not None:
+    if engine is not None and engine.entry is not None:
         for held in engine.book._held.values():
             yield held.handle, f"{engine.name} holds"
         for message in world.queues.to_engine:
-            if isinstance(message, Descriptor) and engine.row.owns(message.handle, message.lease):
+            if isinstance(message, Descriptor) and engine.entry.owns(message.handle, message.lease):
                 yield message.handle, f"{engine.name} is about to receive"

@@ -25,7 +25,7 @@ from mmcached.wire.messages.frontend import (
     FromClient,
     Generate,
     GetRecords,
-    TakeRow,
+    RegisterReader,
 )
 from mmcached.wire.paths import RunDir
 from tests.client.records import is_equal, numbers
@@ -63,7 +63,7 @@ def test_many_calls_at_once_each_get_their_own_answer(service: StoreService, run
             assert await asyncio.gather(*(stream(client, seed) for seed in seeds)) == [[seed, 2, 3] for seed in seeds]
 
     run(ask())
-    assert service.count(TakeRow) == 1
+    assert service.count(RegisterReader) == 1
     eventually(lambda: service.leases, lambda count: count == 0, "leases")
 
 

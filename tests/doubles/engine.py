@@ -1,11 +1,11 @@
-"""An engine at the wire: a real connection to a frontend and a real row of its ring, and a test that says the rest."""
+"""An engine at the wire: a real connection to a frontend and a real entry of its ring; a test says the rest."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
@@ -35,7 +35,7 @@ class WireEngine:
     def __init__(self, directory: RunDir, *, digest: str, index: int = 0) -> None:
         self._address = directory.engine_address
         self._hello = to_frontend.EngineHello(index, secrets.randbits(62), digest)
-        self.row: ReaderRow | None = None
+        self.entry: ReaderEntry | None = None
         self.answers_barriers = True
         self.backlog: list[tuple[to_engine.FromFrontend, list[Frame]]] = []
         self._connect()
@@ -50,15 +50,15 @@ class WireEngine:
         self._connect()
 
     def attach(self, announcement: RingAnnouncement) -> None:
-        """Take a row of the ring, and say so."""
-        self.row = ReaderRow.attach(announcement)
-        self.channel.send(to_frontend.RowHello(announcement.epoch, self.row.row, self.row.nonce))
+        """Take an entry of the ring, and say so."""
+        self.entry = ReaderEntry.attach(announcement)
+        self.channel.send(to_frontend.ReaderHello(announcement.epoch, self.entry.reader_id, self.entry.nonce))
 
     def receive(self) -> None:
         """Put what has come into the backlog, except barriers that are answered here."""
         while self.channel.wait(0):
             message, payload = self.channel.receive(0)
-            if self.answers_barriers and self.row is not None:
+            if self.answers_barriers and self.entry is not None:
                 if isinstance(message, Barrier):
                     self.answer(message)
                     continue
@@ -66,25 +66,25 @@ class WireEngine:
             self.backlog.append((message, payload))
 
     def take_leases(self, message: to_engine.FromFrontend) -> None:
-        assert self.row is not None
+        assert self.entry is not None
         for handle, lease in leases_in(message):
-            self.row.receive(handle, lease)
+            self.entry.receive(handle, lease)
 
     def answer(self, barrier: Barrier) -> None:
         """Say which leases have arrived."""
-        assert self.row is not None
-        counts = self.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        assert self.entry is not None
+        counts = self.entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
         self.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts or {}))
 
     def checksum(self, handle: Handle) -> str:
         """Return what a worker answers that reads a probe's item."""
-        assert self.row is not None
-        with RingReader.open(self.row.announcement) as reader:
+        assert self.entry is not None
+        with RingReader.open(self.entry.announcement) as reader:
             record = ObjectStoreReader(reader).get(handle, tensors="numpy", copy=True)
         return hashlib.blake2b(record["probe"].tobytes(), digest_size=16).hexdigest()
 
     def close(self) -> None:
         """End as a process does: no goodbye."""
         self.channel.close()
-        if self.row is not None:
-            self.row.close()
+        if self.entry is not None:
+            self.entry.close()

@@ -74,7 +74,7 @@ class Bench:
         self.address = directory.worker_address(0)
         self.workers: list[FakeWorker] = []
         self.peer = b""
-        self.row = self.row_nonce = self.incarnation = 0
+        self.reader_id = self.reader_nonce = self.incarnation = 0
         self.received: list[tuple[from_engine.FromEngine, list[Frame]]] = []
         self.payload: list[Frame] = []
 
@@ -114,22 +114,22 @@ class Bench:
     # ---- attaching
 
     def connect(self) -> None:
-        """Go through the whole handshake: ring, row, workers."""
+        """Go through the whole handshake: ring, entry, workers."""
         self.incarnation = self.expect(from_engine.EngineHello).incarnation
         self.announce()
         for rank in range(self.config.world_size):
             self.attach(self.add_worker(rank))
         self.expect(from_engine.EngineReady)
 
-    def announce(self, ring: RingWriter | None = None, *, incarnation: int = 1) -> from_engine.RowHello:
-        """Announce a ring, this bench's own by default, and give the engine the row that it takes."""
+    def announce(self, ring: RingWriter | None = None, *, incarnation: int = 1) -> from_engine.ReaderHello:
+        """Announce a ring, this bench's own by default, and give the engine the entry that it takes."""
         ring = ring or self.ring
         self.send(to_engine.Ring(incarnation, ring.announcement))
-        hello = self.expect(from_engine.RowHello)
+        hello = self.expect(from_engine.ReaderHello)
         assert hello.epoch == ring.announcement.epoch
-        assert ring.attach(hello.row, hello.nonce)
-        self.row, self.row_nonce = hello.row, hello.nonce
-        self.send(to_engine.RowAttached(hello.epoch, hello.row, hello.nonce))
+        assert ring.attach(hello.reader_id, hello.nonce)
+        self.reader_id, self.reader_nonce = hello.reader_id, hello.nonce
+        self.send(to_engine.ReaderAttached(hello.epoch, hello.reader_id, hello.nonce))
         return hello
 
     def add_worker(self, rank: int) -> FakeWorker:
@@ -205,7 +205,7 @@ class Bench:
         features = []
         tokens = list(b"hello")
         if handle is not None:
-            lease = lease or self.ring.grant(self.row, handle)
+            lease = lease or self.ring.grant(self.reader_id, handle)
             features = [Feature("m" * 64, "image", 2, 2, 2, handle.nbytes, handle, lease)]
             tokens = [*b"ab", 258, 258, *b"cd"]
         options: dict[str, Any] = {"is_streamed": is_streamed, "priority": priority}

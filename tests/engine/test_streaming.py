@@ -125,7 +125,7 @@ def test_abort_and_another_frontend_end_the_streams(bench: Bench) -> None:
         run_step(bench, 67)
     with RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other:
         bench.send(to_engine.Ring(2, other.announcement))
-        assert bench.expect(from_engine.RowHello).epoch == other.announcement.epoch
+        assert bench.expect(from_engine.ReaderHello).epoch == other.announcement.epoch
         bench.engine.check_integrity()
 
 

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 from PIL import Image
 
 from mmcached.frontend.server import Frontend
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader, decode_record_frames, encode
+from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, decode_record_frames, encode
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.shm.store.codec import Record
 from mmcached.wire.config import ServiceConfig
@@ -40,14 +40,14 @@ def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
 
 
 class FakeClient:
-    """One client process of the store, with its presence and, once taken, a real row of the store's ring."""
+    """One client process of the store, with its presence and, once taken, a real entry of the store's ring."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.client_id = secrets.token_hex(16)
         self.presence = LockFile(bench.directory.client_lock(self.client_id))
         self.channel = self._connect()
-        self.row: ReaderRow | None = None
+        self.entry: ReaderEntry | None = None
         self.payload: list[Frame] = []
         self._request_ids = count(1)
 
@@ -56,16 +56,16 @@ class FakeClient:
 
     @property
     def nonce(self) -> int:
-        return 0 if self.row is None else self.row.nonce
+        return 0 if self.entry is None else self.entry.nonce
 
     def answer(self, kind: type[MessageT]) -> MessageT:
         """Return the next message, which must be of this kind; leases in it are counted."""
         self._bench.pump(lambda: self.channel.wait(0))
         message, self.payload = self.channel.receive(0)
         assert isinstance(message, kind), message
-        if isinstance(message, to_client.Records) and self.row is not None:
+        if isinstance(message, to_client.Records) and self.entry is not None:
             for record, lease in zip(message.records, message.leases, strict=True):
-                assert lease is None or (isinstance(record, Handle) and self.row.receive(record, lease))
+                assert lease is None or (isinstance(record, Handle) and self.entry.receive(record, lease))
         return message
 
     def hello(self) -> to_client.Welcome:
@@ -78,18 +78,20 @@ class FakeClient:
         self.channel = self._connect()
         self.hello()
 
-    def take_row(self) -> bool:
-        """Take a row, or say again that this client has it."""
+    def register(self) -> bool:
+        """Take an entry, or say again that this client has it."""
         announcement = self.hello().store_ring
         assert announcement is not None
-        self.row = self.row or ReaderRow.attach(announcement)
-        self.channel.send(self.row_message())
-        return self.answer(to_client.RowTaken).is_attached
+        self.entry = self.entry or ReaderEntry.attach(announcement)
+        self.channel.send(self.register_message())
+        return self.answer(to_client.ReaderRegistered).is_attached
 
-    def row_message(self) -> to_frontend.TakeRow:
-        assert self.row is not None
-        epoch = self.row.announcement.epoch
-        return to_frontend.TakeRow(self.client_id, next(self._request_ids), epoch, self.row.row, self.row.nonce)
+    def register_message(self) -> to_frontend.RegisterReader:
+        assert self.entry is not None
+        epoch = self.entry.announcement.epoch
+        return to_frontend.RegisterReader(
+            self.client_id, next(self._request_ids), epoch, self.entry.reader_id, self.entry.nonce
+        )
 
     def get(self, *keys: str, tenant: str = "") -> to_client.Records:
         number = next(self._request_ids)
@@ -124,19 +126,19 @@ class FakeClient:
             return decode_record_frames(
                 self.payload[found.first_frame : found.first_frame + found.num_frames], tensors="numpy"
             )
-        assert self.row is not None
+        assert self.entry is not None
         assert isinstance(found, Handle)
-        with ObjectStoreReader(RingReader.open(self.row.announcement)) as reader:
+        with ObjectStoreReader(RingReader.open(self.entry.announcement)) as reader:
             record = reader.get(found, tensors="numpy", copy=True)
-        self.row.give_back(found)
+        self.entry.give_back(found)
         return record
 
     def close(self) -> None:
         """End as a process does: no goodbye."""
         self.channel.close()
         self.presence.close()
-        if self.row is not None:
-            self.row.close()
+        if self.entry is not None:
+            self.entry.close()
 
 
 class Bench:
@@ -209,19 +211,19 @@ class Bench:
         ring = self.from_frontend(engine, to_engine.Ring)
         if ring.announcement is not None:
             engine.attach(ring.announcement)
-            self.from_frontend(engine, to_engine.RowAttached)
+            self.from_frontend(engine, to_engine.ReaderAttached)
         engine.channel.send(to_frontend.EngineReady(1))
         while not self.stats().engines:
             pass  # they name an engine once it is ready
         return engine
 
-    def connect_client(self, *, has_row: bool = True) -> FakeClient:
+    def connect_client(self, *, is_reader: bool = True) -> FakeClient:
         """Connect a client of the store."""
         client = FakeClient(self)
         self.clients.append(client)
         if not self.first_epoch:
             self.first_epoch = client.hello().store_epoch - self.frontend.stats().store.new_epochs
-        assert not has_row or client.take_row()
+        assert not is_reader or client.register()
         return client
 
     def generate(self, request_id: int, images: list[bytes], *, timeout_s: float = 60.0) -> None:

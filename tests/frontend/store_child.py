@@ -1,4 +1,4 @@
-"""A client that dies: `python -m tests.frontend.store_child RUN_DIR`. Takes a row, leases key `a`, claims key `slow`.
+"""A client that dies: `python -m tests.frontend.store_child RUN_DIR`. Takes an entry, leases `a`, claims `slow`.
 
 Says `ready` when it holds all of it, and then waits to be killed.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import zmq
 
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderEntry
 from mmcached.shm.files.lock_file import LockFile
-from mmcached.wire.messages.client import Claimed, Records, RowTaken, ToClient, Welcome
-from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, TakeRow
+from mmcached.wire.messages.client import Claimed, ReaderRegistered, Records, ToClient, Welcome
+from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, RegisterReader
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
 
@@ -32,12 +32,12 @@ def main() -> None:
     welcome, _ = channel.receive(DEADLINE_S)
     assert isinstance(welcome, Welcome)
     assert welcome.store_ring is not None
-    row = ReaderRow.attach(welcome.store_ring)
-    channel.send(TakeRow(client_id, 1, welcome.store_ring.epoch, row.row, row.nonce))
-    channel.send(GetRecords(client_id, 2, ["a"], nonce=row.nonce))
+    entry = ReaderEntry.attach(welcome.store_ring)
+    channel.send(RegisterReader(client_id, 1, welcome.store_ring.epoch, entry.reader_id, entry.nonce))
+    channel.send(GetRecords(client_id, 2, ["a"], nonce=entry.nonce))
     channel.send(ClaimRecord(client_id, 3, "slow", DEADLINE_S))
     answers = [channel.receive(DEADLINE_S)[0] for _ in range(3)]
-    assert [type(answer) for answer in answers] == [RowTaken, Records, Claimed], answers
+    assert [type(answer) for answer in answers] == [ReaderRegistered, Records, Claimed], answers
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     signal.pause()

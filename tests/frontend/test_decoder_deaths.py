@@ -55,7 +55,7 @@ def added(bench: Bench, engine: WireEngine) -> int:
 
 def test_another_client_s_pictures_go_on_while_a_decoder_is_killed_in_a_batch(bench: Bench, room: HeldRoom) -> None:
     engine = bench.connect_engine()
-    other = bench.connect_client(has_row=False)
+    other = bench.connect_client(is_reader=False)
     bench.generate(1, [HELD])
     victim = the_decoder(bench, room)
     bench.generate(2, [HELD, png(2), png(3)])

@@ -88,7 +88,7 @@ FLOODS: dict[str, bytes] = {
     "probe": words(to_frontend.Probe(1, 5.0)),
     "flush": words(to_frontend.Flush(1)),
     "epoch": words(to_frontend.Flush(1, True)),
-    "row": words(to_frontend.TakeRow(STRANGER, 1, 2, 3, 4)),
+    "reader": words(to_frontend.RegisterReader(STRANGER, 1, 2, 3, 4)),
     "get": words(to_frontend.GetRecords(STRANGER, 1, KEYS)),
     "have": words(to_frontend.HaveRecords(1, KEYS)),
     "put": words(to_frontend.PutRecord(STRANGER, 1, "key", 0), [bytes(part) for part in encode({}).frames()]),
@@ -178,7 +178,7 @@ def test_one_client_has_no_more_requests_open_than_it_may(bench: Bench) -> None:
     failed = bench.answer(to_client.Failed)
     assert (failed.request_id, failed.error.code) == (4, "service_unavailable")
     assert failed.error.details == {"field": "limits.max_requests_per_client", "value": 4, "limit": 4}
-    other = bench.connect_client(has_row=False)
+    other = bench.connect_client(is_reader=False)
     other.channel.send(to_frontend.Generate(other.client_id, 1, "hello", 4, None, 60.0))
     bench.pump(lambda: len(bench.frontend.requests) == 5)
 
@@ -229,7 +229,7 @@ def test_a_connection_speaks_for_one_client(bench: Bench) -> None:
 
 
 def test_a_client_whose_connection_is_closed_takes_its_seat_over_another(bench: Bench) -> None:
-    client = bench.connect_client(has_row=False)
+    client = bench.connect_client(is_reader=False)
     client.connect_anew()
     bench.frontend.check_integrity()
 

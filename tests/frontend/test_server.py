@@ -11,7 +11,7 @@ import pytest
 from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.requests.request_service import MAX_RESENDS
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderEntry
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import error_from_wire
@@ -56,14 +56,14 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
     monkeypatch.setattr("mmcached.shm.ring.ring.Host", lambda: Host(shm_free_bytes=lambda: room[0]))
     config = msgspec.structs.replace(CONFIG, store_gb=1 / 1024)
     with Bench(run_dir, config, clock) as bench:
-        client = bench.connect_client(has_row=False)
+        client = bench.connect_client(is_reader=False)
         assert client.hello().store_ring is None
         assert not client.put("a", {"n": 1}).is_stored
         assert client.get("a").records == [None]
         engine = None
         if has_engine:
             engine = bench.connect_engine()
-            assert engine.row is None
+            assert engine.entry is None
             bench.generate(1, [png(1)])
             add = bench.from_frontend(engine, to_engine.AddRequest)
             assert isinstance(add.features[0].payload, Inline)
@@ -72,7 +72,7 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
         room[0] = 1 << 30
         clock.now += 10
         bench.pump(lambda: bench.frontend.stats().ring.data_bytes > 0)
-        assert client.take_row()
+        assert client.register()
         assert client.put("a", {"n": 1}).is_stored
         assert client.read(client.get("a")) == {"n": 1}
         if engine is None:
@@ -82,9 +82,11 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
             assert ring.announcement is not None
             bench.generate(2, [png(1)])  # before the engine has attached: as before
             assert isinstance(bench.from_frontend(engine, to_engine.AddRequest).features[0].payload, Inline)
-            engine.row = ReaderRow.attach(ring.announcement)
-            engine.channel.send(to_frontend.RowHello(ring.announcement.epoch, engine.row.row, engine.row.nonce))
-            bench.from_frontend(engine, to_engine.RowAttached)
+            engine.entry = ReaderEntry.attach(ring.announcement)
+            engine.channel.send(
+                to_frontend.ReaderHello(ring.announcement.epoch, engine.entry.reader_id, engine.entry.nonce)
+            )
+            bench.from_frontend(engine, to_engine.ReaderAttached)
         bench.generate(3, [png(1)])
         handle = bench.from_frontend(engine, to_engine.AddRequest).features[0].payload
         assert isinstance(handle, Handle)
@@ -137,21 +139,21 @@ def test_a_request_that_waits_for_an_engine_waits_no_longer_than_it_may(bench: B
     assert bench.stats().requests_open == 0
 
 
-def test_request_carries_handles_with_leases_of_the_engines_own_row(bench: Bench) -> None:
+def test_request_carries_handles_with_leases_of_the_engines_own_entry(bench: Bench) -> None:
     engine = bench.connect_engine()
     bench.generate(7, [png(1), png(2), png(1)])
     add = bench.from_frontend(engine, to_engine.AddRequest)
-    assert engine.row is not None
+    assert engine.entry is not None
     payloads = [feature.payload for feature in add.features]
     assert all(isinstance(payload, Handle) for payload in payloads)
     assert payloads[0] == payloads[2] != payloads[1]
     leases = [feature.lease for feature in add.features]
     assert [lease and lease.seq for lease in leases] == [1, 2, 3]
-    assert all(engine.row.owns(p, lease) for p, lease in zip(payloads, leases, strict=True))  # type: ignore[arg-type]
+    assert all(engine.entry.owns(p, lease) for p, lease in zip(payloads, leases, strict=True))  # type: ignore[arg-type]
     assert add.prompt_token_ids[add.features[1].offset] == IMAGE_TOKEN_ID
     assert bench.stats().ring.leases == 3
     for payload in payloads:
-        engine.row.give_back(payload)  # type: ignore[arg-type]
+        engine.entry.give_back(payload)  # type: ignore[arg-type]
     assert bench.stats().ring.leases == 0
 
 
@@ -324,13 +326,13 @@ def test_engine_with_another_configuration_is_refused_with_the_reason(bench: Ben
 
 
 def test_a_living_engine_that_is_dropped_is_told_and_may_come_again(bench: Bench, clock: Clock) -> None:
-    """Its row says that more leases came back than were granted: none of it can be believed."""
+    """Its entry says that more leases came back than were granted: none of it can be believed."""
     engine = bench.connect_engine()
     bench.generate(1, [])
     bench.from_frontend(engine, to_engine.AddRequest)
-    assert engine.row is not None
-    names = engine.row.announcement
-    engine.row.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
+    assert engine.entry is not None
+    names = engine.entry.announcement
+    engine.entry.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
     clock.now += 1
     assert "as given back" in bench.from_frontend(engine, to_engine.Detached).reason
     assert bench.answer(to_client.Failed).error.code == "request_aborted"
@@ -366,14 +368,14 @@ def test_engine_that_connects_anew_keeps_its_requests(bench: Bench) -> None:
 
 def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Bench) -> None:
     engine = bench.connect_engine()
-    assert engine.row is not None
+    assert engine.entry is not None
     bench.client.send(to_frontend.Probe(5, 10.0))
     probe = bench.from_frontend(engine, to_engine.ProbeEngine)
     assert isinstance(probe.payload, Handle)
     checksum = engine.checksum(probe.payload)
     engine.channel.send(to_frontend.EngineProbed(probe.token, [checksum, checksum]))
     assert bench.stats().ring.leases == 1
-    engine.row.give_back(probe.payload)
+    engine.entry.give_back(probe.payload)
     assert bench.answer(to_client.Probed) == to_client.Probed(5, 1, 2)
     assert bench.stats().ring.chunks == 0, "nothing of the probe is left"
 
@@ -456,12 +458,12 @@ def test_figures_are_the_pages_for_each_engine_that_is_ready(run_dir: Path, cloc
         assert bench.stats().engines[1] == EngineStats(steps=2)
 
 
-def test_row_that_does_not_hold_the_nonce_is_not_attached(bench: Bench) -> None:
+def test_entry_that_does_not_hold_the_nonce_is_not_attached(bench: Bench) -> None:
     bench.connect_engine()
     liar = bench.add_engine(digest=CONFIG.digest(), index=1)
     ring = bench.from_frontend(liar, to_engine.Ring)
     assert ring.announcement is not None
-    liar.channel.send(to_frontend.RowHello(ring.announcement.epoch, 1, 12345))
+    liar.channel.send(to_frontend.ReaderHello(ring.announcement.epoch, 1, 12345))
     liar.channel.send(to_frontend.EngineReady(1))
-    assert len(bench.stats().engines) == 1, "not ready without a row"
+    assert len(bench.stats().engines) == 1, "not ready without an entry"
     assert liar.backlog == []

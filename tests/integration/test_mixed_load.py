@@ -173,7 +173,7 @@ def at_rest(run_dir: Path) -> ServiceStats:
         lambda now: (
             (leases_of(now), now.requests_open, now.store.computing, now.store.waiting) == (0, 0, 0, 0)
             and now.clients <= 1
-            and not now.store.rows
+            and not now.store.readers
         ),
         "leases, requests and clients return to 0",
     )
@@ -211,7 +211,7 @@ def _check_books(stats: ServiceStats) -> None:
     assert processor.items_processed <= ring.puts + processor.inline_fallbacks
     assert ring.puts <= 2 * NUM_IMAGES + ring.evictions
     assert processor.hits > 0
-    assert (stats.desyncs, stats.protocol_errors, ring.fenced_rows, ring.lost_leases) == (0, 0, 0, 0)
+    assert (stats.desyncs, stats.protocol_errors, ring.fenced_readers, ring.lost_leases) == (0, 0, 0, 0)
     ranks = {(worker.items_encoded, worker.tokens_computed) for worker in stats.engines[0].workers}
     assert len(ranks) == 1, "both workers have done the same"
 

@@ -164,14 +164,14 @@ def try_to_generate(client: Client) -> list[int] | None:
 
 
 def test_an_engine_that_the_frontend_has_dropped_is_served_again_and_keeps_its_caches(run_dir: Path) -> None:
-    """One word in its row is wrong: the frontend believes none of it, and the engine takes another."""
+    """One word in its entry is wrong: the frontend believes none of it, and the engine takes another."""
     with LocalService(run_dir, small_config(world_size=1)) as service, Client(run_dir) as client:
         wanted = client.generate("what is <image>, at length?", [photo(0)], MAX_TOKENS)
-        row = service.engine._frontend.row
-        assert row is not None
-        names = row.announcement
-        row.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
-        eventually(lambda: service.engine._frontend.row, lambda now: now not in (None, row), "another row")
+        entry = service.engine._frontend.entry
+        assert entry is not None
+        names = entry.announcement
+        entry.give_back(Handle(names.ring_id, names.epoch, 0, 0, 0, 0))
+        eventually(lambda: service.engine._frontend.entry, lambda now: now not in (None, entry), "another entry")
         answer = eventually(lambda: _ask(client), lambda answer: answer is not None, "an answer")
         assert answer is not None
         assert answer.tokens == wanted.tokens

@@ -216,7 +216,7 @@ class LibraryPair:
         ring = RingWriter.create(
             data_bytes=CAPACITY,
             num_slots=16,
-            max_rows=8,
+            max_readers=8,
             max_object_bytes=CAPACITY,
             reader_quota_bytes=self._reader_quota_bytes,
         )
@@ -226,7 +226,7 @@ class LibraryPair:
         if self.store is None:
             return engine_receiver_cache_from_config(self.config)
         receiver = ShmObjectStoreReceiverCache(self.store.ring.announcement)
-        assert self.store.ring.attach(receiver.row, receiver.nonce)
+        assert self.store.ring.attach(receiver.reader_id, receiver.nonce)
         return receiver
 
 

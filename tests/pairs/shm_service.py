@@ -6,7 +6,7 @@ puts into any order.
     ask              --------->  Barrier                       ---------------->  answer what has arrived
     resend, reconcile  <-------  Missed | Answer               <----------------
 
-Real are the item cache, the store, the ring, the rows, the worker's reader, and the engine's book of leases.
+Real are the item cache, the store, the ring, the entries, the worker's reader, and the engine's book of leases.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmcached.engine.server.leases import HeldLeases
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.caches.ring import RingItemCache
 from mmcached.frontend.processing.processor import Processed
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.store.codec import decode_record_frames, encode, split
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused
@@ -91,25 +91,25 @@ class Link:
 
 
 class Engine:
-    """One incarnation in one ring: the engine's row and books, and its worker's mapping."""
+    """One incarnation in one ring: the engine's entry and books, and its worker's mapping."""
 
     def __init__(self, announcement: RingAnnouncement) -> None:
-        self.row = ReaderRow.attach(announcement)
+        self.entry = ReaderEntry.attach(announcement)
         self._reader = RingReader.open(announcement)
-        self._reader.join_row(self.row.row, self.row.nonce, rank=0)
+        self._reader.join_entry(self.entry.reader_id, self.entry.nonce, rank=0)
         self._payloads = PayloadReader(ObjectStoreReader(self._reader))
-        self.leases = HeldLeases(self.row.give_back)
+        self.leases = HeldLeases(self.entry.give_back)
         self.running: list[Running] = []
         self._released: deque[tuple[int, int]] = deque()
         self._step = 0
 
     @property
     def life(self) -> tuple[int, int]:
-        return self.row.announcement.epoch, self.row.nonce
+        return self.entry.announcement.epoch, self.entry.nonce
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
         """Return whether a descriptor may be used."""
-        return self.row.receive(handle, lease)
+        return self.entry.receive(handle, lease)
 
     def add(self, message: Add) -> list[str]:
         """Take a request in and begin to read; return what it misses, and then read nothing."""
@@ -140,12 +140,12 @@ class Engine:
             self.leases.read_done(WORKER_EPOCH, step, seq)
 
     def answer(self, barrier: Barrier) -> dict[int, int] | None:
-        return self.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        return self.entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
 
     def close(self) -> None:
         """The process ends; views of it that a test keeps stand for a worker that has not noticed yet."""
         self._reader.close()
-        self.row.close()
+        self.entry.close()
 
     def _read(self, item: tuple[Handle, LeaseId] | list[Frame], key: str) -> MultiModalKwargsItem:
         if isinstance(item, list):
@@ -166,7 +166,7 @@ class Frontend:
 
     def __init__(self, num_engines: int) -> None:
         self.ring = RingWriter.create(
-            data_bytes=CAPACITY, num_slots=12, max_rows=num_engines + 1, max_object_bytes=CAPACITY
+            data_bytes=CAPACITY, num_slots=12, max_readers=num_engines + 1, max_object_bytes=CAPACITY
         )
         self.store = self.store_type(self.ring)
         config = ServiceConfig(mm_processor_cache_gb=CAPACITY / GIB, mm_shm_inline_max_kb=0)
@@ -180,12 +180,12 @@ class Frontend:
         return resolved
 
     def message(self, request: Request, engine: Engine, items: Sequence[OutgoingItem]) -> Add:
-        """Grant what lies in the ring; what the row takes no lease of just now is copied out."""
+        """Grant what lies in the ring; what the engine takes no lease of just now is copied out."""
         travelling: list[tuple[Handle, LeaseId] | list[Frame]] = []
         for item in items:
             if isinstance(item.payload, Handle):
                 try:
-                    travelling.append((item.payload, self.ring.grant(engine.row.row, item.payload)))
+                    travelling.append((item.payload, self.ring.grant(engine.entry.reader_id, item.payload)))
                 except LeaseRefused:
                     travelling.append([bytes(frame) for frame in split(self.ring.read(item.payload))])
             else:
@@ -196,7 +196,7 @@ class Frontend:
     def undo(self, message: Add, engine: Engine) -> None:
         """The message was not queued: the last grant first, or a number would be left out."""
         for handle, lease in reversed(message.leases):
-            self.ring.undo_grant(engine.row.row, handle, lease)
+            self.ring.undo_grant(engine.entry.reader_id, handle, lease)
 
     def check_integrity(self) -> None:
         self.cache.check_integrity()

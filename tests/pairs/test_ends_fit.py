@@ -49,7 +49,7 @@ CONFIGS = [
 @pytest.fixture
 def store() -> Iterator[ObjectStoreWriter]:
     with ObjectStoreWriter(
-        RingWriter.create(data_bytes=1 << 16, num_slots=8, max_rows=1, max_object_bytes=1 << 16)
+        RingWriter.create(data_bytes=1 << 16, num_slots=8, max_readers=1, max_object_bytes=1 << 16)
     ) as store:
         yield store
 

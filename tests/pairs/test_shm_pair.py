@@ -76,8 +76,8 @@ class Service(RuleBasedStateMachine):
 
     @rule(engine=ENGINES)
     def ask(self, engine: int) -> None:
-        """The row has leases out although its queue has been idle, or it has reported a gap; also once more."""
-        barrier = self.frontend.ring.open_barrier(self.engines[engine].row.row)
+        """The reader has leases out although its queue has been idle, or it has reported a gap; also once more."""
+        barrier = self.frontend.ring.open_barrier(self.engines[engine].entry.reader_id)
         if barrier is not None:
             self.barriers[engine] = barrier
             self.links[engine].to_engine.append(barrier)
@@ -102,8 +102,8 @@ class Service(RuleBasedStateMachine):
             self.send(message.request)
 
     def answered(self, engine: int, message: Answer) -> None:
-        barrier, row = message.barrier, self.engines[engine].row.row
-        num_lost = self.frontend.ring.reconcile(row, barrier.nonce, barrier.barrier_id, message.received)
+        barrier, reader_id = message.barrier, self.engines[engine].entry.reader_id
+        num_lost = self.frontend.ring.reconcile(reader_id, barrier.nonce, barrier.barrier_id, message.received)
         is_last = barrier is self.barriers[engine]
         assert num_lost == (len(self.lost_seqs[engine]) if is_last else None), "exactly what was lost, once"
         if is_last:
@@ -127,7 +127,7 @@ class Service(RuleBasedStateMachine):
             self.deliver_request(engine, message)
             return
         received = self.engines[engine].answer(message)
-        assert (received is None) == (message.nonce != self.engines[engine].row.nonce)
+        assert (received is None) == (message.nonce != self.engines[engine].entry.nonce)
         if received is not None:
             self.last_seqs[engine] = max(self.last_seqs[engine], message.last_seq)
             self.links[engine].to_frontend.append(Answer(message, received))
@@ -138,7 +138,7 @@ class Service(RuleBasedStateMachine):
         if is_ours and message.leases:
             handle, lease = message.leases[0]
             lost = {seq for seq in self.lost_seqs[number] if self.last_seqs[number] < seq < lease.seq}
-            assert engine.row.has_gap_before(handle, lease) == bool(lost), "a grant that is undone leaves no gap"
+            assert engine.entry.has_gap_before(handle, lease) == bool(lost), "a grant that is undone leaves no gap"
             self.last_seqs[number] = message.leases[-1][1].seq
         missed = engine.add(message)
         assert bool(missed) == (bool(message.leases) and not is_ours), "only a restart costs a resend"
@@ -219,7 +219,7 @@ class Service(RuleBasedStateMachine):
 
     def start_engine(self) -> Engine:
         engine = self.engine_type(self.frontend.ring.announcement)
-        assert self.frontend.ring.attach(engine.row.row, engine.row.nonce)
+        assert self.frontend.ring.attach(engine.entry.reader_id, engine.entry.nonce)
         return engine
 
     def end_engine(self, number: int, *, is_dead: bool = True) -> None:
@@ -327,7 +327,7 @@ class NobodyAsks(Service):
 
 class TakesAnyLife(Engine):
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
-        self.row.receive(handle, lease)
+        self.entry.receive(handle, lease)
         return True
 
 
@@ -335,7 +335,7 @@ class CountsNothing(Engine):
     """Looks whether a descriptor is its own, but does not count it."""
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
-        return self.row.owns(handle, lease)
+        return self.entry.owns(handle, lease)
 
 
 class GivesBackUnread(Engine):
@@ -349,7 +349,7 @@ class GivesBackUnread(Engine):
 class GivesBackTwice(Engine):
     def flush(self) -> None:
         for handle in [handle for message in list(self._released) if (handle := self.handle_of(message[1]))]:
-            self.row.give_back(handle)
+            self.entry.give_back(handle)
         super().flush()
 
     def handle_of(self, seq: int) -> Handle | None:
@@ -453,7 +453,7 @@ def test_a_lost_descriptor_costs_its_bytes_until_somebody_asks(service: Service)
     service.request(0, ["1"])
     (_, message) = service.links[0].to_engine
     assert isinstance(message, Add)
-    assert message.leases == [], "while the row is asked, items are copied out for it"
+    assert message.leases == [], "while the reader is asked, items are copied out for it"
     service.deliver(0)
     service.read_one(0)
     assert service.frontend.ring.stats().leases == 0

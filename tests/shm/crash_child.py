@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmcached.shm import Host, ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, sweep
+from mmcached.shm import Host, ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
-LAYOUT = Layout(data_bytes=1 << 14, num_slots=16, max_rows=3)
+LAYOUT = Layout(data_bytes=1 << 14, num_slots=16, max_readers=3)
 EPOCH = 7
 
 
@@ -46,12 +46,12 @@ class Writer:
         self._store = ObjectStoreWriter(self._ring)
         return self._ring.announcement
 
-    def attach(self, row: int, nonce: int) -> bool:
-        return self._ring.attach(row, nonce)
+    def attach(self, reader_id: int, nonce: int) -> bool:
+        return self._ring.attach(reader_id, nonce)
 
-    def put(self, value: int, row: int) -> None:
+    def put(self, value: int, reader_id: int) -> None:
         handle = self._store.put(str(value), record_of(value))
-        lease = self._ring.grant(row, handle)
+        lease = self._ring.grant(reader_id, handle)
         crash_point("grant.before_send")
         _answer([handle, lease])
         crash_point("grant.after_send")
@@ -59,8 +59,8 @@ class Writer:
     def poll_deaths(self) -> int:
         return len(self._ring.poll_deaths())
 
-    def barrier(self, row: int) -> None:
-        barrier = self._ring.open_barrier(row)
+    def barrier(self, reader_id: int) -> None:
+        barrier = self._ring.open_barrier(reader_id)
         _answer([barrier.nonce, barrier.last_seq, barrier.slots] if barrier else None)
         crash_point("barrier.after_send")
 
@@ -72,27 +72,27 @@ class Writer:
 
 
 class Reader:
-    """A row, a mapping, and records in hand."""
+    """An entry, a mapping, and records in hand."""
 
     def __init__(self) -> None:
         self._held: list[Any] = []
         self._done: deque[Handle] = deque()
 
     def attach(self, announcement: Any) -> Any:
-        self._row = ReaderRow.attach(msgspec.convert(announcement, RingAnnouncement))
-        crash_point("row.before_hello")
-        return [self._row.row, self._row.nonce]
+        self._entry = ReaderEntry.attach(msgspec.convert(announcement, RingAnnouncement))
+        crash_point("entry.before_hello")
+        return [self._entry.reader_id, self._entry.nonce]
 
     def open(self, announcement: Any) -> None:
         self._reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
         self._store = ObjectStoreReader(self._reader)
 
-    def join(self, row: int, nonce: int) -> None:
-        self._reader.join_row(row, nonce, 0)
+    def join(self, reader_id: int, nonce: int) -> None:
+        self._reader.join_entry(reader_id, nonce, 0)
 
     def receive(self, value: int, descriptor: Any) -> bool:
         handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
-        assert self._row.receive(handle, lease)
+        assert self._entry.receive(handle, lease)
         crash_point("read.after_receive")
 
         def release() -> None:
@@ -107,10 +107,10 @@ class Reader:
     def release(self) -> None:
         self._held.clear()
         while self._done:
-            self._row.give_back(self._done.popleft())
+            self._entry.give_back(self._done.popleft())
 
     def answer_barrier(self, nonce: int, last_seq: int, slots: list[int]) -> Any:
-        answer = self._row.answer_barrier(nonce, last_seq, slots)
+        answer = self._entry.answer_barrier(nonce, last_seq, slots)
         crash_point("reconcile.before_answer")
         return [] if answer is None else list(answer.items())
 

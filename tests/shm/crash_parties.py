@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.crash_points import VARIABLE
 from mmcached.wire.errors import StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -30,7 +30,7 @@ class Survivor:
     """The reader in this process: what it has been granted must stay what it was, whatever becomes of the writer."""
 
     def __init__(self, announcement: RingAnnouncement) -> None:
-        self.row = ReaderRow.attach(announcement)
+        self.entry = ReaderEntry.attach(announcement)
         self._reader = RingReader.open(announcement)
         self._store = ObjectStoreReader(self._reader)
         self._value_to_handle: dict[int, Handle] = {}
@@ -38,7 +38,7 @@ class Survivor:
 
     def receive(self, value: int, descriptor: Any, *, keep: bool = False) -> None:
         handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
-        assert self.row.receive(handle, lease)
+        assert self.entry.receive(handle, lease)
         self._value_to_handle[value] = handle
         record = self._store.get(handle, tensors="numpy")
         assert is_record_of(value, record)
@@ -46,7 +46,7 @@ class Survivor:
             self._held.append((value, record))
         else:
             del record
-            self.row.give_back(handle)
+            self.entry.give_back(handle)
 
     def check(self) -> None:
         """What is held is whole; what was ever received is whole or a stale handle, never other bytes."""
@@ -59,10 +59,10 @@ class Survivor:
 
     def give_all_back(self) -> None:
         for value, _ in self._held:
-            self.row.give_back(self._value_to_handle[value])
+            self.entry.give_back(self._value_to_handle[value])
         self._held.clear()
 
     def close(self) -> None:
         self._held.clear()
         self._store.close()
-        self.row.close()
+        self.entry.close()

@@ -14,15 +14,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.shm import ReaderRow, RingReader, RingWriter
+from mmcached.shm import ReaderEntry, RingReader, RingWriter
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
 
 class Child:
-    """What one process may hold: a row, a mapping, views, or a whole ring."""
+    """What one process may hold: an entry, a mapping, views, or a whole ring."""
 
-    row: ReaderRow
+    reader_id: ReaderEntry
     reader: RingReader
     writer: RingWriter
 
@@ -39,23 +39,23 @@ class Child:
         return msgspec.to_builtins(self.writer.commit(claim))
 
     def attach(self, announcement: Any) -> Any:
-        self.row = ReaderRow.attach(msgspec.convert(announcement, RingAnnouncement))
-        return [self.row.row, self.row.nonce]
+        self.entry = ReaderEntry.attach(msgspec.convert(announcement, RingAnnouncement))
+        return [self.entry.reader_id, self.entry.nonce]
 
     def open(self, announcement: Any) -> None:
         self.reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
 
-    def join(self, row: int, nonce: int, rank: int) -> None:
-        self.reader.join_row(row, nonce, rank)
+    def join(self, reader_id: int, nonce: int, rank: int) -> None:
+        self.reader.join_entry(reader_id, nonce, rank)
 
     def is_engine_alive(self) -> bool:
         return self.reader.is_engine_alive()
 
     def is_worker_alive(self, rank: int) -> bool:
-        return self.row.is_worker_alive(rank)
+        return self.entry.is_worker_alive(rank)
 
     def owns(self, handle: Any, lease: Any) -> bool:
-        return self.row.owns(msgspec.convert(handle, Handle), msgspec.convert(lease, LeaseId))
+        return self.entry.owns(msgspec.convert(handle, Handle), msgspec.convert(lease, LeaseId))
 
     def view(self, handle: Any) -> None:
         self.views.append(self.reader.view(msgspec.convert(handle, Handle)))
@@ -70,7 +70,7 @@ class Child:
         self.views.clear()
 
     def give_back(self, handle: Any) -> None:
-        self.row.give_back(msgspec.convert(handle, Handle))
+        self.entry.give_back(msgspec.convert(handle, Handle))
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import posix_ipc
 
-from mmcached.shm import ReaderRow, RingReader, RingWriter
+from mmcached.shm import ReaderEntry, RingReader, RingWriter
 from mmcached.wire.handle import Handle
 
 
 def make_ring(data_bytes: int = 1 << 16, **options: Any) -> RingWriter:
-    settings: dict[str, Any] = {"num_slots": 64, "max_rows": 4, "max_object_bytes": data_bytes}
+    settings: dict[str, Any] = {"num_slots": 64, "max_readers": 4, "max_object_bytes": data_bytes}
     return RingWriter.create(data_bytes=data_bytes, **(settings | options))
 
 
@@ -27,11 +27,11 @@ def put(ring: RingWriter, nbytes: int, value: int = 0) -> Handle:
 
 
 @contextlib.contextmanager
-def attached(ring: RingWriter) -> Iterator[ReaderRow]:
-    """A row of this process that the ring has accepted."""
-    with ReaderRow.attach(ring.announcement) as row:
-        assert ring.attach(row.row, row.nonce)
-        yield row
+def attached(ring: RingWriter) -> Iterator[ReaderEntry]:
+    """An entry of this process that the ring has accepted."""
+    with ReaderEntry.attach(ring.announcement) as entry:
+        assert ring.attach(entry.reader_id, entry.nonce)
+        yield entry
 
 
 @contextlib.contextmanager

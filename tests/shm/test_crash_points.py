@@ -11,7 +11,7 @@ import sys
 import msgspec
 import pytest
 
-from mmcached.shm import Host, ObjectStoreWriter, ReaderRow, RingReader, RingWriter, RowVoided, sweep
+from mmcached.shm import Host, ObjectStoreWriter, ReaderEntry, ReaderVoided, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import LABELS, READER_LABELS, VARIABLE, WRITER_LABELS, Label, crash_point, parse
 from mmcached.shm.segment import segment
 from mmcached.shm.segment.segment import WriterSegment
@@ -70,13 +70,13 @@ def live_until_death(party: Party, ring_id: str, survivors: list[Survivor]) -> N
     announcement = msgspec.convert(party.ask("create", ring_id), RingAnnouncement)
     survivor = Survivor(announcement)
     survivors.append(survivor)
-    assert party.ask("attach", survivor.row.row, survivor.row.nonce)
+    assert party.ask("attach", survivor.entry.reader_id, survivor.entry.nonce)
     for value in range(NUM_PUTS):
-        survivor.receive(value, party.ask("put", value, survivor.row.row), keep=value in (0, NUM_PUTS // 2))
-    with ReaderRow.attach(announcement) as second:
-        assert party.ask("attach", second.row, second.nonce)
+        survivor.receive(value, party.ask("put", value, survivor.entry.reader_id), keep=value in (0, NUM_PUTS // 2))
+    with ReaderEntry.attach(announcement) as second:
+        assert party.ask("attach", second.reader_id, second.nonce)
     assert party.ask("poll_deaths") == 1
-    party.ask("barrier", survivor.row.row)
+    party.ask("barrier", survivor.entry.reader_id)
     party.ask("close")
 
 
@@ -91,7 +91,9 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
     assert bool(survivors) is not label.startswith("create.")
     assert names_left(ring_id) == NAMES_LEFT.get(label, ["ctl", "data"])
     if not survivors:  # half made: nobody takes it for a ring
-        announced = RingAnnouncement(os.getuid(), ring_id, EPOCH, LAYOUT.data_bytes, LAYOUT.num_slots, LAYOUT.max_rows)
+        announced = RingAnnouncement(
+            os.getuid(), ring_id, EPOCH, LAYOUT.data_bytes, LAYOUT.num_slots, LAYOUT.max_readers
+        )
         with pytest.raises((LayoutMismatch, SegmentError)):
             RingReader.open(announced)
     with pytest.raises(SegmentError, match="mmcached shm gc"):
@@ -101,8 +103,8 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:
         handle = store.put("new", record_of(99))
         reader = Survivor(ring.announcement)
-        assert ring.attach(reader.row.row, reader.row.nonce)
-        reader.receive(99, [handle, ring.grant(reader.row.row, handle)])
+        assert ring.attach(reader.entry.reader_id, reader.entry.nonce)
+        reader.receive(99, [handle, ring.grant(reader.entry.reader_id, handle)])
         assert ring.stats().leases == 0
         ring.check_integrity()
         reader.close()
@@ -131,7 +133,7 @@ def test_a_sweep_that_dies_half_way_is_finished_by_the_next() -> None:
 KEPT, GIVEN = 0, 1
 
 READER_DIES_IN = {
-    "row": "attach",
+    "entry": "attach",
     "reader": "open",
     "read": "receive",
     "read.in_finalizer": "release",
@@ -144,19 +146,19 @@ READER_DIES_IN = {
 def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party) -> None:
     """Drive a reader through its life."""
     announcement = ring.announcement
-    row, nonce = party.ask("attach", announcement)
-    assert ring.attach(row, nonce)
+    reader_id, nonce = party.ask("attach", announcement)
+    assert ring.attach(reader_id, nonce)
     early = store.find(str(KEPT))
     assert early is not None
-    lease = ring.grant(row, early)  # on its way while the reader maps
+    lease = ring.grant(reader_id, early)  # on its way while the reader maps
     party.ask("open", announcement)
     assert party.ask("receive", KEPT, [early, lease])
     handle = store.put(str(GIVEN), record_of(GIVEN))
-    assert party.ask("receive", GIVEN, [handle, ring.grant(row, handle)])
-    barrier = ring.open_barrier(row)
+    assert party.ask("receive", GIVEN, [handle, ring.grant(reader_id, handle)])
+    barrier = ring.open_barrier(reader_id)
     assert barrier is not None
     received = party.ask("answer_barrier", barrier.nonce, barrier.last_seq, barrier.slots)
-    assert ring.reconcile(row, nonce, barrier.barrier_id, dict(received)) == 0
+    assert ring.reconcile(reader_id, nonce, barrier.barrier_id, dict(received)) == 0
     party.ask("release")
 
 
@@ -165,26 +167,28 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
     ring_id = secrets.token_hex(16)
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:
         survivor = Survivor(ring.announcement)
-        assert ring.attach(survivor.row.row, survivor.row.nonce)
+        assert ring.attach(survivor.entry.reader_id, survivor.entry.nonce)
         kept = store.put(str(KEPT), record_of(KEPT))
-        survivor.receive(KEPT, [kept, ring.grant(survivor.row.row, kept)], keep=True)
+        survivor.receive(KEPT, [kept, ring.grant(survivor.entry.reader_id, kept)], keep=True)
         with Party("reader", label) as party:
             with pytest.raises(Died, match=READER_DIES_IN.get(label, READER_DIES_IN[label.partition(".")[0]])):
                 attach_until_death(ring, store, party)
             assert party.exit_code() == -signal.SIGKILL
-        is_attached = 1 in ring.attached_rows()
-        assert is_attached is not label.startswith("row.")
+        is_attached = 1 in ring.grantable_readers()
+        assert is_attached is not label.startswith("entry.")
         early = store.put("early", record_of(50))
-        survivor.receive(50, [early, ring.grant(survivor.row.row, early)])  # before anybody has looked who is dead
-        assert [type(event) for event in ring.poll_deaths()] == [RowVoided] * is_attached
+        survivor.receive(
+            50, [early, ring.grant(survivor.entry.reader_id, early)]
+        )  # before anybody has looked who is dead
+        assert [type(event) for event in ring.poll_deaths()] == [ReaderVoided] * is_attached
         assert ring.stats().leases == 1
         for value in range(2, NUM_PUTS):  # progress: only what the survivor holds is in the way
             store.put(str(value), record_of(value))
         survivor.check()
         assert store.find(str(GIVEN)) is None
         successor = Survivor(ring.announcement)
-        assert successor.row.row == 1
-        assert ring.attach(1, successor.row.nonce)
+        assert successor.entry.reader_id == 1
+        assert ring.attach(1, successor.entry.nonce)
         successor.receive(KEPT, [kept, ring.grant(1, kept)])
         survivor.give_all_back()
         assert ring.stats().leases == 0
@@ -197,18 +201,18 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
 
 def test_a_worker_that_dies_when_it_has_joined_frees_its_rank_and_keeps_no_lease() -> None:
     ring_id = secrets.token_hex(16)
-    with make_named(ring_id) as ring, ReaderRow.attach(ring.announcement) as engine:
-        assert ring.attach(engine.row, engine.nonce)
+    with make_named(ring_id) as ring, ReaderEntry.attach(ring.announcement) as engine:
+        assert ring.attach(engine.reader_id, engine.nonce)
         with Party("reader", "reader.after_share") as party:
             party.ask("open", ring.announcement)
             with pytest.raises(Died):
-                party.ask("join", engine.row, engine.nonce)
+                party.ask("join", engine.reader_id, engine.nonce)
             assert party.exit_code() == -signal.SIGKILL
         assert not engine.is_worker_alive(0)
         with RingReader.open(ring.announcement) as successor:
-            successor.join_row(engine.row, engine.nonce, 0)
+            successor.join_entry(engine.reader_id, engine.nonce, 0)
         engine.close()
-        assert ring.poll_deaths() == [RowVoided(engine.row, engine.nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(engine.reader_id, engine.nonce)]
     assert names_left(ring_id) == []
 
 

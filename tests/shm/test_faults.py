@@ -18,9 +18,9 @@ import pytest
 from mmcached.shm import (
     Host,
     ObjectStoreWriter,
+    ReaderStopped,
+    ReaderVoided,
     RingWriter,
-    RowStopped,
-    RowVoided,
     sweep,
 )
 from mmcached.shm.segment import mapped, segment
@@ -49,11 +49,13 @@ def names_of(announcement: RingAnnouncement) -> set[str]:
 
 def test_a_lease_of_an_aborted_request_comes_back_unread() -> None:
     """E1: one extra reference that no worker read wedged the ring for ever."""
-    with make_ring(100 * KB) as ring, attached(ring) as row:
+    with make_ring(100 * KB) as ring, attached(ring) as entry:
         handle = put(ring, 9 * KB)
-        ring.grant(row.row, handle)
-        row.give_back(handle)  # a hit for a request that is then rejected: sent, never looked at
-        ring.undo_grant(row.row, handle, ring.grant(row.row, handle))  # and one that could not even be sent
+        ring.grant(entry.reader_id, handle)
+        entry.give_back(handle)  # a hit for a request that is then rejected: sent, never looked at
+        ring.undo_grant(
+            entry.reader_id, handle, ring.grant(entry.reader_id, handle)
+        )  # and one that could not even be sent
         put_all(ring)
         assert not ring.is_current(handle)
         assert ring.stats().refusals == ring.stats().leases == 0
@@ -62,14 +64,14 @@ def test_a_lease_of_an_aborted_request_comes_back_unread() -> None:
 
 def test_one_unread_object_costs_its_own_bytes_only() -> None:
     """E2: one unread object at the head of the ring stopped all puts behind it."""
-    with make_ring(100 * KB) as ring, attached(ring) as row, reading(ring) as reader:
+    with make_ring(100 * KB) as ring, attached(ring) as entry, reading(ring) as reader:
         unread = put(ring, 9 * KB, 77)
-        ring.grant(row.row, unread)
+        ring.grant(entry.reader_id, unread)
         for value in range(NUM_PUTS):
             handle = put(ring, 9 * KB, value)
-            ring.grant(row.row, handle)
+            ring.grant(entry.reader_id, handle)
             assert reader.view(handle)[0] == value
-            row.give_back(handle)
+            entry.give_back(handle)
         assert ring.stats().refusals == 0
         assert reader.view(unread).tolist() == [77] * (9 * KB)
 
@@ -78,12 +80,12 @@ def test_reading_twice_gives_nothing_back_twice() -> None:
     """E3: a second read of one handle, after a preemption, counted again; the bytes went while another read them."""
     with make_ring(100 * KB) as ring, attached(ring) as one, attached(ring) as two, reading(ring) as reader:
         handle = put(ring, 9 * KB, 5)
-        for row in (one, two):
-            ring.grant(row.row, handle)
+        for entry in (one, two):
+            ring.grant(entry.reader_id, handle)
             for _ in range(2):
                 assert reader.view(handle)[0] == 5
         one.give_back(handle)
-        ring.grant(one.row, handle)  # the new request
+        ring.grant(one.reader_id, handle)  # the new request
         two.give_back(handle)
         put_all(ring)
         assert reader.view(handle).tolist() == [5] * (9 * KB)
@@ -97,13 +99,13 @@ def test_a_reader_that_does_give_back_twice_takes_no_bytes_from_another() -> Non
     """E3, by a reader with that very bug: it is fenced, and the other one's lease stands."""
     with make_ring(100 * KB) as ring, attached(ring) as wrong, attached(ring) as right, reading(ring) as reader:
         handle = put(ring, 9 * KB, 5)
-        for row in (wrong, right):
-            ring.grant(row.row, handle)
+        for entry in (wrong, right):
+            ring.grant(entry.reader_id, handle)
         wrong.give_back(handle)
         wrong.give_back(handle)
         (event,) = ring.poll_deaths()
-        assert isinstance(event, RowStopped)
-        assert ring.attached_rows() == [right.row]
+        assert isinstance(event, ReaderStopped)
+        assert ring.grantable_readers() == [right.reader_id]
         put_all(ring)
         assert reader.view(handle).tolist() == [5] * (9 * KB)
 
@@ -111,9 +113,9 @@ def test_a_reader_that_does_give_back_twice_takes_no_bytes_from_another() -> Non
 def test_clear_and_put_leave_a_reader_its_bytes() -> None:
     """E4: the reader of an object got bytes of two objects, without an error."""
     with make_ring(100 * KB) as ring, Process() as process:
-        row, _ = attach(ring, process)
+        reader_id, _ = attach(ring, process)
         handle = put(ring, 50 * KB, 5)
-        lease = ring.grant(row, handle)
+        lease = ring.grant(reader_id, handle)
         assert process.ask("owns", handle, lease)
         process.ask("view", handle)  # it has begun to decode
         ring.clear()
@@ -121,7 +123,7 @@ def test_clear_and_put_leave_a_reader_its_bytes() -> None:
             put(ring, 40 * KB, value)
         assert process.ask("digests") == [digest(5, 50 * KB)]
         with pytest.raises(StaleHandle):
-            ring.grant(row, handle)  # what was cleared is not handed out again
+            ring.grant(reader_id, handle)  # what was cleared is not handed out again
         process.ask("drop_views")
         process.ask("give_back", handle)
         put(ring, 99 * KB)
@@ -129,17 +131,17 @@ def test_clear_and_put_leave_a_reader_its_bytes() -> None:
 
 def test_a_reader_that_dies_unread_gives_its_bytes_back_by_dying() -> None:
     """E5: when one of two readers died without reading, puts failed for ever."""
-    with make_ring(100 * KB) as ring, Process() as dead, attached(ring) as row, reading(ring) as reader:
-        dead_row, _ = attach(ring, dead)
+    with make_ring(100 * KB) as ring, Process() as dead, attached(ring) as entry, reading(ring) as reader:
+        dead_id, _ = attach(ring, dead)
         for value in range(10):
             handle = put(ring, 9 * KB, value)
-            for one in (dead_row, row.row):
+            for one in (dead_id, entry.reader_id):
                 ring.grant(one, handle)
             assert reader.view(handle)[0] == value
-            row.give_back(handle)
+            entry.give_back(handle)
         assert ring.stats().leases == 10
         dead.kill()
-        assert [type(event) for event in ring.poll_deaths()] == [RowVoided]
+        assert [type(event) for event in ring.poll_deaths()] == [ReaderVoided]
         put_all(ring)
         assert ring.stats().refusals == ring.stats().leases == 0
 
@@ -172,10 +174,10 @@ def test_a_killed_process_group_leaves_nothing_after_the_next_start() -> None:
     ring_id = secrets.token_hex(16)
     with Party("writer", process_group=0) as writer, Party("reader", process_group=writer.pid) as reader:
         announcement = msgspec.convert(writer.ask("create", ring_id), RingAnnouncement)
-        row, nonce = reader.ask("attach", announcement)
-        assert writer.ask("attach", row, nonce)
+        reader_id, nonce = reader.ask("attach", announcement)
+        assert writer.ask("attach", reader_id, nonce)
         reader.ask("open", announcement)
-        assert reader.ask("receive", 1, writer.ask("put", 1, row))
+        assert reader.ask("receive", 1, writer.ask("put", 1, reader_id))
         os.killpg(writer.pid, signal.SIGKILL)
         assert [party.exit_code() for party in (writer, reader)] == [-signal.SIGKILL] * 2
     names = names_of(announcement)

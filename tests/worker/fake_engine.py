@@ -55,11 +55,11 @@ class FakeEngine:
             assert isinstance(message, WorkerHello), message
         raise AssertionError(f"no {kind.__name__} within {DEADLINE_S} s")
 
-    def attach(self, announcement: Any = None, row: int = 0, row_nonce: int = 0) -> WorkerAttached:
+    def attach(self, announcement: Any = None, reader_id: int = 0, reader_nonce: int = 0) -> WorkerAttached:
         """Wait for a hello if none came yet, and attach the worker."""
         if self.hello is None:
             self.receive(WorkerHello)
-        self.send(Attach(self.nonce, announcement, row, row_nonce))
+        self.send(Attach(self.nonce, announcement, reader_id, reader_nonce))
         return self.receive(WorkerAttached)[0]
 
     def close(self) -> None:

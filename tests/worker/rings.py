@@ -1,4 +1,4 @@
-"""A ring for tests of its readers: writer, store, and an engine's row, all in this process."""
+"""A ring for tests of its readers: writer, store, and an engine's reader, all in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.store.codec import encode
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.sockets.channels import Frame
@@ -27,35 +27,35 @@ def inline_frames(image: Image) -> list[Frame]:
 
 @dataclass
 class EngineRing:
-    """A ring and one engine that has taken a row of it."""
+    """A ring and one engine that has taken an entry of it."""
 
     ring: RingWriter
     store: ObjectStoreWriter
-    row: ReaderRow
+    entry: ReaderEntry
 
     def put(self, key: str, record: dict[str, object]) -> tuple[Handle, LeaseId]:
         """Store a record and lease it to the engine."""
         handle = self.store.put(key, record)
-        return handle, self.ring.grant(self.row.row, handle)
+        return handle, self.ring.grant(self.entry.reader_id, handle)
 
     @contextmanager
     def payloads(self, rank: int = 0) -> Iterator[PayloadReader]:
-        """A worker's reader under the engine's row."""
+        """A worker's reader under the engine's entry."""
         with RingReader.open(self.ring.announcement) as reader:
-            reader.join_row(self.row.row, self.row.nonce, rank)
+            reader.join_entry(self.entry.reader_id, self.entry.nonce, rank)
             yield PayloadReader(ObjectStoreReader(reader))
 
 
 def make_ring(data_bytes: int = 1 << 20) -> RingWriter:
-    return RingWriter.create(data_bytes=data_bytes, num_slots=64, max_rows=4, max_object_bytes=data_bytes // 2)
+    return RingWriter.create(data_bytes=data_bytes, num_slots=64, max_readers=4, max_object_bytes=data_bytes // 2)
 
 
 @contextmanager
 def engine_ring(data_bytes: int = 1 << 20) -> Iterator[EngineRing]:
-    with ObjectStoreWriter(make_ring(data_bytes)) as store, ReaderRow.attach(store.ring.announcement) as row:
-        if not store.ring.attach(row.row, row.nonce):
-            raise RuntimeError("the writer did not accept the row")
-        yield EngineRing(store.ring, store, row)
+    with ObjectStoreWriter(make_ring(data_bytes)) as store, ReaderEntry.attach(store.ring.announcement) as entry:
+        if not store.ring.attach(entry.reader_id, entry.nonce):
+            raise RuntimeError("the writer did not accept the reader")
+        yield EngineRing(store.ring, store, entry)
 
 
 def is_inside(ring: RingWriter, tensor: torch.Tensor) -> bool:

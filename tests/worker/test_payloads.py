@@ -32,7 +32,7 @@ def test_an_item_in_the_ring_is_read_in_place_until_its_last_view_dies() -> None
         assert released == []
         del row
         assert released == ["a"]
-        engine.row.give_back(handle)
+        engine.entry.give_back(handle)
         engine.ring.check_integrity()
 
 
@@ -51,7 +51,7 @@ def test_what_is_not_there_is_a_miss() -> None:
             with pytest.raises(CacheMiss) as caught:
                 reader.read(payload, (), mm_hash="a")
             assert caught.value.mm_hashes == ["a"]
-        engine.row.give_back(handle)
+        engine.entry.give_back(handle)
 
 
 def test_a_handle_of_another_ring_is_stale() -> None:

@@ -188,36 +188,36 @@ def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: F
     engine.receive(StepOutput)
 
 
-def test_items_are_read_through_the_engines_row(engine: FakeEngine, worker: Served) -> None:
+def test_items_are_read_through_the_engines_entry(engine: FakeEngine, worker: Served) -> None:
     with engine_ring() as shared:
         handle, lease = shared.put("k", record_of(IMAGE))
-        attached = engine.attach(shared.ring.announcement, shared.row.row, shared.row.nonce)
+        attached = engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.nonce)
         assert attached.ring_epoch == shared.ring.announcement.epoch
-        assert shared.row.is_worker_alive(0)
+        assert shared.entry.is_worker_alive(0)
         item = EncodeItem("k", "k", 6, handle, lease)
         emit = EmitEmbedding(3, 0, "k")
         engine.send(plan(8, encode=[item], emit=[emit], nonce=NONCE, epoch=engine.epoch))
         output, payload = engine.receive(StepOutput)
         assert [(done.step, done.seq) for done in output.read_done] == [(8, lease.seq)]
         assert np.array_equal(np.frombuffer(payload[0], "<i4").reshape(6, 8), ORACLE.encode(IMAGE))
-        shared.row.give_back(handle)
-        shared.row.close()  # as if the engine had died: its byte is free
+        shared.entry.give_back(handle)
+        shared.entry.close()  # as if the engine had died: its byte is free
         assert worker.exit_status() == ENGINE_GONE
 
 
 def test_a_ring_of_a_new_frontend_replaces_the_old_one(engine: FakeEngine, worker: Served) -> None:
     with engine_ring() as old, engine_ring() as new:
-        engine.attach(old.ring.announcement, old.row.row, old.row.nonce)
+        engine.attach(old.ring.announcement, old.entry.reader_id, old.entry.nonce)
         engine.send(step(1, engine))
         engine.receive(StepOutput)
-        attached = engine.attach(new.ring.announcement, new.row.row, new.row.nonce)
+        attached = engine.attach(new.ring.announcement, new.entry.reader_id, new.entry.nonce)
         assert attached.ring_epoch == new.ring.announcement.epoch
-        assert not old.row.is_worker_alive(0)
-        assert new.row.is_worker_alive(0)
+        assert not old.entry.is_worker_alive(0)
+        assert new.entry.is_worker_alive(0)
         handle, lease = new.put("k", record_of(IMAGE))
         engine.send(plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], nonce=NONCE, epoch=engine.epoch))
         engine.receive(StepOutput)
-        new.row.give_back(handle)
+        new.entry.give_back(handle)
         engine.send(Shutdown(NONCE))
         assert worker.exit_status() == 0
 
@@ -227,7 +227,7 @@ def test_the_ring_of_a_dead_writer_is_let_go_and_plans_without_items_are_served(
 ) -> None:
     with engine_ring() as shared:
         handle, lease = shared.put("k", record_of(IMAGE))
-        engine.attach(shared.ring.announcement, shared.row.row, shared.row.nonce)
+        engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.nonce)
         name = shared.ring.announcement.data_name
         shared.ring.close()  # as if the frontend had died: its byte is free
         wait_until(lambda: name not in Path("/proc/self/maps").read_text())
@@ -238,10 +238,10 @@ def test_the_ring_of_a_dead_writer_is_let_go_and_plans_without_items_are_served(
         engine.receive(StepFailed)
 
 
-def test_a_row_of_another_incarnation_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
+def test_an_entry_of_another_incarnation_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     with engine_ring() as shared:
         engine.receive(WorkerHello)
-        engine.send(Attach(NONCE, shared.ring.announcement, shared.row.row, shared.row.nonce ^ 1))
+        engine.send(Attach(NONCE, shared.ring.announcement, shared.entry.reader_id, shared.entry.nonce ^ 1))
         assert worker.exit_status() == ENGINE_GONE
 
 
@@ -355,15 +355,15 @@ def test_sigterm_ends_an_attached_process_with_status_0(run_dir: Path, engine: F
         assert process.wait(DEADLINE_S) == 0
 
 
-def test_a_process_whose_engine_is_killed_lets_go_of_the_row(run_dir: Path, engine: FakeEngine) -> None:
-    """The row's byte stays held by the worker after `kill -9` of its engine, until the worker has gone as well."""
+def test_a_process_whose_engine_is_killed_lets_go_of_the_entry(run_dir: Path, engine: FakeEngine) -> None:
+    """The entry's byte stays held by the worker after `kill -9` of its engine, until the worker has gone as well."""
     CONFIG.save(RunDir(run_dir).config)
     holder = """
 import sys, msgspec
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderEntry
 from mmcached.wire.handle import RingAnnouncement
-row = ReaderRow.attach(msgspec.json.decode(sys.argv[1], type=RingAnnouncement))
-print(row.row, row.nonce, flush=True)
+entry = ReaderEntry.attach(msgspec.json.decode(sys.argv[1], type=RingAnnouncement))
+print(entry.reader_id, entry.nonce, flush=True)
 sys.stdin.read()
 """
     with make_ring() as ring, worker_process(run_dir) as process:
@@ -372,11 +372,11 @@ sys.stdin.read()
             [sys.executable, "-c", holder, announcement], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as owner:
             assert owner.stdout is not None
-            row, nonce = map(int, owner.stdout.readline().split())
-            assert ring.attach(row, nonce)
-            engine.attach(ring.announcement, row, nonce)
+            reader_id, nonce = map(int, owner.stdout.readline().split())
+            assert ring.attach(reader_id, nonce)
+            engine.attach(ring.announcement, reader_id, nonce)
             os.kill(owner.pid, signal.SIGKILL)
             owner.wait(DEADLINE_S)
         assert process.wait(DEADLINE_S) == ENGINE_GONE
         ring.poll_deaths()
-        assert ring.attached_rows() == []
+        assert ring.grantable_readers() == []

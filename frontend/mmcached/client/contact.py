@@ -40,7 +40,7 @@ from mmcached.wire.messages.frontend import (
     HaveRecords,
     Probe,
     PutRecord,
-    TakeRow,
+    RegisterReader,
 )
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import Frame
@@ -54,7 +54,7 @@ Request = (
     | GetStats
     | Probe
     | Flush
-    | TakeRow
+    | RegisterReader
     | GetRecords
     | HaveRecords
     | PutRecord

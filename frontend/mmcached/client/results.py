@@ -14,8 +14,8 @@ from mmcached.wire.messages.client import (
     Generated,
     Present,
     Probed,
+    ReaderRegistered,
     Records,
-    RowTaken,
     Stats,
     Stored,
     ToClient,
@@ -26,7 +26,7 @@ from mmcached.wire.sockets.channels import Frame
 if TYPE_CHECKING:
     import torch
 
-AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, RowTaken, Records, Present, Stored)
+AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, ReaderRegistered, Records, Present, Stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ _UNBOUND = (
 )
 """Messages that are in no client's name."""
 _OF_CONNECTION = (
-    received.EngineHello | received.RowHello | received.EngineReady | received.LeaseGap | received.Reconcile
+    received.EngineHello | received.ReaderHello | received.EngineReady | received.LeaseGap | received.Reconcile
 )
 _UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.Reconcile | received.ClientBye
 
@@ -208,7 +208,7 @@ class Frontend(Closeable):
             case received.Probe() | received.Flush():
                 self._ask_all(peer, message)
             case (
-                received.TakeRow()
+                received.RegisterReader()
                 | received.GetRecords()
                 | received.HaveRecords()
                 | received.PutRecord()
@@ -305,8 +305,8 @@ class Frontend(Closeable):
         if connection is None:
             return  # it has been dropped, and told so
         match message:
-            case received.RowHello():
-                self._connections.attach_row(connection, message)
+            case received.ReaderHello():
+                self._connections.attach_reader(connection, message)
             case received.EngineReady():
                 self._connections.make_ready(connection, message)
             case received.LeaseGap():

@@ -1,7 +1,7 @@
 """Bytes that two processes share: one writer, many readers, tensors read in place, no lock in any path.
 
 writer (P0)      RingWriter: claim, fill, commit, grant        ObjectStoreWriter: records under keys
-engine           ReaderRow: one incarnation, gives back        — the only writer of its row
+engine           ReaderEntry: one incarnation, gives back        — the only writer of its entry
 worker           RingReader: read-only mapping, views          ObjectStoreReader: records out of handles
 
 ring/       chunks, leases and their two ends
@@ -13,9 +13,9 @@ crash_points.py   instants at which a test lets this process die
 """
 
 from mmcached.shm.ring.reader import RingReader
+from mmcached.shm.ring.reader_entry import ReaderEntry
+from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
 from mmcached.shm.ring.ring import Claim, RingWriter
-from mmcached.shm.ring.row import ReaderRow
-from mmcached.shm.ring.row_watch import RowStopped, RowVoided
 from mmcached.shm.segment.segment import Host
 from mmcached.shm.segment.sweep import sweep
 from mmcached.shm.segment.words import WORD_STORE_NAME
@@ -29,11 +29,11 @@ __all__ = [
     "Host",
     "ObjectStoreReader",
     "ObjectStoreWriter",
-    "ReaderRow",
+    "ReaderEntry",
+    "ReaderStopped",
+    "ReaderVoided",
     "RingReader",
     "RingWriter",
-    "RowStopped",
-    "RowVoided",
     "decode",
     "decode_record_frames",
     "encode",

@@ -41,10 +41,10 @@ WriterLabel = Literal[
     "sweep.between_unlinks",
 ]
 ReaderLabel = Literal[
-    "row.after_lock",  # the row's byte is held exclusively, and the row has the nonce of the former life
-    "row.after_nonce",
-    "row.after_downgrade",
-    "row.before_hello",
+    "entry.after_lock",  # the entry's byte is held exclusively, and the entry has the nonce of the former life
+    "entry.after_nonce",
+    "entry.after_downgrade",
+    "entry.before_hello",
     "reader.after_map",
     "reader.after_share",
     "read.after_receive",

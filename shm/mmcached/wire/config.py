@@ -84,7 +84,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mm_shm_inline_max_kb: int = 16
     mm_hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
     ring_num_slots: int = 4096
-    ring_max_rows: int = 8
+    ring_max_readers: int = 8
     ring_reader_quota_gb: float = 0.0
     ring_has_checksums: bool = False
 
@@ -302,7 +302,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "max_restarts": (0, 1_000_000),
     "mm_shm_inline_max_kb": (0, 1 << 20),
     "ring_num_slots": (1, 1 << 20),
-    "ring_max_rows": (1, 64),
+    "ring_max_readers": (1, 64),
     "mm_processor_workers": (0, 256),
     "store_num_slots": (1, 1 << 20),
     "block_size": (1, 1024),

@@ -184,8 +184,10 @@ class LeaseRefused(MmcachedError):
     code = "lease_refused"
     retryable = True
 
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(f"row {row} takes no lease now: {reason}; send the item inline", row=row, reason=reason)
+    def __init__(self, reader_id: int, reason: str) -> None:
+        super().__init__(
+            f"reader {reader_id} takes no lease now: {reason}; send the item inline", reader_id=reader_id, reason=reason
+        )
 
 
 class ChannelFull(MmcachedError):

@@ -20,7 +20,7 @@ class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
     epoch: Count
     data_bytes: Count
     num_slots: Count
-    max_rows: Count
+    max_readers: Count
     index_words: Count = 0
 
     @property

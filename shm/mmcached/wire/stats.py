@@ -58,7 +58,7 @@ METRICS: Mapping[str, str] = {
     "store_populated_bytes": "bytes whose pages are mapped; rises after the start",
     "store_records": "records held",
     "store_leases": "leases that clients hold",
-    "store_clients": "clients that have a row, and so read in place",
+    "store_clients": "clients that have an entry of the ring, and so read in place",
     "store_fenced_rows": "clients that gave back more leases than they had",
     "store_written_bytes": "payload bytes put",
     "store_grants": "leases granted",
@@ -147,7 +147,7 @@ class RingStats(Stats, frozen=True):
         Gauge, _of_cache("entries"), Metric("ring_chunks", within="ring"), Metric("store_records", within="store")
     ] = 0
     leases: Annotated[Gauge, Metric("leases", within="ring", side="writer"), Metric("store_leases", within="store")] = 0
-    fenced_rows: Annotated[Gauge, Metric("{ring}_fenced_rows")] = 0
+    fenced_readers: Annotated[Gauge, Metric("{ring}_fenced_rows")] = 0
     puts: Annotated[int, _of_cache("insertions")] = 0
     put_bytes: Annotated[int, Metric("{ring}_written_bytes")] = 0
     evictions: Annotated[int, _of_cache("evictions")] = 0
@@ -160,7 +160,7 @@ class StoreStats(Stats, frozen=True):
     """The store that clients get from and put into. One query per key that is asked for, a hit is a key that has a
     record.
 
-    `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no row or no lease.
+    `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="store")] = 0
@@ -174,7 +174,7 @@ class StoreStats(Stats, frozen=True):
     waits: Annotated[int, Metric("store_waits")] = 0
     computing: Annotated[Gauge, Metric("store_computing")] = 0
     waiting: Annotated[Gauge, Metric("store_waiting")] = 0
-    rows: Annotated[Gauge, Metric("store_clients")] = 0
+    readers: Annotated[Gauge, Metric("store_clients")] = 0
     new_epochs: Annotated[int, Metric("store_epochs")] = 0
     ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
 

@@ -33,10 +33,10 @@ def test_each_cause_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> N
         for _ in range(3):
             guard.is_miss("get", PeerGone("gone"))
             guard.note_refusal("too large")
-            guard.warn_once("no row", "slower")
+            guard.warn_once("no entry", "slower")
         clock.now += WARNING_INTERVAL_S
         guard.is_miss("put", PeerGone("gone again"))
-        guard.warn_once("no row", "slower")
+        guard.warn_once("no entry", "slower")
     assert [record.message for record in caplog.records] == [
         "get goes on without the service: gone (1 times so far; see store_counters())",
         "a record was not kept: too large (1 times so far; see store_counters())",

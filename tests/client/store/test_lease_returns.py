@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from mmcached.client.store.lease_returns import LeaseReturns
-from mmcached.shm import ReaderRow, RingReader, RingWriter
+from mmcached.shm import ReaderEntry, RingReader, RingWriter
 from mmcached.wire.errors import LocalProtocolError
 from mmcached.wire.handle import Handle
 from tests.shm.rings import make_ring, put
 
 
-class Interrupted(ReaderRow):
-    """A row that is interrupted while it gives back, as by a garbage collection."""
+class Interrupted(ReaderEntry):
+    """An entry that is interrupted while it gives back, as by a garbage collection."""
 
     meanwhile: Callable[[], None] | None = None
 
@@ -26,49 +26,49 @@ class Interrupted(ReaderRow):
         super().give_back(handle)
 
 
-def leased(ring: RingWriter, kind: type[ReaderRow], count: int) -> tuple[ReaderRow, Handle]:
-    row = kind.attach(ring.announcement)
-    assert ring.attach(row.row, row.nonce)
+def leased(ring: RingWriter, kind: type[ReaderEntry], count: int) -> tuple[ReaderEntry, Handle]:
+    entry = kind.attach(ring.announcement)
+    assert ring.attach(entry.reader_id, entry.nonce)
     handle = put(ring, 100)
     for _ in range(count):
-        ring.grant(row.row, handle)
-    return row, handle
+        ring.grant(entry.reader_id, handle)
+    return entry, handle
 
 
 def test_a_return_in_the_middle_of_a_return_is_not_lost() -> None:
     with make_ring() as ring:
-        row, handle = leased(ring, Interrupted, 2)
-        returns = LeaseReturns(row)
-        assert isinstance(row, Interrupted)
-        row.meanwhile = lambda: returns.give_back(handle)
+        entry, handle = leased(ring, Interrupted, 2)
+        returns = LeaseReturns(entry)
+        assert isinstance(entry, Interrupted)
+        entry.meanwhile = lambda: returns.give_back(handle)
         returns.give_back(handle)
         assert ring.stats().leases == 0
         ring.check_integrity()
         returns.close_reader()
 
 
-def test_the_row_closes_after_what_was_queued_before() -> None:
+def test_the_entry_closes_after_what_was_queued_before() -> None:
     with make_ring() as ring:
-        row, handle = leased(ring, Interrupted, 2)
-        returns = LeaseReturns(row)
-        assert isinstance(row, Interrupted)
+        entry, handle = leased(ring, Interrupted, 2)
+        returns = LeaseReturns(entry)
+        assert isinstance(entry, Interrupted)
 
         def view_and_mapping_die() -> None:
             returns.give_back(handle)
             returns.close_reader()
 
-        row.meanwhile = view_and_mapping_die
+        entry.meanwhile = view_and_mapping_die
         returns.give_back(handle)
         assert ring.stats().leases == 0
         with pytest.raises(LocalProtocolError, match="closed"):
-            ReaderRow.give_back(row, handle)
+            ReaderEntry.give_back(entry, handle)
         returns.give_back(handle)  # a view that dies after all: nobody is harmed
 
 
 def test_many_threads_return_each_lease_once() -> None:
     with make_ring() as ring:
-        row, handle = leased(ring, ReaderRow, 400)
-        returns = LeaseReturns(row)
+        entry, handle = leased(ring, ReaderEntry, 400)
+        returns = LeaseReturns(entry)
 
         def let_go() -> None:
             for _ in range(100):
@@ -84,23 +84,25 @@ def test_many_threads_return_each_lease_once() -> None:
         returns.close_reader()
 
 
-def test_an_abandoned_row_gives_nothing_back_and_keeps_its_parents_locks() -> None:
+def test_an_abandoned_entry_gives_nothing_back_and_keeps_its_parents_locks() -> None:
     """What a forked child does; here in one process, whose other descriptor of the lock plays the parent."""
     with make_ring() as ring:
-        row, handle = leased(ring, ReaderRow, 1)
-        returns = LeaseReturns(row)
+        entry, handle = leased(ring, ReaderEntry, 1)
+        returns = LeaseReturns(entry)
         returns.abandon()
         returns.give_back(handle)
         returns.close_reader()
         assert ring.stats().leases == 1
-        assert [event.row for event in ring.poll_deaths()] == [row.row], "nobody has the lock open any more"
+        assert [event.reader_id for event in ring.poll_deaths()] == [entry.reader_id], (
+            "nobody has the lock open any more"
+        )
 
 
-def test_the_row_lives_as_long_as_a_view_of_the_mapping() -> None:
+def test_the_entry_lives_as_long_as_a_view_of_the_mapping() -> None:
     with make_ring() as ring:
-        row, handle = leased(ring, ReaderRow, 1)
+        entry, handle = leased(ring, ReaderEntry, 1)
         reader = RingReader.open(ring.announcement)
-        returns = LeaseReturns(row)
+        returns = LeaseReturns(entry)
         reader.when_unmapped(returns.close_reader)
         view = reader.view(handle)
         reader.close()
@@ -111,9 +113,9 @@ def test_the_row_lives_as_long_as_a_view_of_the_mapping() -> None:
             reader.when_unmapped(returns.close_reader)
 
 
-def test_a_row_knows_whether_its_writer_lives() -> None:
+def test_an_entry_knows_whether_its_writer_lives() -> None:
     ring = make_ring()
-    with ReaderRow.attach(ring.announcement) as row:
-        assert row.is_writer_alive()
+    with ReaderEntry.attach(ring.announcement) as entry:
+        assert entry.is_writer_alive()
         ring.close()
-        assert not row.is_writer_alive()
+        assert not entry.is_writer_alive()

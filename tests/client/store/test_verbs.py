@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mmcached.client import Client, Hit, contact
-from mmcached.shm import ReaderRow, RingWriter
+from mmcached.shm import ReaderEntry, RingWriter
 from mmcached.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -34,7 +34,7 @@ from mmcached.wire.messages.frontend import (
     HaveRecords,
     PutRecord,
     Reconcile,
-    TakeRow,
+    RegisterReader,
 )
 from mmcached.wire.paths import RunDir
 from tests.client.blocking import Make
@@ -94,7 +94,7 @@ def test_tenants_do_not_see_each_other(service: StoreService, make: Make, run_di
         assert (a.contains_many(["k"]), b.contains_many(["k"])) == ([True], [False])
 
 
-def test_contains_asks_nobody_once_a_row_is_taken(service: StoreService, client: Any) -> None:
+def test_contains_asks_nobody_once_an_entry_is_taken(service: StoreService, client: Any) -> None:
     client.put("here", numbers(1))
     before = len(service.received)
     assert client.contains_many(["here", "gone", "here"]) == [True, False, True]
@@ -199,17 +199,17 @@ def test_counters(client: Any) -> None:
     assert (counters.puts, counters.stored, counters.failures) == (1, 1, 0)
 
 
-# ---- without a row
+# ---- without an entry
 
 
 @pytest.mark.parametrize("view", [False, True])
-def test_without_a_row_records_come_inline(
+def test_without_an_entry_records_come_inline(
     make: Make, run_dir: Path, caplog: pytest.LogCaptureFixture, view: bool
 ) -> None:
     with StoreService(run_dir, store_max_clients=1) as service, ExitStack() as stack:
         announcement = service.desk.announcement
         assert announcement is not None
-        stack.enter_context(ReaderRow.attach(announcement))
+        stack.enter_context(ReaderEntry.attach(announcement))
         client = stack.enter_context(make(run_dir))
         assert client.put("k", every_dtype())
         hit = client.get("k", view=view)
@@ -222,7 +222,8 @@ def test_without_a_row_records_come_inline(
         assert service.leases == 0
     assert [record.message for record in caplog.records if "slower" in record.message] == [
         "records come through the socket, which is slower: "
-        "all 1 rows of the ring are in use; raise ring_max_rows (for clients: store_max_clients), or stop a reader"
+        "all 1 entries of the ring are in use; raise ring_max_readers (for clients: store_max_clients), "
+        "or stop a reader"
     ]
 
 
@@ -472,13 +473,13 @@ def test_presence_is_renewed_in_a_new_run_directory(make: Make, run_dir: Path) -
             eventually(lambda: list((run_dir / "clients").iterdir()), bool, "a lock file")
 
 
-def lose_a_lease(service: StoreService) -> TakeRow:
+def lose_a_lease(service: StoreService) -> RegisterReader:
     """Grant a lease of "k" to the client without a word to it; return who it is. In the service's thread."""
-    taken = next(message for message in service.received if isinstance(message, TakeRow))
+    taken = next(message for message in service.received if isinstance(message, RegisterReader))
     handle = service.desk.records.find("", "k")
     assert handle is not None
     assert isinstance(service.desk.records.ring, RingWriter)
-    service.desk.records.ring.grant(taken.row, handle)
+    service.desk.records.ring.grant(taken.reader_id, handle)
     return taken
 
 
@@ -489,7 +490,7 @@ def test_barrier_is_answered(service: StoreService, client: Any) -> None:
     def lose_a_lease_and_ask() -> None:
         taken = lose_a_lease(service)
         assert isinstance(service.desk.records.ring, RingWriter)
-        barrier = service.desk.records.ring.open_barrier(taken.row)
+        barrier = service.desk.records.ring.open_barrier(taken.reader_id)
         assert barrier is not None
         service.listener.send(service.peers[taken.client_id], barrier)
 
@@ -504,7 +505,7 @@ def test_barrier_is_answered(service: StoreService, client: Any) -> None:
     no_leases(service)
 
 
-def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreService, client: Any) -> None:
+def test_another_connection_keeps_the_entry_and_finds_lost_leases(service: StoreService, client: Any) -> None:
     """The frontend lives on, only the connection is new: what it sent over the old one is asked for."""
     client.put("k", numbers(1))
     view = client.get("k", view=True)
@@ -516,8 +517,8 @@ def test_another_connection_keeps_the_row_and_finds_lost_leases(service: StoreSe
     assert service.leases == 2
     eventually(lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], bool, "the barrier's answer")
     eventually(lambda: service.leases, lambda count: count == 1, "the view's lease")
-    assert service.count(TakeRow) >= 2
-    assert len({message.nonce for message in service.received if isinstance(message, TakeRow)}) == 1
+    assert service.count(RegisterReader) >= 2
+    assert len({message.nonce for message in service.received if isinstance(message, RegisterReader)}) == 1
     hit = client.get("k", view=True)
     assert service.leases == 2, "through shared memory again"
     del hit, view
@@ -534,11 +535,11 @@ def test_the_wrong_directory_is_said_and_counted(run_dir: Path, make: Make, capl
     assert str(run_dir / "wrong") in warning
 
 
-def test_clients_of_one_process_each_have_a_row(service: StoreService, run_dir: Path) -> None:
+def test_clients_of_one_process_each_have_an_entry(service: StoreService, run_dir: Path) -> None:
     with Client(run_dir) as first, Client(run_dir) as second:
         first.put("k", numbers(1))
         hits = [first.get("k", view=True), second.get("k", view=True)]
         assert service.leases == 2
-        assert service.count(TakeRow) == 2
+        assert service.count(RegisterReader) == 2
         del hits
     no_leases(service)

@@ -47,12 +47,12 @@ def bench(fresh: Bench) -> Bench:
     return fresh
 
 
-def test_engine_is_ready_only_when_row_and_all_workers_are_attached(fresh: Bench, clock: Clock) -> None:
+def test_engine_is_ready_only_when_entry_and_all_workers_are_attached(fresh: Bench, clock: Clock) -> None:
     fresh.expect(from_engine.EngineHello)
     clock.now += 1
     fresh.expect(from_engine.EngineHello)  # repeated until it is answered
     hello = fresh.announce()
-    assert fresh.attach(fresh.add_worker(0)).row_nonce == hello.nonce
+    assert fresh.attach(fresh.add_worker(0)).reader_nonce == hello.nonce
     fresh.turns()
     assert fresh.frontend.receive_raw() is None, "one rank is missing"
 
@@ -102,7 +102,7 @@ def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Benc
 
 def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: Bench) -> None:
     handle = bench.put_item("a")
-    granted = bench.ring.grant(bench.row, handle)
+    granted = bench.ring.grant(bench.reader_id, handle)
     bench.add(1, handle, lease=LeaseId(granted.nonce ^ 1, granted.seq))
     assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, ["m" * 64])
     assert bench.leases == 1, "the other incarnation's lease is not ours to return"
@@ -114,17 +114,17 @@ def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: B
 
 def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: Bench) -> None:
     came, lost = bench.put_item("a"), bench.put_item("b")
-    bench.ring.grant(bench.row, lost)  # its descriptor never comes
+    bench.ring.grant(bench.reader_id, lost)  # its descriptor never comes
     bench.add(1, came)
     nonce = bench.expect(from_engine.LeaseGap).nonce
-    barrier = bench.ring.open_barrier(bench.row)
+    barrier = bench.ring.open_barrier(bench.reader_id)
     assert barrier is not None
     assert barrier.nonce == nonce
     bench.send(Barrier(nonce ^ 1, 7, 7, ()))  # another incarnation's
     bench.send(barrier)
     answer = bench.expect(from_engine.Reconcile)
     assert answer == from_engine.Reconcile(nonce, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
-    assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1
+    assert bench.ring.reconcile(bench.reader_id, answer.nonce, answer.barrier_id, answer.received) == 1
     assert bench.leases == 1
     bench.run_step()
     bench.expect(from_engine.RequestGenerated)
@@ -133,12 +133,12 @@ def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: B
 
 def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late(bench: Bench) -> None:
     handle = bench.put_item("a")
-    late = bench.ring.grant(bench.row, handle)
-    barrier = bench.ring.open_barrier(bench.row)
+    late = bench.ring.grant(bench.reader_id, handle)
+    barrier = bench.ring.open_barrier(bench.reader_id)
     assert barrier is not None
     bench.send(barrier)
     answer = bench.expect(from_engine.Reconcile)
-    assert bench.ring.reconcile(bench.row, answer.nonce, answer.barrier_id, answer.received) == 1
+    assert bench.ring.reconcile(bench.reader_id, answer.nonce, answer.barrier_id, answer.received) == 1
     bench.add(1, handle, lease=late)
     assert bench.expect(from_engine.RequestMissed).mm_hashes == ["m" * 64]
     bench.ring.check_integrity()
@@ -175,7 +175,7 @@ def test_step_past_its_deadline_ends_the_engine(bench: Bench, clock: Clock) -> N
 
 def test_request_that_can_never_be_served_is_refused_and_its_lease_returned(bench: Bench) -> None:
     handle = bench.put_item("a")
-    lease = bench.ring.grant(bench.row, handle)
+    lease = bench.ring.grant(bench.reader_id, handle)
     outside = Feature("m" * 64, "image", 50, 2, 2, handle.nbytes, handle, lease)
     bench.send(to_engine.AddRequest(1, "generate", [65], [outside], 1, None))
     assert bench.expect(from_engine.RequestFailed).error.code == "invalid_request"
@@ -220,7 +220,7 @@ def test_an_item_whose_key_stands_for_another_size_fails_its_request_alone(bench
     handle = bench.put_item("a")
     bench.add(1, handle, max_tokens=2)
     plans = bench.plans()
-    lease = bench.ring.grant(bench.row, handle)
+    lease = bench.ring.grant(bench.reader_id, handle)
     larger = Feature("m" * 64, "image", 0, 3, 3, handle.nbytes, handle, lease)
     bench.send(to_engine.AddRequest(2, "generate", [258, 258, 258, 65], [larger], 1, None))
     bench.answer(plans)
@@ -297,49 +297,49 @@ def test_a_frontend_that_finds_room_for_its_ring_later_ends_no_request(fresh: Be
     fresh.pump(lambda: fresh.leases == 0)
 
 
-def test_the_former_row_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
-    """A worker that still looks at the old row must not take its engine for dead."""
+def test_the_former_entry_is_let_go_when_all_workers_have_left_it(bench: Bench) -> None:
+    """A worker that still looks at the old entry must not take its engine for dead."""
     with (
         RingReader.open(bench.ring.announcement) as old,
         RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other,
     ):
-        old.join_row(bench.row, bench.row_nonce, 0)
+        old.join_entry(bench.reader_id, bench.reader_nonce, 0)
         bench.send(to_engine.Ring(2, other.announcement))
-        bench.expect(from_engine.RowHello)
+        bench.expect(from_engine.ReaderHello)
         for worker in bench.workers:
             assert old.is_engine_alive()
             bench.attach(worker)
         bench.pump(lambda: not old.is_engine_alive())
 
 
-def test_a_row_is_offered_until_it_is_accepted(fresh: Bench, clock: Clock) -> None:
+def test_an_entry_is_offered_until_it_is_accepted(fresh: Bench, clock: Clock) -> None:
     fresh.expect(from_engine.EngineHello)
     fresh.send(to_engine.Ring(1, fresh.ring.announcement))
-    first = fresh.expect(from_engine.RowHello)
+    first = fresh.expect(from_engine.ReaderHello)
     clock.now += 1
-    assert fresh.expect(from_engine.RowHello) == first
-    fresh.send(to_engine.RowAttached(first.epoch, first.row, first.nonce))
+    assert fresh.expect(from_engine.ReaderHello) == first
+    fresh.send(to_engine.ReaderAttached(first.epoch, first.reader_id, first.nonce))
     fresh.send(to_engine.FlushEngine(1))
     fresh.expect(from_engine.EngineFlushed)
     clock.now += 1
     fresh.turns()
     fresh.send(to_engine.FlushEngine(2))
     fresh.pump(lambda: from_engine.EngineFlushed in fresh.kinds())
-    assert from_engine.RowHello not in fresh.kinds()
+    assert from_engine.ReaderHello not in fresh.kinds()
 
 
 def test_announcement_repeated_by_the_same_frontend_changes_nothing(bench: Bench) -> None:
     bench.add(1)
     plans = bench.plans()
     bench.send(to_engine.Ring(1, bench.ring.announcement))
-    bench.expect(from_engine.RowHello)
+    bench.expect(from_engine.ReaderHello)
     bench.answer(plans)
     assert bench.expect(from_engine.RequestGenerated).request_id == 1
 
 
 def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(bench: Bench) -> None:
     handle = bench.put_item("probe")
-    lease = bench.ring.grant(bench.row, handle)
+    lease = bench.ring.grant(bench.reader_id, handle)
     bench.send(to_engine.ProbeEngine(4, handle, lease))
     for index, worker in enumerate(bench.workers):
         probe = bench.from_engine(worker, to_worker.ProbeWorker)
@@ -376,17 +376,17 @@ def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: B
 
 def test_an_engine_that_the_frontend_has_dropped_attaches_anew(bench: Bench, clock: Clock) -> None:
     """Its requests are over, its leases void; its caches stay, and what comes then is served."""
-    former = bench.row, bench.row_nonce
+    former = bench.reader_id, bench.reader_nonce
     bench.add(1, bench.put_item("a"))
     plans = bench.plans()
-    bench.send(to_engine.Detached("its row is not as it should be"))
+    bench.send(to_engine.Detached("its entry is not as it should be"))
     clock.now += 1
     assert bench.expect(from_engine.EngineHello).incarnation != bench.incarnation
     bench.announce()
-    assert (bench.row, bench.row_nonce) != former
+    assert (bench.reader_id, bench.reader_nonce) != former
     bench.answer(plans)
     for worker in bench.workers:
-        assert bench.attach(worker).row == bench.row
+        assert bench.attach(worker).reader_id == bench.reader_id
     bench.expect(from_engine.EngineReady)
     bench.pump(lambda: bool(bench.ring.poll_deaths()))
     assert bench.leases == 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mmcached.frontend.caches.ring import RingItemCache
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.handle import Handle
@@ -20,7 +20,7 @@ RING_BYTES = 1 << 20
 
 @pytest.fixture
 def store() -> Iterator[ObjectStoreWriter]:
-    ring = RingWriter.create(data_bytes=RING_BYTES, num_slots=64, max_rows=2, max_object_bytes=4 * LARGE)
+    ring = RingWriter.create(data_bytes=RING_BYTES, num_slots=64, max_readers=2, max_object_bytes=4 * LARGE)
     with ObjectStoreWriter(ring) as store:
         yield store
 
@@ -67,18 +67,18 @@ def test_small_items_take_a_sixteenth_and_the_oldest_go(cache: RingItemCache) ->
 
 def test_what_does_not_fit_travels_inline_and_is_counted(cache: RingItemCache, store: ObjectStoreWriter) -> None:
     assert place_of(cache, "0", 5 * LARGE) is None, "larger than the ring takes"
-    with ReaderRow.attach(store.ring.announcement) as row:
-        assert store.ring.attach(row.row, row.nonce)
+    with ReaderEntry.attach(store.ring.announcement) as entry:
+        assert store.ring.attach(entry.reader_id, entry.nonce)
         leased: list[Handle] = []
         while (handle := place_of(cache, str(len(leased)))) is not None:
-            store.ring.grant(row.row, handle)
+            store.ring.grant(entry.reader_id, handle)
             leased.append(handle)
         assert len(leased) > 10
         refused = str(len(leased))
         assert place_of(cache, refused) is None, "refused once is not wedged, and never an error"
         assert cache.missing([refused]) == [refused]
         assert cache.stats().inline_fallbacks == cache.stats().inline_items == 3
-        row.give_back(leased[3])
+        entry.give_back(leased[3])
         assert place_of(cache, refused) is not None
         assert cache.missing(["3", refused]) == ["3"]
 

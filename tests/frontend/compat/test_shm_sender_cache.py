@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mmcached.cache import MultiModalKwargsItem, ShmItem
 from mmcached.frontend import ShmObjectStoreSenderCache
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader, RingWriter
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvalidRequest, InvariantError, StaleHandle
 from mmcached.wire.handle import LeaseId
@@ -37,17 +37,17 @@ class Pair:
     ) -> None:
         self._stack = stack
         self.ring = stack.enter_context(
-            RingWriter.create(data_bytes=data_bytes, num_slots=64, max_rows=4, max_object_bytes=max_object_bytes)
+            RingWriter.create(data_bytes=data_bytes, num_slots=64, max_readers=4, max_object_bytes=max_object_bytes)
         )
         self.store = ObjectStoreWriter(self.ring)
         self.config = ServiceConfig(mm_processor_cache_gb=data_bytes / GIB, mm_shm_inline_max_kb=inline_max_kb)
         self.cache = stack.enter_context(ShmObjectStoreSenderCache(self.config, self.store))
         self.reader = stack.enter_context(ObjectStoreReader(RingReader.open(self.ring.announcement)))
 
-    def attach(self) -> ReaderRow:
-        row = self._stack.enter_context(ReaderRow.attach(self.ring.announcement))
-        assert self.ring.attach(row.row, row.nonce)
-        return row
+    def attach(self) -> ReaderEntry:
+        entry = self._stack.enter_context(ReaderEntry.attach(self.ring.announcement))
+        assert self.ring.attach(entry.reader_id, entry.nonce)
+        return entry
 
     def send(self, value: int, nbytes: int = LARGE) -> ShmItem | None:
         """Give item `value`; return where it lies, or None if it travels inline."""
@@ -91,7 +91,7 @@ def test_promises(promise: Promise, inline_max_kb: int, num_readers: int, stack:
     pair.cache.check_integrity()
 
 
-def test_a_row_that_is_fenced_is_passed_over_and_counted(pair: Pair) -> None:
+def test_a_reader_that_is_fenced_is_passed_over_and_counted(pair: Pair) -> None:
     honest, wrong = pair.attach(), pair.attach()
     sent = pair.put(7)
     for _ in range(2):
@@ -99,26 +99,26 @@ def test_a_row_that_is_fenced_is_passed_over_and_counted(pair: Pair) -> None:
     for _ in range(2):
         again, _ = pair.cache.get_and_update_item(None, "7")
         assert isinstance(again, ShmItem)
-        assert set(again.leases) == {honest.row}
+        assert set(again.leases) == {honest.reader_id}
         pair.ring.poll_deaths()
-    assert pair.cache.row_to_passed_over == {wrong.row: 2}
-    assert pair.ring.fenced_rows() == [wrong.row]
+    assert pair.cache.reader_to_passed_over == {wrong.reader_id: 2}
+    assert pair.ring.fenced_readers() == [wrong.reader_id]
 
 
 def test_an_item_is_written_once_and_read_by_many(pair: Pair) -> None:
-    rows = [pair.attach(), pair.attach()]
+    entries = [pair.attach(), pair.attach()]
     first = pair.put(7)
     slot = first.handle.slot
-    assert first.leases == {row.row: LeaseId(row.nonce, 1, slot) for row in rows}
+    assert first.leases == {entry.reader_id: LeaseId(entry.nonce, 1, slot) for entry in entries}
     assert pair.read(first) == 7
     again, _ = pair.cache.get_and_update_item(None, "7")
     assert isinstance(again, ShmItem)
     assert again.handle == first.handle
-    assert again.leases == {row.row: LeaseId(row.nonce, 2, slot) for row in rows}
+    assert again.leases == {entry.reader_id: LeaseId(entry.nonce, 2, slot) for entry in entries}
     assert (pair.ring.stats().puts, pair.ring.stats().leases) == (1, 4)
-    for row in rows:
+    for entry in entries:
         for _ in range(2):
-            row.give_back(first.handle)
+            entry.give_back(first.handle)
     assert pair.ring.stats().leases == 0
     pair.cache.check_integrity()
 
@@ -149,7 +149,7 @@ def test_an_item_beyond_the_ring_s_limit_travels_inline(stack: ExitStack) -> Non
 
 
 def test_a_ring_full_of_leases_serves_inline_and_recovers(pair: Pair) -> None:
-    row = pair.attach()
+    entry = pair.attach()
     sent: list[ShmItem] = []
     while (item := pair.send(len(sent))) is not None:
         sent.append(item)
@@ -163,7 +163,7 @@ def test_a_ring_full_of_leases_serves_inline_and_recovers(pair: Pair) -> None:
     assert stats.items_processed == len(sent) + 4
     assert [pair.read(item) for item in sent] == list(range(value))
 
-    row.give_back(sent[3].handle)
+    entry.give_back(sent[3].handle)
     assert pair.send(value) is not None
     assert not pair.cache.is_cached_item("3")
     pair.cache.check_integrity()
@@ -171,10 +171,10 @@ def test_a_ring_full_of_leases_serves_inline_and_recovers(pair: Pair) -> None:
 
 def test_an_island_costs_its_own_bytes_alone(pair: Pair) -> None:
     """One reader holds one old item: everything else goes on around it (a queue that frees in order would wedge)."""
-    row = pair.attach()
+    entry = pair.attach()
     held = pair.put(0)
     for value in range(1, 200):
-        row.give_back(pair.put(value).handle)
+        entry.give_back(pair.put(value).handle)
     assert pair.cache.stats().inline_fallbacks == 0
     assert pair.read(held) == 0
     assert pair.cache.is_cached_item("0")
@@ -280,7 +280,7 @@ def test_a_ring_full_of_touched_keys_serves_inline(stack: ExitStack) -> None:
 
 
 def test_a_batched_miss_takes_its_grants_back(pair: Pair) -> None:
-    row = pair.attach()
+    entry = pair.attach()
     pair.attach()
     first = pair.put(1)
     before = pair.ring.stats().leases
@@ -290,7 +290,7 @@ def test_a_batched_miss_takes_its_grants_back(pair: Pair) -> None:
     assert pair.cache.is_cached_item("2")
     item, _ = pair.cache.get_and_update_item(None, "1")
     assert isinstance(item, ShmItem)
-    assert item.leases[row.row].seq == first.leases[row.row].seq + 1, "no number was used up"
+    assert item.leases[entry.reader_id].seq == first.leases[entry.reader_id].seq + 1, "no number was used up"
     pair.cache.check_integrity()
 
 
@@ -307,18 +307,18 @@ def test_the_evicted_key_is_a_miss(stack: ExitStack) -> None:
 
 
 def test_a_handle_from_before_clear_reads_its_own_data_or_nothing(pair: Pair) -> None:
-    row = pair.attach()
+    entry = pair.attach()
     held, loose = pair.put(1), pair.put(2)
-    row.give_back(loose.handle)
+    entry.give_back(loose.handle)
     pair.cache.clear_cache()
     assert pair.cached() == []
     assert pair.read(held) == 1, "it is leased"
     for value in range(10, 60):
-        row.give_back(pair.put(value).handle)
+        entry.give_back(pair.put(value).handle)
     assert pair.read(held) == 1
     with pytest.raises(StaleHandle):
         pair.read(loose)
-    row.give_back(held.handle)
+    entry.give_back(held.handle)
     assert pair.ring.stats().leases == 0
     pair.cache.check_integrity()
 
@@ -381,7 +381,7 @@ def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None
     """Whatever happens: what is leased reads as its own value, hits are hits, touched keys stay, nothing is wedged."""
     with ExitStack() as stack:
         pair = Pair(stack, data_bytes=128 * KIB)
-        row = pair.attach()
+        entry = pair.attach()
         leased: list[tuple[int, ShmItem]] = []
         touched: set[int] = set()
         for operation, value, nbytes in operations:
@@ -410,7 +410,7 @@ def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None
                     touched.discard(value)
                 case "return" if leased:
                     _, sent = leased.pop(value % len(leased))
-                    row.give_back(sent.handle)
+                    entry.give_back(sent.handle)
                 case "clear":
                     pair.cache.clear_cache()
                     touched.clear()
@@ -419,7 +419,7 @@ def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None
             pair.cache.check_integrity()
         pair.cache.release_sender_touches()
         for _, sent in leased:
-            row.give_back(sent.handle)
+            entry.give_back(sent.handle)
         assert pair.ring.stats().leases == 0
         assert pair.send(99, 100_000) is not None
 
@@ -427,13 +427,13 @@ def test_any_order_of_operations(operations: list[tuple[str, int, int]]) -> None
 def test_a_chunk_is_named_by_its_slot_and_generation_too() -> None:
     with ExitStack() as stack:
         pair = Pair(stack)
-        row = pair.attach()
+        entry = pair.attach()
         sent = pair.send(1)
         assert sent is not None
         again = pair.cache.address_as_item(sent.handle.slot, sent.handle.generation)
         assert isinstance(again, ShmItem)
         assert again.handle == sent.handle
-        assert again.leases.keys() == {row.row}
+        assert again.leases.keys() == {entry.reader_id}
         pair.cache.remove_dangling_items()
         assert pair.cache.is_cached_item("1")
         pair.cache.check_integrity()

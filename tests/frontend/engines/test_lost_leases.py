@@ -47,7 +47,7 @@ def request(bench: Bench, engine: WireEngine, number: int, images: list[bytes]) 
     return bench.from_frontend(engine, to_engine.AddRequest)
 
 
-def test_an_idle_row_with_leases_out_is_asked_and_what_was_lost_comes_back(
+def test_an_idle_reader_with_leases_out_is_asked_and_what_was_lost_comes_back(
     bench: Bench, engine: WireEngine, clock: Clock
 ) -> None:
     engine.take_leases(request(bench, engine, 1, [png(1)]))
@@ -62,8 +62,8 @@ def test_an_idle_row_with_leases_out_is_asked_and_what_was_lost_comes_back(
     # What it has received stays, and the next descriptor is no gap.
     add = request(bench, engine, 3, [png(2)])
     ((handle, lease),) = leases_in(add)
-    assert engine.row is not None
-    assert not engine.row.has_gap_before(handle, lease)
+    assert engine.entry is not None
+    assert not engine.entry.has_gap_before(handle, lease)
 
 
 def test_while_leases_are_sent_nobody_asks(bench: Bench, engine: WireEngine, clock: Clock) -> None:
@@ -74,12 +74,12 @@ def test_while_leases_are_sent_nobody_asks(bench: Bench, engine: WireEngine, clo
     assert not engine.backlog
 
 
-def test_a_row_without_leases_is_not_asked(bench: Bench, engine: WireEngine, clock: Clock) -> None:
+def test_a_reader_without_leases_is_not_asked(bench: Bench, engine: WireEngine, clock: Clock) -> None:
     add = request(bench, engine, 1, [png(1)])
     engine.take_leases(add)
-    assert engine.row is not None
+    assert engine.entry is not None
     for handle, _ in leases_in(add):
-        engine.row.give_back(handle)
+        engine.entry.give_back(handle)
     clock.now += 10 * IDLE_S
     bench.stats()
     assert not engine.backlog
@@ -88,11 +88,11 @@ def test_a_row_without_leases_is_not_asked(bench: Bench, engine: WireEngine, clo
 def test_a_reported_gap_is_asked_about_at_once(bench: Bench, engine: WireEngine) -> None:
     request(bench, engine, 1, [png(1)])
     add = request(bench, engine, 2, [png(2)])
-    assert engine.row is not None
-    assert engine.row.has_gap_before(*leases_in(add)[0])
+    assert engine.entry is not None
+    assert engine.entry.has_gap_before(*leases_in(add)[0])
     engine.take_leases(add)
-    engine.channel.send(to_frontend.LeaseGap(engine.row.nonce + 1))  # of another incarnation: nobody is asked
-    engine.channel.send(to_frontend.LeaseGap(engine.row.nonce))
+    engine.channel.send(to_frontend.LeaseGap(engine.entry.nonce + 1))  # of another incarnation: nobody is asked
+    engine.channel.send(to_frontend.LeaseGap(engine.entry.nonce))
     engine.answer(bench.from_frontend(engine, Barrier))
     bench.pump(lambda: bench.stats().ring.leases == 1)
 
@@ -100,13 +100,13 @@ def test_a_reported_gap_is_asked_about_at_once(bench: Bench, engine: WireEngine)
 def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: WireEngine) -> None:
     first = request(bench, engine, 1, [png(1)])
     engine.take_leases(first)
-    assert engine.row is not None
-    engine.channel.send(to_frontend.LeaseGap(engine.row.nonce))
+    assert engine.entry is not None
+    engine.channel.send(to_frontend.LeaseGap(engine.entry.nonce))
     barrier = bench.from_frontend(engine, Barrier)
     add = request(bench, engine, 2, [png(1)])
     assert isinstance(add.features[0].payload, Inline)
     ((handle, _),) = leases_in(first)
-    with RingReader.open(engine.row.announcement) as reader:
+    with RingReader.open(engine.entry.announcement) as reader:
         whole = ObjectStoreReader(reader).get(handle, tensors="numpy")
         np.testing.assert_equal(decode_record_frames(bench.payload, tensors="numpy"), whole)
         del whole

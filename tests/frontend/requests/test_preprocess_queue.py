@@ -277,7 +277,7 @@ def test_one_client_s_images_leave_room_for_another_s(bench: Bench, engine: Wire
     bench.generate(2, [B, C])
     bench.generate(3, [D])
     assert failure_of(bench, 3)[0] == "service_unavailable"
-    other = bench.connect_client(has_row=False)
+    other = bench.connect_client(is_reader=False)
     other.channel.send(to_frontend.Encode(other.client_id, 4, 30.0), [D])
     bench.pump(lambda: bench.frontend.stats().processor.items_waiting == 3)
     work.release()
@@ -298,7 +298,7 @@ def test_files_that_requests_hold_are_bounded_and_shared(run_dir: Path, clock: C
         failed = bench.answer(to_client.Failed)
         assert (failed.error.code, failed.error.retryable) == ("service_unavailable", True)
         assert (failed.error.details["field"], failed.error.details["limit"]) == ("limits.max_open_image_mb", 2 << 20)
-        other = bench.connect_client(has_row=False)
+        other = bench.connect_client(is_reader=False)
         for number in (3, 4):
             other.channel.send(to_frontend.Encode(other.client_id, number, 30.0), [files[number - 1]])
         assert other.answer(to_client.Failed).request_id == 4

@@ -312,7 +312,7 @@ def commit(engine: WireEngine, *parts: tuple[int, int, list[int]]) -> None:
 
 def test_tokens_go_to_the_client_that_asked_and_only_to_it(bench: Bench) -> None:
     engine = bench.connect_engine()
-    other = bench.connect_client(has_row=False)
+    other = bench.connect_client(is_reader=False)
     first = ask(bench, engine, 1)
     other.channel.send(Generate(other.client_id, 1, "look", 40, None, 60.0, stream_window=8))
     second = bench.from_frontend(engine, to_engine.AddRequest).request_id

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.record_store import RecordStore, Refusal
-from mmcached.shm import EncodedRecord, ReaderRow, RingWriter, encode
+from mmcached.shm import EncodedRecord, ReaderEntry, RingWriter, encode
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.config import GIB, MIB, ServiceConfig
@@ -108,17 +108,17 @@ def test_what_is_refused_says_why_and_changes_nothing(tier: RecordStore) -> None
     assert tier.put("", "b", encoded(2), epoch=EPOCH - 1) is Refusal.OLD_EPOCH
     assert tier.put("", "a", encoded(2), epoch=EPOCH - 1) is Refusal.OLD_EPOCH
     assert isinstance(tier.ring, RingWriter)
-    with attached(tier.ring) as row:
+    with attached(tier.ring) as entry:
         handles = []
         for index in range(10):  # leased, so they stay
             tier.put("", f"more {index}", encoded(index), epoch=EPOCH)
             found = tier.get("", f"more {index}")
             assert found is not None
-            tier.ring.grant(row.row, found)
+            tier.ring.grant(entry.reader_id, found)
             handles.append(found)
         assert tier.put("", "b", encoded(2), epoch=EPOCH) is Refusal.FULL
         for handle in handles:
-            row.give_back(handle)
+            entry.give_back(handle)
     assert tier.put("", "b", encoded(2), epoch=EPOCH) is None
     assert tier.num_refusals == 4
     tier.check_integrity()
@@ -204,7 +204,7 @@ def test_the_configuration_decides_sizes_and_quotas() -> None:
         tier.adopt(new_ring(config))
         assert isinstance(tier.ring, RingWriter)
         names = tier.ring.announcement
-        assert (names.data_bytes, names.num_slots, names.max_rows) == (MIB, 16, 5)
+        assert (names.data_bytes, names.num_slots, names.max_readers) == (MIB, 16, 5)
         assert names.index_words >= 32
         assert tier.epoch > first_epoch, "an epoch of a former frontend is never the present one"
         assert tier.put("", "a", encoded(1, 4096), epoch=tier.epoch) is Refusal.TENANT_QUOTA
@@ -221,8 +221,12 @@ def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None
             handles.append(tier.find("", str(index)))
         held = []
         for number in range(5):  # each views as much as it can, and never gives back
-            row = stack.enter_context(attached(tier.ring))
-            mine = [handle for handle in handles[24 * number :] if handle is not None and is_granted(tier, row, handle)]
+            reader_id = stack.enter_context(attached(tier.ring))
+            mine = [
+                handle
+                for handle in handles[24 * number :]
+                if handle is not None and is_granted(tier, reader_id, handle)
+            ]
             held.append(sum(chunk_bytes(handle.nbytes) for handle in mine))
         assert held == sorted(held, reverse=True)
         assert held[0] >= 0.9 * MIB, "one alone gets a quarter, as before"
@@ -236,10 +240,10 @@ def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None
         assert all(tier.has("", f"honest {index}") for index in range(20))
 
 
-def is_granted(tier: RecordStore, row: ReaderRow, handle: Handle) -> bool:
+def is_granted(tier: RecordStore, entry: ReaderEntry, handle: Handle) -> bool:
     assert isinstance(tier.ring, RingWriter)
     try:
-        tier.ring.grant(row.row, handle)
+        tier.ring.grant(entry.reader_id, handle)
     except LeaseRefused:
         return False
     return True

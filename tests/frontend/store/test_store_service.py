@@ -1,4 +1,4 @@
-"""The desk of the store, between one real Frontend with its real ring and clients with real rows and connections."""
+"""The desk of the store, between one real Frontend with its real ring and clients with real entries and connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
 from mmcached.frontend.store.record_store import Refusal
 from mmcached.frontend.store.store_service import StoreService
-from mmcached.shm import ReaderRow, RingReader, encode
+from mmcached.shm import ReaderEntry, RingReader, encode
 from mmcached.shm.store.codec import Record, decode
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import ChannelFull, error_from_wire
@@ -95,7 +95,7 @@ def wait_for(bench: Bench, client: FakeClient, key: str, *, timeout_s: float = 6
 
 
 def test_what_one_client_puts_another_reads_in_place(bench: Bench) -> None:
-    writer, reader = bench.connect_client(has_row=False), bench.connect_client()
+    writer, reader = bench.connect_client(is_reader=False), bench.connect_client()
     assert writer.put("a", record_of(7)).is_stored
     answer = reader.get("a", "missing", "a")
     assert [type(record) for record in answer.records] == [Handle, type(None), Handle]
@@ -104,11 +104,11 @@ def test_what_one_client_puts_another_reads_in_place(bench: Bench) -> None:
     assert store_stats(bench).ring.leases == 2
     assert [value_of(reader, answer, index) for index in (0, 2)] == [7, 7]
     stats = store_stats(bench)
-    assert (stats.queries, stats.hits, stats.puts, stats.rows, stats.ring.leases) == (3, 2, 1, 1, 0)
+    assert (stats.queries, stats.hits, stats.puts, stats.readers, stats.ring.leases) == (3, 2, 1, 1, 0)
 
 
-def test_a_client_without_a_row_gets_the_same_record_as_frames(bench: Bench) -> None:
-    client = bench.connect_client(has_row=False)
+def test_a_client_without_an_entry_gets_the_same_record_as_frames(bench: Bench) -> None:
+    client = bench.connect_client(is_reader=False)
     client.put("a", record_of(1))
     client.put("b", record_of(2))
     answer = client.get("a", "b")
@@ -116,7 +116,7 @@ def test_a_client_without_a_row_gets_the_same_record_as_frames(bench: Bench) -> 
     assert answer.leases == [None, None]
     assert [value_of(client, answer, index) for index in (0, 1)] == [1, 2]
     stats = store_stats(bench)
-    assert (stats.inline_records, stats.ring.grants, stats.rows) == (2, 0, 0)
+    assert (stats.inline_records, stats.ring.grants, stats.readers) == (2, 0, 0)
 
 
 def test_a_client_that_holds_its_quota_gets_frames(bench: Bench) -> None:
@@ -133,7 +133,7 @@ def test_an_answer_with_frames_has_a_limit_and_one_record_always_fits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_sender, "MAX_INLINE_BYTES", 2500)
-    client = bench.connect_client(has_row=False)
+    client = bench.connect_client(is_reader=False)
     client.put("a", record_of(1))
     client.put("large", record_of(2, 3000))
     kinds = [type(record) for record in client.get("a", "missing", "a", "a", "a").records]
@@ -163,15 +163,15 @@ def test_a_client_that_writes_over_all_it_may_write_costs_no_one_else_a_byte(
     wild.get("held")
     look_again(clock)
     bench.frontend.poll(0)
-    assert victim.row is not None
-    assert wild.row is not None
-    with RingReader.open(victim.row.announcement) as reader:
+    assert victim.entry is not None
+    assert wild.entry is not None
+    with RingReader.open(victim.entry.announcement) as reader:
         view = decode(reader.view(handle), tensors="numpy")["pixels"]
         if reach == "what a client maps":
-            words = wild.row._control.words  # type: ignore[union-attr]
+            words = wild.entry._control.words  # type: ignore[union-attr]
             words[:] = memoryview(bytes([byte]) * words.nbytes).cast("Q")
         else:
-            with posix_ipc_words(victim.row.announcement.ctl_name) as words:
+            with posix_ipc_words(victim.entry.announcement.ctl_name) as words:
                 words[:] = memoryview(bytes([byte]) * words.nbytes).cast("Q")
         look_again(clock)
         for index in range(200):
@@ -182,7 +182,7 @@ def test_a_client_that_writes_over_all_it_may_write_costs_no_one_else_a_byte(
         assert value_of(victim, victim.get("new 199")) == 99
         del view
     assert wild.put("still served", record_of(3)).is_stored
-    assert isinstance(wild.get("still served").records[0], Inline), "its row is frozen"
+    assert isinstance(wild.get("still served").records[0], Inline), "it is frozen as a reader"
     if reach == "what a client maps":
         assert isinstance(victim.get("new 199").records[0], Handle)
     for client in (victim, wild):
@@ -209,14 +209,14 @@ def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(benc
     client.put("a", record_of(1), tenant="t")
     client.channel.send(to_frontend.HaveRecords(9, ["a", "b"], "t"))
     assert client.answer(to_client.Present) == to_client.Present(9, [True, False])
-    assert client.row is not None
-    with RingReader.open(client.row.announcement) as reader:
+    assert client.entry is not None
+    with RingReader.open(client.entry.announcement) as reader:
         assert reader.index is not None
         assert [reader.index.contains(store_key("t", key)) for key in ("a", "b")] == [True, False]
     client.channel.send(to_frontend.DropRecord(10, "a", "t"))
     dropped = client.answer(to_client.Stored)
     assert (dropped.request_id, dropped.is_stored) == (10, False)
-    with RingReader.open(client.row.announcement) as reader:
+    with RingReader.open(client.entry.announcement) as reader:
         assert reader.index is not None
         assert not reader.index.contains(store_key("t", "a"))
     assert client.get("a", tenant="t").records == [None]
@@ -250,7 +250,7 @@ def test_frames_that_are_no_record_are_refused_and_keep_nothing(bench: Bench) ->
 
 
 def test_the_first_who_asks_computes_and_the_others_get_it(bench: Bench) -> None:
-    owner, reader, plain = bench.connect_client(), bench.connect_client(), bench.connect_client(has_row=False)
+    owner, reader, plain = bench.connect_client(), bench.connect_client(), bench.connect_client(is_reader=False)
     claimed = owner.claim("a")
     assert claimed.store_epoch == bench.first_epoch
     numbers = [wait_for(bench, client, "a") for client in (reader, plain)]
@@ -278,7 +278,7 @@ def test_what_is_not_kept_goes_to_those_who_wait_all_the_same(bench: Bench) -> N
 
 
 def test_a_put_without_a_claim_serves_those_who_wait_too(bench: Bench) -> None:
-    owner, waiter, other = (bench.connect_client(has_row=False) for _ in range(3))
+    owner, waiter, other = (bench.connect_client(is_reader=False) for _ in range(3))
     claim = owner.claim("a").claim
     wait_for(bench, waiter, "a")
     other.put("a", record_of(1))
@@ -321,7 +321,7 @@ def test_when_the_owner_does_not_compute_the_next_does(bench: Bench, clock: Cloc
 
 
 def test_a_token_of_another_client_or_key_is_refused(bench: Bench) -> None:
-    owner, thief = bench.connect_client(has_row=False), bench.connect_client(has_row=False)
+    owner, thief = bench.connect_client(is_reader=False), bench.connect_client(is_reader=False)
     claim = owner.claim("a").claim
     for client, key in ((thief, "a"), (owner, "b")):
         client.send_put(key, record_of(1), epoch=bench.first_epoch, claim=claim)
@@ -365,7 +365,7 @@ def test_claims_and_waits_are_bounded(bench: Bench) -> None:
 
 def test_without_a_store_it_is_computed_once_all_the_same(run_dir: Path, clock: Clock) -> None:
     with Bench(run_dir, ServiceConfig(mm_processor_cache_gb=0, store_gb=0), clock) as bench:
-        owner, waiter = bench.connect_client(has_row=False), bench.connect_client(has_row=False)
+        owner, waiter = bench.connect_client(is_reader=False), bench.connect_client(is_reader=False)
         assert owner.hello().store_ring is None
         claim = owner.claim("a").claim
         wait_for(bench, waiter, "a")
@@ -390,7 +390,7 @@ def test_those_who_wait_are_told_that_the_service_stops(run_dir: Path, clock: Cl
 
 @pytest.mark.parametrize("is_new_epoch", [False, True])
 def test_a_flush_forgets_and_a_new_epoch_also_what_is_being_computed(bench: Bench, is_new_epoch: bool) -> None:
-    owner, first, second = (bench.connect_client(has_row=False) for _ in range(3))
+    owner, first, second = (bench.connect_client(is_reader=False) for _ in range(3))
     owner.put("kept", record_of(1))
     claim = owner.claim("a").claim
     numbers = [wait_for(bench, client, "a") for client in (first, second)]
@@ -421,64 +421,66 @@ def test_who_reads_under_a_lease_reads_on_over_a_new_epoch(bench: Bench) -> None
     (found,), (lease,) = answer.records, answer.leases
     assert isinstance(found, Handle)
     assert lease is not None
-    assert client.row is not None
-    with RingReader.open(client.row.announcement) as reader:
+    assert client.entry is not None
+    with RingReader.open(client.entry.announcement) as reader:
         payload = bytes(reader.view(found))
     assert payload.count(b"\x01" * 1000) == 1
-    client.row.give_back(found)
+    client.entry.give_back(found)
     assert store_stats(bench).ring.leases == 0
 
 
-# ---- rows
+# ---- entries
 
 
-def test_rows_are_for_those_who_hold_them(bench: Bench) -> None:
-    client, other = bench.connect_client(), bench.connect_client(has_row=False)
-    assert client.row is not None
-    names = client.row.announcement
-    for epoch, row, nonce in (
-        (names.epoch, client.row.row, client.row.nonce),  # another client's
-        (names.epoch, 1 - client.row.row, 77),  # nobody holds it
+def test_entries_are_for_those_who_hold_them(bench: Bench) -> None:
+    client, other = bench.connect_client(), bench.connect_client(is_reader=False)
+    assert client.entry is not None
+    names = client.entry.announcement
+    for epoch, reader_id, nonce in (
+        (names.epoch, client.entry.reader_id, client.entry.nonce),  # another client's
+        (names.epoch, 1 - client.entry.reader_id, 77),  # nobody holds it
         (names.epoch, 99, 1),
     ):
-        other.channel.send(to_frontend.TakeRow(other.client_id, 5, epoch, row, nonce))
-        assert other.answer(to_client.RowTaken) == to_client.RowTaken(5, False)
+        other.channel.send(to_frontend.RegisterReader(other.client_id, 5, epoch, reader_id, nonce))
+        assert other.answer(to_client.ReaderRegistered) == to_client.ReaderRegistered(5, False)
     client.put("a", record_of(1))
-    stolen = to_frontend.GetRecords(other.client_id, 6, ["a"], nonce=client.row.nonce)
+    stolen = to_frontend.GetRecords(other.client_id, 6, ["a"], nonce=client.entry.nonce)
     other.channel.send(stolen)
     assert isinstance(other.answer(to_client.Records).records[0], Inline)
     client.channel.send(to_frontend.GetRecords(client.client_id, 7, ["a"]))
-    assert isinstance(client.answer(to_client.Records).records[0], Inline), "it names no row"
-    client.channel.send(to_frontend.TakeRow(client.client_id, 8, names.epoch + 1, client.row.row, client.row.nonce))
-    assert not client.answer(to_client.RowTaken).is_attached, "another ring's"
-    assert store_stats(bench).rows == 1
+    assert isinstance(client.answer(to_client.Records).records[0], Inline), "it names no entry"
+    client.channel.send(
+        to_frontend.RegisterReader(client.client_id, 8, names.epoch + 1, client.entry.reader_id, client.entry.nonce)
+    )
+    assert not client.answer(to_client.ReaderRegistered).is_attached, "another ring's"
+    assert store_stats(bench).readers == 1
 
 
-def test_a_row_that_is_announced_again_stays_as_it_is(bench: Bench) -> None:
+def test_an_entry_that_is_announced_again_stays_as_it_is(bench: Bench) -> None:
     client = bench.connect_client()
     client.put("a", record_of(1))
     held = client.get("a")
     for _ in range(2):
-        client.channel.send(client.row_message())
-        assert client.answer(to_client.RowTaken).is_attached
+        client.channel.send(client.register_message())
+        assert client.answer(to_client.ReaderRegistered).is_attached
     assert isinstance(client.get("a").records[0], Handle), "no barrier: nothing can be lost within a connection"
     assert value_of(client, held) == 1
 
 
-def test_a_client_may_lose_its_row_and_take_another(bench: Bench, clock: Clock) -> None:
+def test_a_client_may_lose_its_entry_and_take_another(bench: Bench, clock: Clock) -> None:
     client = bench.connect_client()
     client.put("a", record_of(1))
     client.get("a")
-    assert client.row is not None
-    client.row.close()
+    assert client.entry is not None
+    client.entry.close()
     look_again(clock)
-    until(bench, lambda stats: (stats.rows, stats.ring.leases) == (0, 0))
+    until(bench, lambda stats: (stats.readers, stats.ring.leases) == (0, 0))
     assert isinstance(client.get("a").records[0], Inline)
-    client.row = None
-    assert client.take_row()
+    client.entry = None
+    assert client.register()
     assert value_of(client, client.get("a")) == 1
     client.channel.send(to_frontend.ClientBye(client.client_id))
-    until(bench, lambda stats: stats.rows == 0)
+    until(bench, lambda stats: stats.readers == 0)
 
 
 def test_leases_that_were_lost_with_a_connection_come_back(bench: Bench) -> None:
@@ -486,15 +488,15 @@ def test_leases_that_were_lost_with_a_connection_come_back(bench: Bench) -> None
     client.put("a", record_of(1))
     client.put("b", record_of(2))
     held = client.get("a")
-    assert client.row is not None
-    client.channel.send(to_frontend.GetRecords(client.client_id, 9, ["a", "b"], nonce=client.row.nonce))
+    assert client.entry is not None
+    client.channel.send(to_frontend.GetRecords(client.client_id, 9, ["a", "b"], nonce=client.entry.nonce))
     until(bench, lambda stats: stats.ring.leases == 3)  # and the answer is never read
     client.connect_anew()
-    assert client.take_row()
+    assert client.register()
     barrier = client.answer(Barrier)
     assert len(barrier.slots) == 2
     assert isinstance(client.get("b").records[0], Inline), "no lease before the answer"
-    counts = client.row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+    counts = client.entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
     assert counts is not None
     client.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
     until(bench, lambda stats: stats.ring.leases == 1)
@@ -505,11 +507,11 @@ def test_leases_that_were_lost_with_a_connection_come_back(bench: Bench) -> None
 
 
 def test_an_answer_to_a_barrier_that_cannot_be_takes_nothing(bench: Bench) -> None:
-    client, other = bench.connect_client(), bench.connect_client(has_row=False)
+    client, other = bench.connect_client(), bench.connect_client(is_reader=False)
     client.put("a", record_of(1))
     client.get("a")
     client.connect_anew()
-    client.take_row()
+    client.register()
     barrier = client.answer(Barrier)
     for peer, counts in ((client, {}), (client, {barrier.slots[0]: 5}), (other, {barrier.slots[0]: 0})):
         peer.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
@@ -518,20 +520,20 @@ def test_an_answer_to_a_barrier_that_cannot_be_takes_nothing(bench: Bench) -> No
 
 
 def test_a_client_that_is_gone_holds_nothing(bench: Bench, clock: Clock) -> None:
-    client, other = bench.connect_client(), bench.connect_client(has_row=False)
+    client, other = bench.connect_client(), bench.connect_client(is_reader=False)
     client.put("a", record_of(1))
     client.get("a")
     client.claim("b")
     bench.clients.remove(client)
     client.close()
     look_again(clock)
-    until(bench, lambda stats: (stats.rows, stats.ring.leases, stats.computing) == (0, 0, 0))
-    assert other.take_row()
+    until(bench, lambda stats: (stats.readers, stats.ring.leases, stats.computing) == (0, 0, 0))
+    assert other.register()
     assert value_of(other, other.get("a")) == 1
 
 
 def test_a_killed_process_gives_back_by_its_locks_and_its_claim_passes_on(bench: Bench, clock: Clock) -> None:
-    waiter = bench.connect_client(has_row=False)
+    waiter = bench.connect_client(is_reader=False)
     waiter.put("a", record_of(1))
     command = [sys.executable, "-m", "tests.frontend.store_child", str(bench.directory.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
@@ -547,7 +549,7 @@ def test_a_killed_process_gives_back_by_its_locks_and_its_claim_passes_on(bench:
     look_again(clock)
     claimed = waiter.answer(to_client.Claimed)
     assert waiter.put("slow", record_of(2), claim=claimed.claim).is_stored
-    until(bench, lambda stats: (stats.rows, stats.ring.leases) == (0, 0))
+    until(bench, lambda stats: (stats.readers, stats.ring.leases) == (0, 0))
 
 
 # ---- answers that cannot be sent
@@ -594,9 +596,9 @@ def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreService, sender
     frames = encode(record_of(1)).frames()
     for key in ("a", "b"):
         desk.handle(b"ann", to_frontend.PutRecord(ANN, 1, key, desk.records.epoch), frames)
-    with ReaderRow.attach(desk.announcement) as row:
-        take = to_frontend.TakeRow(ANN, 2, desk.announcement.epoch, row.row, row.nonce)
-        get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], nonce=row.nonce)
+    with ReaderEntry.attach(desk.announcement) as entry:
+        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.nonce)
+        get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], nonce=entry.nonce)
         desk.handle(b"ann", take, [])
         desk.handle(b"ann", get, [])
         sender.deaf.add(b"ann")
@@ -609,16 +611,16 @@ def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreService, sender
         assert desk.stats().ring.leases == 6
 
 
-def test_a_lease_goes_only_where_the_row_is_known(desk: StoreService, sender: Sender) -> None:
+def test_a_lease_goes_only_where_the_reader_is_known(desk: StoreService, sender: Sender) -> None:
     """A question that was read late from a former connection is answered there, where nobody listens any more."""
     assert desk.announcement is not None
     desk.handle(b"old", to_frontend.PutRecord(ANN, 1, "a", desk.records.epoch), encode(record_of(1)).frames())
-    with ReaderRow.attach(desk.announcement) as row:
-        take = to_frontend.TakeRow(ANN, 2, desk.announcement.epoch, row.row, row.nonce)
+    with ReaderEntry.attach(desk.announcement) as entry:
+        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.nonce)
         for peer in (b"old", b"new"):
             desk.handle(peer, take, [])
         for peer in (b"old", b"new"):
-            desk.handle(peer, to_frontend.GetRecords(ANN, 3, ["a"], nonce=row.nonce), [])
+            desk.handle(peer, to_frontend.GetRecords(ANN, 3, ["a"], nonce=entry.nonce), [])
         kinds = [(peer, type(m.records[0])) for peer, m in sender.sent if isinstance(m, to_client.Records)]
         assert kinds == [(b"old", Inline), (b"new", Handle)]
 
@@ -639,11 +641,11 @@ def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreService, sender
     assert desk.stats().computing == 0, "the first owner cannot be told either"
 
 
-def test_a_row_over_another_connection_ends_what_was_under_way_over_the_former(desk: StoreService) -> None:
+def test_a_reader_over_another_connection_ends_what_was_under_way_over_the_former(desk: StoreService) -> None:
     desk.handle(b"old", to_frontend.ClaimRecord(ANN, 1, "a", 5.0), [])
-    desk.handle(b"old", to_frontend.TakeRow(ANN, 2, 0, 0, 0), [])
+    desk.handle(b"old", to_frontend.RegisterReader(ANN, 2, 0, 0, 0), [])
     assert desk.stats().computing == 1
-    desk.handle(b"new", to_frontend.TakeRow(ANN, 3, 0, 0, 0), [])
+    desk.handle(b"new", to_frontend.RegisterReader(ANN, 3, 0, 0, 0), [])
     assert desk.stats().computing == 0
 
 

@@ -84,7 +84,7 @@ def _messages(client_id: str, number: int) -> list[object]:
         said.Probe(number, 1.0),
         said.Flush(number),
         said.Flush(number, new_epoch=True),
-        said.TakeRow(client_id, number, 1, number % 64, number),
+        said.RegisterReader(client_id, number, 1, number % 64, number),
         said.GetRecords(client_id, number, [f"none {number}"]),
         said.HaveRecords(number, [f"none {number}"] * 100),
         said.ClaimRecord(client_id, number, f"claim {number}", 60.0),

@@ -22,15 +22,15 @@ def world() -> World:
 def test_no_field_is_forgotten(world: World) -> None:
     engine, ring = world.engine, world.ring
     assert engine is not None
-    assert engine.row is not None
+    assert engine.entry is not None
     chunks = ring.chunks
     for each in (
         ring.leases,
         ring.watch,
         chunks,
         chunks._allocator,
-        engine.row,
-        engine.row._received,
+        engine.entry,
+        engine.entry._received,
         engine.book,
         engine.group,
     ):

@@ -69,9 +69,9 @@ def test_a_duplicate_keeps_the_lock_until_it_is_dropped(two: tuple[int, int]) ->
 
 
 def test_no_two_meanings_share_a_byte() -> None:
-    rows = 64
+    readers = 64
     used = [locks.WRITER_BYTE]
-    used += [locks.row_byte(row) for row in range(rows)]
-    used += [locks.engine_byte(row, rows) for row in range(rows)]
-    used += [locks.worker_byte(row, rank, rows) for row in range(rows) for rank in range(locks.MAX_RANKS)]
+    used += [locks.reader_byte(reader) for reader in range(readers)]
+    used += [locks.engine_byte(reader, readers) for reader in range(readers)]
+    used += [locks.worker_byte(reader, rank, readers) for reader in range(readers) for rank in range(locks.MAX_RANKS)]
     assert len(set(used)) == len(used)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.ring.leases import ROWS_PER_LOOK, LeaseTable, Overrun
+from mmcached.shm.ring.leases import READERS_PER_LOOK, LeaseTable, Overrun
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
@@ -55,7 +55,7 @@ def test_undo_restores_count_and_seq_and_only_the_last(cells: Cells) -> None:
     table.check_integrity()
 
 
-def test_undo_after_the_row_was_voided_or_taken_anew_changes_nothing(cells: Cells) -> None:
+def test_undo_after_the_reader_was_voided_or_taken_anew_changes_nothing(cells: Cells) -> None:
     table = LeaseTable(cells)
     table.attach(0, nonce=5)
     lease = table.grant(0, 1)
@@ -68,7 +68,7 @@ def test_undo_after_the_row_was_voided_or_taken_anew_changes_nothing(cells: Cell
     assert kept == LeaseId(6, 1, slot=1)
 
 
-def test_an_overrun_fences_the_row_until_it_is_void(cells: Cells) -> None:
+def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
     table = LeaseTable(cells)
     table.attach(0, nonce=5)
     table.attach(1, nonce=6)
@@ -96,7 +96,7 @@ def test_an_overrun_fences_the_row_until_it_is_void(cells: Cells) -> None:
 
 
 @pytest.mark.parametrize("scribble", [0, 2**64 - 1])
-def test_whatever_is_written_over_a_row_it_holds_what_it_held(cells: Cells, scribble: int) -> None:
+def test_whatever_is_written_over_an_entry_its_reader_holds_what_it_held(cells: Cells, scribble: int) -> None:
     table = LeaseTable(cells)
     table.attach(0, nonce=5)
     for slot in (0, 1, 2):
@@ -117,14 +117,14 @@ def test_whatever_is_written_over_a_row_it_holds_what_it_held(cells: Cells, scri
     assert not table.attach(0, nonce=7), "one lease more would be none"
 
 
-def test_of_many_rows_some_are_looked_at_each_time_and_all_in_the_end() -> None:
-    cells = np.zeros((3 * ROWS_PER_LOOK, 1), np.uint64)
+def test_of_many_readers_some_are_looked_at_each_time_and_all_in_the_end() -> None:
+    cells = np.zeros((3 * READERS_PER_LOOK, 1), np.uint64)
     table = LeaseTable(cells)
-    for row in range(len(cells)):
-        table.attach(row, nonce=row + 1)
+    for reader_id in range(len(cells)):
+        table.attach(reader_id, nonce=reader_id + 1)
     cells[:] = 1
     found = [set(table.fence_overruns()) for _ in range(4)]
-    assert [len(rows) for rows in found] == [ROWS_PER_LOOK] * 3 + [0]
+    assert [len(readers) for readers in found] == [READERS_PER_LOOK] * 3 + [0]
     assert set().union(*found) == set(range(len(cells)))
 
 
@@ -141,7 +141,7 @@ def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
     assert (barrier.nonce, barrier.last_seq, barrier.slots) == (5, 2, (1,))
     with pytest.raises(LeaseRefused):
         table.grant(0, 2)
-    assert table.grant(1, 1).seq == 1, "other rows go on"
+    assert table.grant(1, 1).seq == 1, "other readers go on"
     assert table.reconcile(0, 5, barrier.barrier_id, {1: 1}) == 1
     assert table.num_leases() == 2
     assert table.grant(0, 2).seq == 3, "a lost number is not given again"
@@ -237,25 +237,25 @@ class LeaseModel(RuleBasedStateMachine):
         self.readers: dict[int, Reader] = {}
         self.nonce = 0
 
-    @rule(row=st.integers(0, ROWS - 1))
-    def take_row(self, row: int) -> None:
+    @rule(reader_id=st.integers(0, ROWS - 1))
+    def register(self, reader_id: int) -> None:
         """A first or a new incarnation; nobody zeroes the cells."""
         self.nonce += 1
-        self.table.attach(row, self.nonce)
-        self.readers[row] = Reader(ReceivedLeases(self.nonce))
+        self.table.attach(reader_id, self.nonce)
+        self.readers[reader_id] = Reader(ReceivedLeases(self.nonce))
 
-    @rule(row=st.integers(0, ROWS - 1), slot=st.integers(0, SLOTS - 1), is_sent=st.booleans())
-    def grant(self, row: int, slot: int, is_sent: bool) -> None:
-        reader = self.readers.get(row)
+    @rule(reader_id=st.integers(0, ROWS - 1), slot=st.integers(0, SLOTS - 1), is_sent=st.booleans())
+    def grant(self, reader_id: int, slot: int, is_sent: bool) -> None:
+        reader = self.readers.get(reader_id)
         if reader is None or reader.is_stopped or reader.is_barred:
             with pytest.raises(LeaseRefused if reader and not reader.is_stopped else PeerGone):
-                self.table.grant(row, slot)
+                self.table.grant(reader_id, slot)
             return
-        lease = self.table.grant(row, slot)
+        lease = self.table.grant(reader_id, slot)
         if is_sent:
             reader.queue.append((slot, lease))
         else:
-            self.table.undo(row, slot, lease)
+            self.table.undo(reader_id, slot, lease)
 
     @precondition(lambda self: any(reader.queue for reader in self.readers.values()))
     @rule(data=st.data(), is_lost=st.booleans())
@@ -277,9 +277,9 @@ class LeaseModel(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(sorted(self.readers)))
-        reader = self.readers[row]
-        barrier = self.table.open_barrier(row)
+        reader_id = data.draw(st.sampled_from(sorted(self.readers)))
+        reader = self.readers[reader_id]
+        barrier = self.table.open_barrier(reader_id)
         assert (barrier is not None) == (not reader.is_stopped and (reader.is_barred or bool(reader.leased())))
         if barrier is not None:
             reader.queue.append(barrier)
@@ -289,10 +289,12 @@ class LeaseModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         """Answers may come late, but in order."""
-        row = data.draw(st.sampled_from(sorted(row for row, reader in self.readers.items() if reader.answers)))
-        reader = self.readers[row]
+        reader_id = data.draw(
+            st.sampled_from(sorted(reader_id for reader_id, reader in self.readers.items() if reader.answers))
+        )
+        reader = self.readers[reader_id]
         barrier_id, counts = reader.answers.pop(0)
-        lost = self.table.reconcile(row, reader.received.nonce, barrier_id, counts)
+        lost = self.table.reconcile(reader_id, reader.received.nonce, barrier_id, counts)
         if lost is not None:
             assert lost == len(reader.lost)
             reader.lost.clear()
@@ -301,21 +303,23 @@ class LeaseModel(RuleBasedStateMachine):
     @precondition(lambda self: any(reader.held for reader in self.readers.values()))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(sorted(row for row, reader in self.readers.items() if reader.held)))
-        slot = data.draw(st.sampled_from(sorted(self.readers[row].held)))
-        self.readers[row].held.remove(slot)
-        self.cells[row, slot] += np.uint64(1)
+        reader_id = data.draw(
+            st.sampled_from(sorted(reader_id for reader_id, reader in self.readers.items() if reader.held))
+        )
+        slot = data.draw(st.sampled_from(sorted(self.readers[reader_id].held)))
+        self.readers[reader_id].held.remove(slot)
+        self.cells[reader_id, slot] += np.uint64(1)
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), is_whole=st.booleans())
     def die(self, data: st.DataObject, is_whole: bool) -> None:
-        row = data.draw(st.sampled_from(sorted(self.readers)))
+        reader_id = data.draw(st.sampled_from(sorted(self.readers)))
         if is_whole:
-            self.table.void(row)
-            del self.readers[row]
+            self.table.void(reader_id)
+            del self.readers[reader_id]
         else:
-            self.table.stop(row)
-            self.readers[row].is_stopped = True
+            self.table.stop(reader_id)
+            self.readers[reader_id].is_stopped = True
 
     @invariant()
     def agrees(self) -> None:
@@ -324,7 +328,9 @@ class LeaseModel(RuleBasedStateMachine):
         assert self.table.pinned_slots() == set(leased)
         assert self.table.num_leases() == len(leased)
         assert sorted(self.table.incarnations()) == sorted(self.readers)
-        assert self.table.attached_rows() == sorted(row for row, each in self.readers.items() if not each.is_stopped)
+        assert self.table.grantable_readers() == sorted(
+            reader_id for reader_id, each in self.readers.items() if not each.is_stopped
+        )
         assert self.table.fence_overruns() == {}
         self.table.check_integrity()
 

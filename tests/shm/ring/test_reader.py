@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mmcached.shm import RingReader, RowVoided
+from mmcached.shm import ReaderVoided, RingReader
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, PeerGone, SegmentError, StaleHandle
 from tests.shm.rings import attached, make_ring, put, reading
 
@@ -99,60 +99,60 @@ def test_views_outlive_the_ring() -> None:
         del view
 
 
-def test_joining_wants_the_rows_incarnation() -> None:
-    with make_ring() as ring, attached(ring) as row, reading(ring) as reader:
+def test_joining_wants_the_incarnation_of_the_entry() -> None:
+    with make_ring() as ring, attached(ring) as entry, reading(ring) as reader:
         with pytest.raises(LocalProtocolError):
             reader.is_engine_alive()
         with pytest.raises(PeerGone):
-            reader.join_row(row.row, row.nonce + 1, 0)
+            reader.join_entry(entry.reader_id, entry.nonce + 1, 0)
         for wrong in [(4, 0), (-1, 0), (0, 16), (0, -1)]:
             with pytest.raises(InvalidRequest):
-                reader.join_row(wrong[0], row.nonce, wrong[1])
-        assert not row.is_worker_alive(3)
-        reader.join_row(row.row, row.nonce, 3)
-        assert row.is_worker_alive(3)
-        assert not row.is_worker_alive(2)
+                reader.join_entry(wrong[0], entry.nonce, wrong[1])
+        assert not entry.is_worker_alive(3)
+        reader.join_entry(entry.reader_id, entry.nonce, 3)
+        assert entry.is_worker_alive(3)
+        assert not entry.is_worker_alive(2)
         assert reader.is_engine_alive()
         with pytest.raises(LocalProtocolError):
-            reader.join_row(row.row, row.nonce, 3)
+            reader.join_entry(entry.reader_id, entry.nonce, 3)
 
 
 def test_a_rank_is_joined_once_at_a_time() -> None:
-    with make_ring() as ring, attached(ring) as row:
+    with make_ring() as ring, attached(ring) as entry:
         with reading(ring) as first, reading(ring) as second, reading(ring) as third:
-            first.join_row(row.row, row.nonce, 0)
-            second.join_row(row.row, row.nonce, 1)
+            first.join_entry(entry.reader_id, entry.nonce, 0)
+            second.join_entry(entry.reader_id, entry.nonce, 1)
             with pytest.raises(SegmentError, match="rank 0 still lives"):
-                third.join_row(row.row, row.nonce, 0)
+                third.join_entry(entry.reader_id, entry.nonce, 0)
         with reading(ring) as successor:
-            successor.join_row(row.row, row.nonce, 0)
+            successor.join_entry(entry.reader_id, entry.nonce, 0)
 
 
-def test_the_rows_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> None:
-    """A free row byte means that nobody reads: it must not get free while a view of a closed reader lives."""
-    with make_ring() as ring, attached(ring) as row:
+def test_the_readers_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> None:
+    """A free reader byte means that nobody reads: it must not get free while a view of a closed reader lives."""
+    with make_ring() as ring, attached(ring) as entry:
         handle = put(ring, 100, 8)
-        ring.grant(row.row, handle)
+        ring.grant(entry.reader_id, handle)
         reader = RingReader.open(ring.announcement)
-        reader.join_row(row.row, row.nonce, 0)
+        reader.join_entry(entry.reader_id, entry.nonce, 0)
         view = reader.view(handle)
         reader.close()
-        row.close()
+        entry.close()
         (stopped,) = ring.poll_deaths()
-        assert not isinstance(stopped, RowVoided)
+        assert not isinstance(stopped, ReaderVoided)
         assert ring.poll_deaths() == []
         assert ring.stats().leases == 1
         del view
-        assert ring.poll_deaths() == [RowVoided(row.row, row.nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.nonce)]
         assert ring.stats().leases == 0
 
 
 def test_a_closed_reader_joins_nothing() -> None:
-    with make_ring() as ring, attached(ring) as row:
+    with make_ring() as ring, attached(ring) as entry:
         reader = RingReader.open(ring.announcement)
         reader.close()
         with pytest.raises(LocalProtocolError):
-            reader.join_row(row.row, row.nonce, 0)
+            reader.join_entry(entry.reader_id, entry.nonce, 0)
 
 
 def test_a_reader_that_populates_reads_the_same_and_leaves_no_thread() -> None:

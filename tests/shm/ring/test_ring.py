@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm import Claim, ReaderRow, RingReader, RingWriter, RowVoided
+from mmcached.shm import Claim, ReaderEntry, ReaderVoided, RingReader, RingWriter
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.wire.errors import (
     CacheFull,
@@ -137,30 +137,30 @@ def test_full_of_pins_is_refused_and_changes_nothing() -> None:
 
 
 def test_a_lease_pins_until_it_is_given_back() -> None:
-    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as row:
+    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as entry:
         first, second = put(ring, 64), put(ring, 64)
-        leases = [(ring.grant(row.row, handle), handle) for handle in (first, second, second)]
+        leases = [(ring.grant(entry.reader_id, handle), handle) for handle in (first, second, second)]
         assert [lease.seq for lease, _ in leases] == [1, 2, 3]
-        assert all(row.owns(handle, lease) for lease, handle in leases)
+        assert all(entry.owns(handle, lease) for lease, handle in leases)
         assert ring.stats().leases == 3
         for handle in (second, first):
             with pytest.raises(CacheFull):
                 ring.claim(64)
-            row.give_back(handle)
+            entry.give_back(handle)
         put(ring, 64)
         assert not ring.is_current(first)
         with pytest.raises(CacheFull):
             ring.claim(64 + 64)
-        row.give_back(second)
+        entry.give_back(second)
         assert ring.stats().leases == 0
         assert ring.stats().pinned_bytes == 0
         ring.check_integrity()
 
 
 def test_a_discarded_chunk_is_an_island_while_leased() -> None:
-    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as row, reading(ring) as reader:
+    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
         free, leased = put(ring, 64), put(ring, 64, 9)
-        ring.grant(row.row, leased)
+        ring.grant(entry.reader_id, leased)
         ring.pin(leased)
         ring.discard(leased)
         ring.discard(leased)
@@ -168,7 +168,7 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
         assert ring.stats().chunks == 0
         assert ring.stats().used_bytes == chunk_bytes(64)
         with pytest.raises(StaleHandle):
-            ring.grant(row.row, leased)
+            ring.grant(entry.reader_id, leased)
         with pytest.raises(StaleHandle):
             reader.view(free)
         for _ in range(20):
@@ -176,7 +176,7 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
         assert reader.view(leased).tolist() == [9] * 64
         with pytest.raises(CacheFull):
             ring.claim(3 * 128 + 64)
-        row.give_back(leased)
+        entry.give_back(leased)
         evictions = ring.stats().evictions
         put(ring, 3 * 128 + 64)
         assert ring.stats().evictions == evictions + 3  # the forgotten one was evicted by nobody
@@ -184,9 +184,9 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
 
 
 def test_clear_forgets_but_generations_go_on() -> None:
-    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as row, reading(ring) as reader:
+    with make_ring(4 * chunk_bytes(64)) as ring, attached(ring) as entry, reading(ring) as reader:
         handles = [put(ring, 64, value) for value in range(3)]
-        ring.grant(row.row, handles[1])
+        ring.grant(entry.reader_id, handles[1])
         claim = ring.claim(64)
         ring.clear()
         assert ring.stats().chunks == 0
@@ -196,7 +196,7 @@ def test_clear_forgets_but_generations_go_on() -> None:
         generations = {ring.commit(claim).generation} | {put(ring, 64).generation for _ in range(10)}
         assert min(generations) > max(handle.generation for handle in handles)
         assert len(generations) == 11
-        row.give_back(handles[1])
+        entry.give_back(handles[1])
         ring.check_integrity()
         del claim
 
@@ -211,25 +211,25 @@ def test_another_rings_handle_is_not_current() -> None:
 
 
 def test_too_many_returns_are_fenced_and_found() -> None:
-    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as row:
+    with make_ring(2 * chunk_bytes(64)) as ring, attached(ring) as entry:
         held, other = put(ring, 64), put(ring, 64)
-        ring.grant(row.row, held)
-        row.give_back(other)
+        ring.grant(entry.reader_id, held)
+        entry.give_back(other)
         with pytest.raises(InvariantError):
             ring.check_integrity()
         (event,) = ring.poll_deaths()
-        assert event.row == row.row
+        assert event.reader_id == entry.reader_id
         assert "slot 1" in repr(event)
         assert ring.poll_deaths() == []
-        assert ring.attached_rows() == []
+        assert ring.grantable_readers() == []
         with pytest.raises(PeerGone):
-            ring.grant(row.row, held)
-        row.give_back(held)  # no longer believed
+            ring.grant(entry.reader_id, held)
+        entry.give_back(held)  # no longer believed
         put(ring, 64)  # in the room of what it was never granted
         with pytest.raises(CacheFull):
             ring.claim(192)
-        row.close()
-        assert ring.poll_deaths() == [RowVoided(row.row, row.nonce)]
+        entry.close()
+        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.nonce)]
         put(ring, 64)
         ring.check_integrity()
 
@@ -296,15 +296,15 @@ def test_a_checksum_tells_bytes_that_somebody_else_has_written() -> None:
 
 
 def test_a_reader_holds_no_more_than_its_quota() -> None:
-    with make_ring(reader_quota_bytes=2 * chunk_bytes(64)) as ring, attached(ring) as row, attached(ring) as other:
+    with make_ring(reader_quota_bytes=2 * chunk_bytes(64)) as ring, attached(ring) as entry, attached(ring) as other:
         handles = [put(ring, 64, value) for value in range(3)]
-        leases = [ring.grant(row.row, handle) for handle in handles[:2]]
+        leases = [ring.grant(entry.reader_id, handle) for handle in handles[:2]]
         with pytest.raises(LeaseRefused):
-            ring.grant(row.row, handles[2])
-        ring.grant(other.row, handles[2])
-        assert row.receive(handles[0], leases[0])
-        row.give_back(handles[0])
-        ring.grant(row.row, handles[2])
+            ring.grant(entry.reader_id, handles[2])
+        ring.grant(other.reader_id, handles[2])
+        assert entry.receive(handles[0], leases[0])
+        entry.give_back(handles[0])
+        ring.grant(entry.reader_id, handles[2])
         ring.check_integrity()
     for quota in (0, -1):
         with pytest.raises(InvalidRequest):
@@ -312,17 +312,17 @@ def test_a_reader_holds_no_more_than_its_quota() -> None:
 
 
 def test_a_descriptor_that_was_lost_no_longer_pins_after_a_barrier() -> None:
-    with make_ring() as ring, attached(ring) as row:
+    with make_ring() as ring, attached(ring) as entry:
         came, lost = put(ring, 64), put(ring, 64)
-        assert row.receive(came, ring.grant(row.row, came))
-        gone = ring.grant(row.row, lost)
-        barrier = ring.open_barrier(row.row)
+        assert entry.receive(came, ring.grant(entry.reader_id, came))
+        gone = ring.grant(entry.reader_id, lost)
+        barrier = ring.open_barrier(entry.reader_id)
         assert barrier is not None
-        counts = row.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        counts = entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
         assert counts == {came.slot: 1, lost.slot: 0}
-        assert ring.reconcile(row.row, barrier.nonce, barrier.barrier_id, counts) == 1
+        assert ring.reconcile(entry.reader_id, barrier.nonce, barrier.barrier_id, counts) == 1
         assert (ring.is_leased(came), ring.is_leased(lost)) == (True, False)
-        assert not row.receive(lost, gone), "too late: it was taken back"
+        assert not entry.receive(lost, gone), "too late: it was taken back"
         assert ring.stats().lost_leases == 1
         assert ring.open_barrier(3) is None
         ring.check_integrity()
@@ -337,9 +337,9 @@ class RingModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.evicted: list[Handle] = []
-        self.ring: RingWriter = make_ring(12 * 128, num_slots=7, max_rows=2, on_evict=self.evicted.append)
+        self.ring: RingWriter = make_ring(12 * 128, num_slots=7, max_readers=2, on_evict=self.evicted.append)
         self.reader = RingReader.open(self.ring.announcement)
-        self.rows: dict[int, ReaderRow] = {}
+        self.entries: dict[int, ReaderEntry] = {}
         self.current: dict[Handle, int] = {}
         self.leased: dict[int, list[tuple[Handle, int]]] = {}
         self.pinned: list[Handle] = []
@@ -351,13 +351,13 @@ class RingModel(RuleBasedStateMachine):
         self.ring.poll_deaths()
         for index, leases in self.leased.items():
             for handle, _ in leases:
-                self.rows[index].give_back(handle)
+                self.entries[index].give_back(handle)
         assert self.ring.stats().leases == 0
         if not self.pinned and not self.claims:
             assert self.ring.stats().pinned_bytes == 0
         self.reader.close()
-        for row in self.rows.values():
-            row.close()
+        for entry in self.entries.values():
+            entry.close()
         self.claims.clear()
         self.ring.close()
 
@@ -398,45 +398,45 @@ class RingModel(RuleBasedStateMachine):
     def commit_late(self) -> None:
         self.commit(self.claims.pop())
 
-    @precondition(lambda self: len(self.rows) < 2)
+    @precondition(lambda self: len(self.entries) < 2)
     @rule()
     def attach(self) -> None:
-        row = ReaderRow.attach(self.ring.announcement)
-        assert row.row not in self.rows
-        assert self.ring.attach(row.row, row.nonce)
-        assert self.ring.attach(row.row, row.nonce)
-        self.rows[row.row] = row
-        self.leased[row.row] = []
+        entry = ReaderEntry.attach(self.ring.announcement)
+        assert entry.reader_id not in self.entries
+        assert self.ring.attach(entry.reader_id, entry.nonce)
+        assert self.ring.attach(entry.reader_id, entry.nonce)
+        self.entries[entry.reader_id] = entry
+        self.leased[entry.reader_id] = []
 
-    @precondition(lambda self: self.rows and self.current)
+    @precondition(lambda self: self.entries and self.current)
     @rule(data=st.data(), is_sent=st.booleans())
     def grant(self, data: st.DataObject, is_sent: bool) -> None:
-        row = data.draw(st.sampled_from(sorted(self.rows)))
+        reader_id = data.draw(st.sampled_from(sorted(self.entries)))
         handle = data.draw(st.sampled_from(list(self.current)))
-        lease = self.ring.grant(row, handle)
-        assert self.rows[row].owns(handle, lease)
+        lease = self.ring.grant(reader_id, handle)
+        assert self.entries[reader_id].owns(handle, lease)
         if is_sent:
-            self.leased[row].append((handle, self.current[handle]))
+            self.leased[reader_id].append((handle, self.current[handle]))
         else:
-            self.ring.undo_grant(row, handle, lease)
+            self.ring.undo_grant(reader_id, handle, lease)
 
     @precondition(lambda self: any(self.leased.values()))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(sorted(row for row, leases in self.leased.items() if leases)))
-        handle, _ = self.leased[row].pop(data.draw(st.integers(0, len(self.leased[row]) - 1)))
-        self.rows[row].give_back(handle)
+        reader_id = data.draw(st.sampled_from(sorted(reader_id for reader_id, leases in self.leased.items() if leases)))
+        handle, _ = self.leased[reader_id].pop(data.draw(st.integers(0, len(self.leased[reader_id]) - 1)))
+        self.entries[reader_id].give_back(handle)
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: self.entries)
     @rule(data=st.data(), is_seen=st.booleans())
-    def end_row(self, data: st.DataObject, is_seen: bool) -> None:
-        """It dies with all its leases; the writer may look before or after the row is taken again."""
-        index = data.draw(st.sampled_from(sorted(self.rows)))
-        row = self.rows.pop(index)
-        row.close()
+    def end_reader(self, data: st.DataObject, is_seen: bool) -> None:
+        """It dies with all its leases; the writer may look before or after the entry is taken again."""
+        index = data.draw(st.sampled_from(sorted(self.entries)))
+        entry = self.entries.pop(index)
+        entry.close()
         del self.leased[index]
         if is_seen:
-            assert RowVoided(index, row.nonce) in self.ring.poll_deaths()
+            assert ReaderVoided(index, entry.nonce) in self.ring.poll_deaths()
 
     @precondition(lambda self: self.current)
     @rule(data=st.data(), action=st.sampled_from(["pin", "pin", "discard"]))

@@ -20,13 +20,15 @@ def test_header_round_trips() -> None:
     HEADER.check_announced(ANNOUNCED)
 
 
-def test_words_of_all_rows_are_apart_and_inside() -> None:
-    words = [LAYOUT.nonce_word(row) for row in range(3)] + [LAYOUT.nonce_word(row) + PID_WORD for row in range(3)]
-    words += [LAYOUT.cell_word(row, slot) for row in range(3) for slot in range(100)]
+def test_words_of_all_entries_are_apart_and_inside() -> None:
+    words = [LAYOUT.nonce_word(reader_id) for reader_id in range(3)] + [
+        LAYOUT.nonce_word(reader_id) + PID_WORD for reader_id in range(3)
+    ]
+    words += [LAYOUT.cell_word(reader_id, slot) for reader_id in range(3) for slot in range(100)]
     assert len(set(words)) == len(words)
     assert min(words) * 8 >= PAGE_BYTES
     assert max(words) * 8 + 8 <= LAYOUT.ctl_bytes
-    assert {LAYOUT.row_offset(row) % PAGE_BYTES for row in range(3)} == {0}
+    assert {LAYOUT.entry_offset(reader_id) % PAGE_BYTES for reader_id in range(3)} == {0}
 
 
 @pytest.mark.parametrize("position", range(HEADER_BYTES))
@@ -71,7 +73,7 @@ def test_another_announcement_is_a_mismatch(index: int) -> None:
 
 
 def test_the_index_lies_behind_the_chunks_where_readers_cannot_write() -> None:
-    assert LAYOUT.ctl_bytes == LAYOUT.row_offset(3)
+    assert LAYOUT.ctl_bytes == LAYOUT.entry_offset(3)
     assert LAYOUT.data_object_bytes == (1 << 20) + 256 * 8
     assert Layout(1 << 20, 100, 3).data_object_bytes == 1 << 20
 

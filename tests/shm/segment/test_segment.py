@@ -15,7 +15,7 @@ import msgspec
 import posix_ipc
 import pytest
 
-from mmcached.shm import Host, ReaderRow, RingReader, RingWriter
+from mmcached.shm import Host, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.files import locks
 from mmcached.shm.segment import mapped, populate, segment
 from mmcached.shm.segment.layout import LAYOUT_VERSION, Layout
@@ -117,7 +117,7 @@ def overwrite(name: str, offset: int, data: bytes) -> None:
     os.close(fd)
 
 
-@pytest.mark.parametrize("attach", [ReaderRow.attach, RingReader.open], ids=["row", "reader"])
+@pytest.mark.parametrize("attach", [ReaderEntry.attach, RingReader.open], ids=["entry", "reader"])
 def test_a_future_layout_is_refused(attach: Callable[..., Any]) -> None:
     with make_ring() as ring:
         overwrite(ring.announcement.ctl_name, 8, struct.pack("<I", LAYOUT_VERSION + 1))
@@ -126,7 +126,7 @@ def test_a_future_layout_is_refused(attach: Callable[..., Any]) -> None:
         assert caught.value.details["field"] == "layout_version"
 
 
-@pytest.mark.parametrize("attach", [ReaderRow.attach, RingReader.open], ids=["row", "reader"])
+@pytest.mark.parametrize("attach", [ReaderEntry.attach, RingReader.open], ids=["entry", "reader"])
 def test_a_segment_without_its_magic_is_not_ready(attach: Callable[..., Any]) -> None:
     with make_ring() as ring:
         overwrite(ring.announcement.ctl_name, 0, bytes(8))
@@ -134,7 +134,7 @@ def test_a_segment_without_its_magic_is_not_ready(attach: Callable[..., Any]) ->
             attach(ring.announcement)
 
 
-@pytest.mark.parametrize("field", ["epoch", "data_bytes", "num_slots", "max_rows"])
+@pytest.mark.parametrize("field", ["epoch", "data_bytes", "num_slots", "max_readers"])
 def test_what_contradicts_the_announcement_is_refused(field: str) -> None:
     with make_ring() as ring:
         value = getattr(ring.announcement, field)
@@ -142,7 +142,7 @@ def test_what_contradicts_the_announcement_is_refused(field: str) -> None:
         with pytest.raises(LayoutMismatch):
             RingReader.open(announced)
         with pytest.raises(LayoutMismatch):
-            ReaderRow.attach(announced)
+            ReaderEntry.attach(announced)
 
 
 def test_a_data_object_of_another_size_is_refused() -> None:
@@ -154,7 +154,7 @@ def test_a_data_object_of_another_size_is_refused() -> None:
             RingReader.open(ring.announcement)
 
 
-@pytest.mark.parametrize("attach", [ReaderRow.attach, RingReader.open], ids=["row", "reader"])
+@pytest.mark.parametrize("attach", [ReaderEntry.attach, RingReader.open], ids=["entry", "reader"])
 def test_a_closed_ring_is_gone(attach: Callable[..., Any]) -> None:
     with make_ring() as ring:
         announcement = ring.announcement

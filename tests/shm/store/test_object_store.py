@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderRow, RingReader
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader
 from mmcached.shm.store import codec
 from mmcached.wire.errors import (
     CacheFull,
@@ -289,10 +289,10 @@ class StoreModel(RuleBasedStateMachine):
         self.touched: set[str] = set()
         self.store = ObjectStoreWriter(make_ring(4 * 1088, num_slots=6, has_index=True), on_evict=self.evicted)
         self.reader = ObjectStoreReader(RingReader.open(self.store.ring.announcement))
-        self.row = ReaderRow.attach(self.store.ring.announcement)
+        self.entry = ReaderEntry.attach(self.store.ring.announcement)
 
     def teardown(self) -> None:
-        self.row.close()
+        self.entry.close()
         self.reader.close()
         self.store.close()
 

@@ -1,4 +1,4 @@
-"""The receiver cache of the library face: a real ring, a row of its own, leases that go back when views die."""
+"""The receiver cache of the library face: a real ring, an entry of its own, leases that go back when views die."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def pair(num_receivers: int = 1) -> Iterator[tuple[ObjectStoreWriter, list[ShmOb
         receivers = [
             stack.enter_context(ShmObjectStoreReceiverCache(store.ring.announcement)) for _ in range(num_receivers)
         ]
-        assert all(store.ring.attach(receiver.row, receiver.nonce) for receiver in receivers)
+        assert all(store.ring.attach(receiver.reader_id, receiver.nonce) for receiver in receivers)
         yield store, receivers
 
 
 def send(store: ObjectStoreWriter, key: str, *, size: int = 8) -> ShmItem:
-    """What the sender cache hands out: granting to every attached row counts as the send."""
+    """What the sender cache hands out: granting to every attached entry counts as the send."""
     handle = store.find(key) or store.put(key, {"pixels": np.arange(size, dtype=np.int64)})
-    return ShmItem(handle, {row: store.ring.grant(row, handle) for row in store.ring.attached_rows()})
+    return ShmItem(
+        handle, {reader_id: store.ring.grant(reader_id, handle) for reader_id in store.ring.grantable_readers()}
+    )
 
 
 def pixels(item: MultiModalKwargsItem) -> torch.Tensor:
@@ -78,10 +80,13 @@ class FedByRing:
         handle = self.store.find(key)
         if handle is None:
             return item
-        return ShmItem(handle, {row: self.store.ring.grant(row, handle) for row in self.store.ring.attached_rows()})
+        return ShmItem(
+            handle,
+            {reader_id: self.store.ring.grant(reader_id, handle) for reader_id in self.store.ring.grantable_readers()},
+        )
 
     def check_rest(self) -> None:
-        if self.store.ring.attached_rows():
+        if self.store.ring.grantable_readers():
             self.cache.flush()
         assert self.cache.num_held == 0
         self.store.check_integrity()
@@ -108,7 +113,7 @@ def test_an_item_is_read_in_place_and_its_lease_goes_back_with_the_last_view() -
         assert receiver.flush() == 0
         assert (store.stats().leases, receiver.num_held) == (1, 1)
         del part
-        assert store.stats().leases == 1, "a finalizer must not write into the row"
+        assert store.stats().leases == 1, "a finalizer must not write into the entry"
         assert receiver.flush() == 1
         assert (store.stats().leases, receiver.num_held) == (0, 0)
         receiver.check_integrity()
@@ -163,19 +168,19 @@ def test_a_lease_of_another_place_is_refused_and_harms_nobody() -> None:
         receiver.flush()
         assert store.stats().leases == 0
         store.ring.check_integrity()
-        assert store.ring.attached_rows() == [receiver.row]
+        assert store.ring.grantable_readers() == [receiver.reader_id]
 
 
 def test_what_may_not_be_read_is_a_miss() -> None:
     with pair() as (store, [receiver]):
         sent = send(store, "a")
-        lease = sent.leases[receiver.row]
+        lease = sent.leases[receiver.reader_id]
         foreign = LeaseId(lease.nonce ^ 1, lease.seq)
         unread = [
             None,
             ShmItem(sent.handle, {}),
-            ShmItem(sent.handle, {receiver.row + 1: lease}),
-            ShmItem(sent.handle, {receiver.row: foreign}),
+            ShmItem(sent.handle, {receiver.reader_id + 1: lease}),
+            ShmItem(sent.handle, {receiver.reader_id: foreign}),
         ]
         for wrong in unread:
             with pytest.raises(CacheMiss) as caught:
@@ -290,11 +295,11 @@ def test_an_item_that_never_arrived_comes_back_by_a_barrier() -> None:
     with pair() as (store, [receiver]):
         send(store, "lost on the way")
         item = receiver.get_and_update_item(send(store, "a"), "a")
-        barrier = store.ring.open_barrier(receiver.row)
+        barrier = store.ring.open_barrier(receiver.reader_id)
         assert barrier is not None
         received = receiver.answer_barrier(barrier)
         assert received is not None
-        num_lost = store.ring.reconcile(receiver.row, barrier.nonce, barrier.barrier_id, received)
+        num_lost = store.ring.reconcile(receiver.reader_id, barrier.nonce, barrier.barrier_id, received)
         num_leases = store.stats().leases
         del item
     assert (num_lost, num_leases) == (1, 1)
@@ -308,7 +313,7 @@ def test_a_hit_and_an_absent_item_in_one_request() -> None:
         features = [
             MultiModalFeatureSpec(None, "image", "x", PlaceholderRange(0, 1)),
             MultiModalFeatureSpec(
-                ShmItem(handle, {receiver.row: store.ring.grant(receiver.row, handle)}),
+                ShmItem(handle, {receiver.reader_id: store.ring.grant(receiver.reader_id, handle)}),
                 "image",
                 "a",
                 PlaceholderRange(1, 1),

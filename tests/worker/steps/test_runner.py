@@ -328,7 +328,7 @@ def test_every_lease_is_reported_in_the_step_that_read_it() -> None:
         output, _ = run(runner, plan(5, encode=items[2:]), payloads=payloads)
         assert output.read_done == [ReadDone(5, leased[2][1].seq)]
         for handle, _ in leased:
-            engine.row.give_back(handle)
+            engine.entry.give_back(handle)
         assert engine.ring.stats().leases == 0
 
 
@@ -352,7 +352,7 @@ def test_views_that_only_a_cycle_holds_are_reported_in_their_step() -> None:
         finally:
             gc.enable()
         assert output.read_done == [ReadDone(1, lease.seq)]
-        engine.row.give_back(handle)
+        engine.entry.give_back(handle)
 
 
 def test_encoder_outputs_outlive_the_ring() -> None:
@@ -360,7 +360,7 @@ def test_encoder_outputs_outlive_the_ring() -> None:
         runner = make_runner()
         handle, lease = engine.put("k", record_of(IMAGES[0]))
         run(runner, plan(1, encode=[EncodeItem("k", "k", 6, handle, lease)]), payloads=payloads)
-        engine.row.give_back(handle)
+        engine.entry.give_back(handle)
         engine.store.discard("k")
         engine.put("other", {"pixel_values": np.full_like(IMAGES[0].pixel_values, 255), "grid": np.array([2, 3])})
     assert np.array_equal(runner.encoder_cache.get("k")["embeddings"].numpy(), ORACLE.encode(IMAGES[0]))
@@ -389,7 +389,7 @@ def test_a_step_that_fails_keeps_nothing_and_still_reports_its_leases() -> None:
         assert len(failed.read_done) == 3
         assert len(runner.encoder_cache) == 0
         for handle, _ in (good, bad, after):
-            engine.row.give_back(handle)
+            engine.entry.give_back(handle)
     assert run_failing(runner, plan(4, chunk(1, [1], [1, 2, 3], computed=10))).error.code == "invariant_error"
 
 

@@ -1,6 +1,6 @@
 """An attachment binds a worker to one engine, whose plans it takes, and to the ring through which it reads.
 
-Knows nothing of sockets. The worker holds two locks of the control object as long as this is open: the row's byte
+Knows nothing of sockets. The worker holds two locks of the control object as long as this is open: the entry's byte
 shared, so that leases live while it may read, and its own exclusively, which certifies that the former worker of its
 rank is dead.
 """
@@ -16,9 +16,9 @@ class Attachment:
     """One accepted `Attach`.
 
     Args:
-        rank: which of the worker bytes of the row is this worker's.
+        rank: which of the worker bytes of the entry is this worker's.
     Raises:
-        MmcachedError: the ring or the row is not what was announced, or another worker of this rank lives; nothing is
+        MmcachedError: the ring or the entry is not what was announced, or another worker of this rank lives; nothing is
             held.
     """
 
@@ -29,7 +29,7 @@ class Attachment:
         if attach.announcement is not None:
             self._reader = RingReader.open(attach.announcement, populate=True)
             try:
-                self._reader.join_row(attach.row, attach.row_nonce, rank)
+                self._reader.join_entry(attach.reader_id, attach.reader_nonce, rank)
             except BaseException:
                 self._reader.close()
                 raise

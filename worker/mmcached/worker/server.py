@@ -3,7 +3,7 @@
 Knows nothing of what a plan means (`runner`) or of how bytes are shared (`attachment`).
 
     waiting  ── WorkerHello every HELLO_S ──>  engine
-             <── Attach ──                     open the ring, join the row
+             <── Attach ──                     open the ring, join the entry
     attached ── WorkerAttached ──>             only now are plans taken, of this engine nonce and this worker epoch
              <── StepPlan ── StepOutput | StepFailed ──>
              <── Attach ──                     of the same engine: another ring (the frontend was restarted)
@@ -14,7 +14,7 @@ A message of another engine, and any but `Attach` before the first `Attach`, is 
 validate is logged and dropped.
 
 Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and answered first); `ENGINE_GONE` when there
-is no engine to serve: its byte is free, its connection is closed, another engine answers, or its row is not what it
+is no engine to serve: its byte is free, its connection is closed, another engine answers, or its entry is not what it
 announced. The caches die with the process: a worker serves one engine incarnation.
 
 Invariant: no wait is longer than `POLL_S`, but for a step itself and the linger of the closing socket.
@@ -163,7 +163,7 @@ class WorkerServer:
         return self._status or 0
 
     def close(self) -> None:
-        """Leave the row, close the sockets."""
+        """Leave the entry, close the sockets."""
         if self._attachment is not None:
             self._attachment.close()
             self._attachment = None
@@ -219,7 +219,7 @@ class WorkerServer:
             return
         if self._attachment is None or attach != self._attachment.attach:
             if self._attachment is not None:
-                # One row at a time: the byte of the former ring certifies a life that ends here.
+                # One entry at a time: the byte of the former ring certifies a life that ends here.
                 self._attachment.close()
                 self._attachment = None
             try:

@@ -1,7 +1,7 @@
 """The engine's server puts sockets around the scheduler: one frontend on one side, the workers on the other.
 
 server                the loop of the process
-frontend_connection   the connection to the frontend, and the engine's row of its ring
+frontend_connection   the connection to the frontend, and the engine's entry of its ring
 worker_group          the workers: connected, attached, what goes to all of them
 step_runner           one step: plan, outputs, commit       plan, step_results
 leases                leases that requests hold on chunks of the ring

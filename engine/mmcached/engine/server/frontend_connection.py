@@ -1,11 +1,11 @@
-"""The frontend connection finds the engine's frontend, takes a row of its ring, and notices when another one has come.
+"""The frontend connection finds the engine's frontend, takes an entry of its ring, and notices another one.
 
 unknown  -- EngineHello, repeated -->  frontend
-         <-- Ring --                   take a row, RowHello
-         <-- RowAttached --            leases may come
+         <-- Ring --                   take an entry, ReaderHello
+         <-- ReaderAttached --         leases may come
 known    -- connection lost -->        unknown again; requests go on until it is clear who answers
          <-- Ring, other incarnation   the former frontend is dead, and with it its ring, leases and requests
-         <-- Detached                  as if it were dead: hello as another incarnation, another row
+         <-- Detached                  as if it were dead: hello as another incarnation, another entry
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import structlog
 import zmq
 
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderEntry
 from mmcached.shm.crash_points import crash_point
 from mmcached.wire.errors import ChannelFull
 from mmcached.wire.handle import Handle, LeaseId
@@ -35,17 +35,17 @@ class FrontendConnection:
     """The connection to the frontend.
 
     Attributes:
-        row: this engine's row of the frontend's ring; None without a ring.
-        is_accepted: true if the frontend knows the row, or has no ring.
+        entry: this engine's entry of the frontend's ring; None without a ring.
+        is_accepted: true if the frontend knows the entry, or has no ring.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: to_frontend.EngineHello, now: float
     ) -> None:
         self.channel: DealerChannel[received.FromFrontend] = DealerChannel(context, address, received.FromFrontend)
-        self.row: ReaderRow | None = None
+        self.entry: ReaderEntry | None = None
         self.is_accepted = False
-        self._former_rows: list[ReaderRow] = []
+        self._former_entries: list[ReaderEntry] = []
         self._hello = hello
         self._next_hello = now
         self._is_known = False
@@ -54,7 +54,7 @@ class FrontendConnection:
 
     @property
     def is_ring_known(self) -> bool:
-        """A frontend has announced its ring, or that it has none: workers may attach under `row`."""
+        """A frontend has announced its ring, or that it has none: workers may attach under `entry`."""
         return self._frontend_incarnation is not None
 
     def keep(self, now: float) -> None:
@@ -68,12 +68,12 @@ class FrontendConnection:
         if now >= self._next_hello and not (self._is_known and self.is_accepted):
             self._next_hello = now + HELLO_INTERVAL_S
             if self._is_known:
-                self._offer_row()  # the first offer may not have been queued
+                self._offer_entry()  # the first offer may not have been queued
             else:
                 self.send(self._hello)
 
     def on_ring(self, message: received.Ring) -> bool:
-        """Take a row of the announced ring if the frontend or its ring is new; return whether the frontend is.
+        """Take an entry of the announced ring if the frontend or its ring is new; return whether the frontend is.
 
         One that has detached this engine counts as new.
 
@@ -81,17 +81,17 @@ class FrontendConnection:
             SegmentError: the ring cannot be attached; nothing has changed, and hello is said again.
         """
         is_new = self._is_detached or message.frontend_incarnation != self._frontend_incarnation
-        has_ring_now = self.row is None and message.announcement is not None
+        has_ring_now = self.entry is None and message.announcement is not None
         if is_new or has_ring_now:
-            row = None if message.announcement is None else ReaderRow.attach(message.announcement)
-            if self.row is not None:
-                self._former_rows.append(self.row)
-            self.row = row
-            self.is_accepted = row is None
+            entry = None if message.announcement is None else ReaderEntry.attach(message.announcement)
+            if self.entry is not None:
+                self._former_entries.append(self.entry)
+            self.entry = entry
+            self.is_accepted = entry is None
             self._frontend_incarnation = message.frontend_incarnation
             self._is_detached = False
         self._is_known = True
-        self._offer_row()
+        self._offer_entry()
         return is_new
 
     def on_detached(self, message: received.Detached) -> None:
@@ -101,18 +101,18 @@ class FrontendConnection:
         self._is_known = self.is_accepted = False
         self._is_detached = True
 
-    def _offer_row(self) -> None:
-        if self.row is not None:
-            self.send(to_frontend.RowHello(self.row.announcement.epoch, self.row.row, self.row.nonce))
+    def _offer_entry(self) -> None:
+        if self.entry is not None:
+            self.send(to_frontend.ReaderHello(self.entry.announcement.epoch, self.entry.reader_id, self.entry.nonce))
 
-    def close_former_rows(self) -> None:
-        """Close the rows of former rings, after all workers have left them: a free row means a dead engine to them."""
-        while self._former_rows:
-            self._former_rows.pop().close()
+    def close_former_entries(self) -> None:
+        """Close the entries of former rings, after all workers have left: to them a free one means a dead engine."""
+        while self._former_entries:
+            self._former_entries.pop().close()
 
-    def on_row_attached(self, message: received.RowAttached) -> None:
-        row = self.row
-        if row is not None and (message.row, message.nonce) == (row.row, row.nonce):
+    def on_reader_attached(self, message: received.ReaderAttached) -> None:
+        entry = self.entry
+        if entry is not None and (message.reader_id, message.nonce) == (entry.reader_id, entry.nonce):
             self.is_accepted = True
 
     def receive(self, handle: Handle, lease: LeaseId | None) -> bool:
@@ -121,25 +121,25 @@ class FrontendConnection:
         Returns:
             True if it is new and of this incarnation; any other must not be given back.
         """
-        if self.row is None or lease is None:
+        if self.entry is None or lease is None:
             return False
-        if self.row.has_gap_before(handle, lease):
+        if self.entry.has_gap_before(handle, lease):
             log.warning("descriptors were lost on the way", seq=lease.seq)
-            self.send(to_frontend.LeaseGap(self.row.nonce))
-        return self.row.receive(handle, lease)
+            self.send(to_frontend.LeaseGap(self.entry.nonce))
+        return self.entry.receive(handle, lease)
 
     def on_barrier(self, message: Barrier) -> None:
         """Answer with the leases that have arrived, if the question is to this incarnation."""
         counts = None
-        if self.row is not None:
-            counts = self.row.answer_barrier(message.nonce, message.last_seq, message.slots)
+        if self.entry is not None:
+            counts = self.entry.answer_barrier(message.nonce, message.last_seq, message.slots)
         if counts is not None:
             crash_point("reconcile.before_answer")
             self.send(to_frontend.Reconcile(message.nonce, message.barrier_id, counts))
 
     def give_back(self, handle: Handle) -> None:
-        if self.row is not None:
-            self.row.give_back(handle)
+        if self.entry is not None:
+            self.entry.give_back(handle)
 
     def send(self, message: to_frontend.FromEngine, payload: Sequence[Frame] = ()) -> None:
         """Queue a message, or log that it is lost: no more than if the frontend had died."""
@@ -152,6 +152,6 @@ class FrontendConnection:
         if not self._is_known:
             self.channel.socket.setsockopt(zmq.LINGER, 0)  # nobody is there to take what is queued
         self.channel.close()
-        self.close_former_rows()
-        if self.row is not None:
-            self.row.close()
+        self.close_former_entries()
+        if self.entry is not None:
+            self.entry.close()

@@ -2,13 +2,13 @@
 
     frontend <==DEALER (frontend_connection)== EngineServer ==(worker_group) ROUTER workers-<i>.sock==> workers 0 … N-1
 
-One thread, one loop, one step in flight. It owns one row of the ring: its workers read under its leases, and it alone
+One thread, one loop, one step in flight. It owns one entry of the ring: its workers read under its leases, and it alone
 gives leases back. It never touches tensor bytes, so it imports no torch. What a peer sends wrong is logged or answered;
 what contradicts the scheduler's tables ends the process, before anything of that step is answered.
 
 After a death:
-    frontend   its requests end; its leases are void; all caches stay; a row of the new ring, workers attach anew; the
-               same when it lives and has dropped this engine
+    frontend   its requests end; its leases are void; all caches stay; an entry of the new ring, workers attach anew;
+               the same when it lives and has dropped this engine
     worker     the step in flight is void; all caches are cleared; requests start over at token 0 when the rank is back,
                those of that step one by one; a request that kills workers alone fails
     step hung  past its deadline this process ends, and with it the group: nothing is taken from a living reader
@@ -72,7 +72,7 @@ POLL_INTERVAL_S = 0.25
 
 
 class EngineServer(Closeable):
-    """The engine's sockets, row, scheduler and loop: `poll`, again and again, then `close`.
+    """The engine's sockets, entry, scheduler and loop: `poll`, again and again, then `close`.
 
     Args:
         engine_index: number of its `workers-<i>.sock`.
@@ -173,7 +173,7 @@ class EngineServer(Closeable):
         self._is_replaying = publisher.serve_replay()
 
     def close(self) -> None:
-        """End the workers, give up the row, close the sockets. A second call does nothing."""
+        """End the workers, give up the entry, close the sockets. A second call does nothing."""
         if self._worker_channel.socket.closed:
             return
         self._group.send_all(to_worker.Shutdown(self._nonce))
@@ -201,14 +201,14 @@ class EngineServer(Closeable):
     def _handle_frontend(self, message: received.FromFrontend, payload: list[Frame]) -> None:
         match message:
             case received.Ring():
-                former = self._frontend.row
+                former = self._frontend.entry
                 if self._frontend.on_ring(message):
                     self._start_over_with_frontend()
-                elif self._frontend.row is not former:
-                    self._group.attach_all(self._frontend.row)
+                elif self._frontend.entry is not former:
+                    self._group.attach_all(self._frontend.entry)
                 self._is_ready_sent = False
-            case received.RowAttached():
-                self._frontend.on_row_attached(message)
+            case received.ReaderAttached():
+                self._frontend.on_reader_attached(message)
             case Barrier():
                 self._frontend.on_barrier(message)
             case received.Detached():
@@ -240,7 +240,7 @@ class EngineServer(Closeable):
             self._forget(request_id)
         self._items.clear()
         self._probes.take_all()
-        self._group.attach_all(self._frontend.row)
+        self._group.attach_all(self._frontend.entry)
 
     def _send_ready(self) -> None:
         if self._frontend.is_accepted and self._group.are_all_attached and not self._is_ready_sent:
@@ -356,7 +356,7 @@ class EngineServer(Closeable):
             return
         link, has_replaced = accepted
         if self._frontend.is_ring_known and not link.is_attached:
-            self._group.attach(link, self._frontend.row)
+            self._group.attach(link, self._frontend.entry)
         if has_replaced:
             fatal = self._steps.computed_by(link.rank)
             requests = [] if fatal is None else fatal.request_ids()
@@ -367,7 +367,7 @@ class EngineServer(Closeable):
                 self._scheduler.blame_death(fatal)
 
     def _on_worker_attached(self, message: received.WorkerAttached) -> None:
-        link = self._group.attached(message, self._frontend.row)
+        link = self._group.attached(message, self._frontend.entry)
         if link is None:
             return
         log.info("worker attached", rank=link.rank, device=link.device)
@@ -376,7 +376,7 @@ class EngineServer(Closeable):
             self._leases.worker_died(link.former_epoch)
             link.former_epoch = None
         if self._group.are_all_attached:
-            self._frontend.close_former_rows()
+            self._frontend.close_former_entries()
 
     def _start_over_with_workers(self) -> None:
         """Clear all caches, since a rank has lost its own; requests start at token 0."""

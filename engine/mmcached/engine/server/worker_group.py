@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderEntry
 from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGone, error_to_wire
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
@@ -25,7 +25,7 @@ class WorkerLink:
     """One worker, by rank.
 
     Attributes:
-        is_attached: true if it holds its byte of the row, so that plans may go there.
+        is_attached: true if it holds its byte of the entry, so that plans may go there.
         embedding_bytes: size of one embedding in its encoder cache; 0 until it has measured.
         former_epoch: epoch of the rank's former process, until that is certified dead.
     """
@@ -71,20 +71,20 @@ class WorkerGroup:
         self._links[message.rank] = link
         return link, former is not None
 
-    def attach(self, link: WorkerLink, row: ReaderRow | None) -> None:
+    def attach(self, link: WorkerLink, entry: ReaderEntry | None) -> None:
         link.is_attached = False
-        announcement = None if row is None else row.announcement
-        row_index, nonce = (0, 0) if row is None else (row.row, row.nonce)
-        self._send_or_log(link.peer, link.rank, to_worker.Attach(self._nonce, announcement, row_index, nonce))
+        announcement = None if entry is None else entry.announcement
+        reader_id, nonce = (0, 0) if entry is None else (entry.reader_id, entry.nonce)
+        self._send_or_log(link.peer, link.rank, to_worker.Attach(self._nonce, announcement, reader_id, nonce))
 
-    def attach_all(self, row: ReaderRow | None) -> None:
+    def attach_all(self, entry: ReaderEntry | None) -> None:
         for link in self.in_rank_order():
-            self.attach(link, row)
+            self.attach(link, entry)
 
-    def attached(self, message: WorkerAttached, row: ReaderRow | None) -> WorkerLink | None:
+    def attached(self, message: WorkerAttached, entry: ReaderEntry | None) -> WorkerLink | None:
         """Take note of an answer; return the link unless it is stale, of another process, ring or engine."""
         link = self.by_epoch(message.worker_epoch)
-        ring_epoch = 0 if row is None else row.announcement.epoch
+        ring_epoch = 0 if entry is None else entry.announcement.epoch
         if link is None or message.engine_nonce != self._nonce or message.ring_epoch != ring_epoch:
             return None
         link.is_attached = True

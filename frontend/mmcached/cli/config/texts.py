@@ -25,7 +25,7 @@ TEXTS = {
     "mm_shm_inline_max_kb": "smaller items stay out of the ring",
     "mm_hasher_algorithm": "digest of image files: blake3 or sha256",
     "ring_num_slots": "items in the ring at a time",
-    "ring_max_rows": "engines that read the ring at a time",
+    "ring_max_readers": "engines that read the ring at a time",
     "ring_has_checksums": "readers check every view, at about 4 GB/s",
     "mm_processor_workers": "what processes images; 0: one for each core, at most 4",
     "store_gb": "records that clients put; 0: no store",

@@ -25,7 +25,7 @@ def rings_bytes(config: ServiceConfig) -> int:
     """Return what the ring and the store take in /dev/shm, with their control objects and the index."""
     layouts = []
     if config.ring_data_bytes and config.is_multimodal_model:
-        layouts.append(Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_rows))
+        layouts.append(Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers))
     if config.store_data_bytes:
         words = index_words(config.store_num_slots)
         data_bytes = _aligned(config.store_data_bytes)

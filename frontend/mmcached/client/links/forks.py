@@ -1,7 +1,7 @@
 """Lets a forked child go of what is its parent's: it shares descriptors, locks and leases, and owns none of them.
 
     fork ──> in the child, before anything else runs: every client abandons what it has
-                 └─ its next call connects anew, as another client with another row
+                 └─ its next call connects anew, as another client with another entry
 
 Views that the child has inherited stay valid only as long as the parent's. ZeroMQ's objects are not made for a child:
 they are kept for ever, untouched, and only the descriptors of their connections to the service are closed.

@@ -15,15 +15,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from mmcached.shm import ReaderRow
+from mmcached.shm import ReaderEntry
 from mmcached.wire.handle import Handle
 
 
 class LeaseReturns:
     """The way back of one reader's leases; owns the reader, which `close_reader` closes."""
 
-    def __init__(self, reader: ReaderRow) -> None:
-        self._reader: ReaderRow | None = reader
+    def __init__(self, reader: ReaderEntry) -> None:
+        self._reader: ReaderEntry | None = reader
         self._queue: deque[Handle | None] = deque()
         self._turn = threading.Lock()
 

@@ -26,7 +26,7 @@ import msgspec
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import LeaseReturns
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RemoteProtocolError, RequestAborted
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.client import Records
@@ -52,7 +52,7 @@ class StoreSession:
         self.is_attached = self._is_announced = False
         self.why_inline = ""
         self._lock = threading.RLock()
-        self._reader: ReaderRow | None = None
+        self._reader: ReaderEntry | None = None
         if ring is not None:
             try:
                 self._become_reader(ring)
@@ -63,7 +63,7 @@ class StoreSession:
     def is_reader(self) -> bool:
         return self._reader is not None
 
-    def take_announcement(self) -> ReaderRow | None:
+    def take_announcement(self) -> ReaderEntry | None:
         """Return the reader that is to be announced; None if there is none, or somebody announces it or has done so."""
         with self._lock:
             if self._is_announced:
@@ -163,7 +163,7 @@ class StoreSession:
             self._store.close()
 
     def _become_reader(self, ring: RingAnnouncement) -> None:
-        reader = ReaderRow.attach(ring)
+        reader = ReaderEntry.attach(ring)
         try:
             mapping = RingReader.open(ring)
         except BaseException:

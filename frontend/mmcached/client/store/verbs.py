@@ -1,6 +1,6 @@
 """Says what each verb of the store asks, in which order, and what becomes of errors.
 
-    in contact ──the ring's session──> a reader, TakeRow ──> leases come, or records inline ──> the verb's own request
+    in contact ──the ring's session──> RegisterReader ──> leases come, or records inline ──> the verb's own request
 
 A service that is gone, full or late is a miss, unless the client is strict. A claim is dropped when its verb ends in
 any other way than with a put. What a session can see for itself is not asked for.
@@ -25,7 +25,7 @@ from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
 from mmcached.wire.errors import InvalidRequest, MmcachedError, RemoteProtocolError, RequestAborted
 from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Claimed, Present, Records, RowTaken, Stored
+from mmcached.wire.messages.client import Claimed, Present, ReaderRegistered, Records, Stored
 from mmcached.wire.messages.frontend import (
     MAX_KEYS,
     ClaimRecord,
@@ -34,7 +34,7 @@ from mmcached.wire.messages.frontend import (
     GetRecords,
     HaveRecords,
     PutRecord,
-    TakeRow,
+    RegisterReader,
 )
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
@@ -202,9 +202,9 @@ class StoreVerbs:
             self._guard.warn_once("no reader", warning)
         if (reader := session.take_announcement()) is not None:
             try:
-                ask = TakeRow(*self._ids(), reader.announcement.epoch, reader.row, reader.nonce)
+                ask = RegisterReader(*self._ids(), reader.announcement.epoch, reader.reader_id, reader.nonce)
                 message, _ = yield from self._contact.exchange(ask, deadline)
-                session.is_attached = expect(message, RowTaken).is_attached
+                session.is_attached = expect(message, ReaderRegistered).is_attached
             except BaseException:
                 session.lost_contact()
                 raise

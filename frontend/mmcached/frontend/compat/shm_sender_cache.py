@@ -14,7 +14,7 @@ sixteenth of what the ring takes.
 
 Invariant: no key is in both places. Not thread-safe: it belongs to the thread that owns the ring.
 
-Source: vLLM's `ShmObjectStoreSenderCache`, with a lease for each attached row instead of counted references.
+Source: vLLM's `ShmObjectStoreSenderCache`, with a lease for each attached reader instead of counted references.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         store: of the ring that this process writes; closed by its owner, after this cache. From now on everything is
             put and forgotten through this cache.
     Attributes:
-        row_to_passed_over: items that were handed out without a lease for a row that takes none any more.
+        reader_to_passed_over: items that were handed out without a lease for a reader that takes none any more.
     """
 
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
@@ -63,7 +63,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._ring = store.ring
         self._items: RingItems[Sequence[ResolvedPromptUpdate]] = RingItems(store)
         self._counter = QueryCounter()
-        self.row_to_passed_over: Counter[int] = Counter()
+        self.reader_to_passed_over: Counter[int] = Counter()
 
     def is_cached_item(self, mm_hash: str) -> bool:
         return mm_hash in self._small or mm_hash in self._items
@@ -181,43 +181,44 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return self._items.put(mm_hash, encoded, tuple(prompt_updates))
 
     def _hand_out(self, handle: Handle, item: MultiModalKwargsItem | None) -> MultiModalKwargsItem | ShmItem:
-        """Return the place of an item with its leases, or the item itself if some row takes no lease just now."""
+        """Return the place of an item with its leases, or the item itself if some reader takes no lease just now."""
         try:
-            return ShmItem(handle, self._grant_to_attached_rows(handle))
+            return ShmItem(handle, self._grant_to_readers(handle))
         except LeaseRefused:
             self._counter.count(inline_items=1, inline_fallbacks=1)
             if item is not None:
                 return item
             return MultiModalKwargsItem.from_record(decode(self._ring.read(handle), tensors="torch", copy=True))
 
-    def _grant_to_attached_rows(self, handle: Handle) -> dict[int, LeaseId]:
-        """Grant to each. If one holds as much as it may, none is granted. A row that takes no leases any more is passed
+    def _grant_to_readers(self, handle: Handle) -> dict[int, LeaseId]:
+        """Grant to each. If one holds as much as it may, none is granted. A reader that takes no more leases is passed
         over, counted, and reported once.
         """
         leases: dict[int, LeaseId] = {}
-        for row in self._ring.fenced_rows():
-            self._pass_over(row)
-        for row in self._ring.attached_rows():
+        for reader_id in self._ring.fenced_readers():
+            self._pass_over(reader_id)
+        for reader_id in self._ring.grantable_readers():
             try:
-                leases[row] = self._ring.grant(row, handle)
+                leases[reader_id] = self._ring.grant(reader_id, handle)
             except PeerGone:
-                self._pass_over(row)
+                self._pass_over(reader_id)
             except LeaseRefused:
                 for granted, lease in leases.items():
                     self._ring.undo_grant(granted, handle, lease)
                 raise
         return leases
 
-    def _pass_over(self, row: int) -> None:
-        if not self.row_to_passed_over[row]:
+    def _pass_over(self, reader_id: int) -> None:
+        if not self.reader_to_passed_over[reader_id]:
             log.warning(
-                "a row gets no more leases: what it gave back cannot be, so its reader misses every item", row=row
+                "a reader gets no more leases: what it gave back cannot be, so it misses every item",
+                reader_id=reader_id,
             )
-        self.row_to_passed_over[row] += 1
+        self.reader_to_passed_over[reader_id] += 1
 
     def _take_back(self, outputs: Sequence[SenderOutput]) -> None:
         """Undo the grants of items that are not handed out; the last first, for only the last grant can be undone."""
         for item, _ in reversed(outputs):
             if isinstance(item, ShmItem):
-                for row, lease in item.leases.items():
-                    self._ring.undo_grant(row, item.handle, lease)
+                for reader_id, lease in item.leases.items():
+                    self._ring.undo_grant(reader_id, item.handle, lease)

@@ -1,13 +1,13 @@
 """Grants leases to the readers of one ring, and takes those back whose descriptors were lost on the way.
 
     attach ──> granting ──ask──> asked ──the answer to the last question──> granting       asked: it takes no lease
-                  └── its row's lock is free, or another process has its place ──> gone
+                  └── its entry's lock is free, or another process has its place ──> gone
 
-A reader takes its row by itself and says so; the row must hold the nonce. It is asked which leases have arrived when it
-reports a gap, when it has connected anew, and, where a connection may lose single messages, whenever leases are out
-although nothing was granted for a while: the last descriptor before a silence leaves no gap. The question goes down the
-queue of the descriptors, so its answer knows of all of them. One that is not answered is asked again, ever less often:
-the reader may be stopped, and only its death takes anything from it.
+A reader takes its entry by itself and says so; the entry must hold the nonce. It is asked which leases have arrived
+when it reports a gap, when it has connected anew, and, where a connection may lose single messages, whenever leases are
+out although nothing was granted for a while: the last descriptor before a silence leaves no gap. The question goes down
+the queue of the descriptors, so its answer knows of all of them. One that is not answered is asked again, ever less
+often: the reader may be stopped, and only its death takes anything from it.
 
 Knows nothing of what lies in the ring. Invariants: a lease is counted before the message that carries it is sent, and
 taken back if that message was provably not queued; nothing here waits.
@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.shm import RingWriter, RowStopped
+from mmcached.shm import ReaderStopped, RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.wire.errors import LeaseRefused, RemoteProtocolError
 from mmcached.wire.handle import Handle, LeaseId
@@ -56,7 +56,7 @@ class Reader(Generic[OwnerT]):
     """One incarnation of a reader.
 
     Attributes:
-        peer: the connection over which its owner has last said that it has the row.
+        peer: the connection over which its owner has last said that it has the entry.
         ask_at: the time of the next question, on the frontend's clock.
         is_moved: its connection is new, so what was under way may be lost.
     """
@@ -64,7 +64,7 @@ class Reader(Generic[OwnerT]):
     owner: OwnerT
     peer: bytes
     ring: RingWriter
-    row: int
+    reader_id: int
     nonce: int
     ask_at: float
     wait_s: float = IDLE_S
@@ -89,8 +89,8 @@ class Readers(Generic[OwnerT]):
     def get(self, owner: OwnerT) -> Reader[OwnerT] | None:
         return self._readers.get(owner)
 
-    def attach(self, owner: OwnerT, peer: bytes, *, epoch: int, row: int, nonce: int) -> Reader[OwnerT] | None:
-        """Accept a reader that says it has taken a row, also if it says so again; return None if that is not true.
+    def attach(self, owner: OwnerT, peer: bytes, *, epoch: int, reader_id: int, nonce: int) -> Reader[OwnerT] | None:
+        """Accept a reader that says it has taken an entry, also if it says so again; return None if that is not true.
 
         Args:
             epoch: of the ring that it means.
@@ -98,14 +98,16 @@ class Readers(Generic[OwnerT]):
         ring = self.ring
         if isinstance(ring, NoRing) or epoch != ring.announcement.epoch:
             return None
-        if any((one.row, one.nonce) == (row, nonce) for one in self._readers.values() if one.owner != owner):
+        if any(
+            (one.reader_id, one.nonce) == (reader_id, nonce) for one in self._readers.values() if one.owner != owner
+        ):
             return None
-        if not ring.attach(row, nonce):
+        if not ring.attach(reader_id, nonce):
             self.leave(owner)
             return None
         reader = self._readers.get(owner)
         if reader is None or reader.nonce != nonce:
-            reader = Reader(owner, peer, ring, row, nonce, ask_at=self._clock() + IDLE_S)
+            reader = Reader(owner, peer, ring, reader_id, nonce, ask_at=self._clock() + IDLE_S)
             self._readers[owner] = reader
         self.move(owner, peer)
         return reader
@@ -118,17 +120,17 @@ class Readers(Generic[OwnerT]):
             reader.peer = peer
 
     def leave(self, owner: OwnerT) -> None:
-        """Grant nothing more to an owner; what it holds ends with its row's lock."""
+        """Grant nothing more to an owner; what it holds ends with its entry's lock."""
         self._readers.pop(owner, None)
 
     def take_dead(self) -> list[tuple[OwnerT, str]]:
-        """Look at the rows' locks; forget the readers that take no leases any more, and return `(owner, reason)`."""
+        """Look at the entries' locks; forget the readers that take no leases any more, and return `(owner, reason)`."""
         dead = []
         for event in self.ring.poll_deaths():
             for reader in list(self._readers.values()):
-                if (reader.row, reader.nonce) == (event.row, event.nonce):
+                if (reader.reader_id, reader.nonce) == (event.reader_id, event.nonce):
                     self.leave(reader.owner)
-                    reason = event.reason if isinstance(event, RowStopped) else "no process holds its row"
+                    reason = event.reason if isinstance(event, ReaderStopped) else "no process holds its entry"
                     dead.append((reader.owner, reason))
         return dead
 
@@ -141,7 +143,7 @@ class Readers(Generic[OwnerT]):
             PeerGone: it takes none any more.
         """
         try:
-            lease = reader.ring.grant(reader.row, handle)
+            lease = reader.ring.grant(reader.reader_id, handle)
         except LeaseRefused:
             return None
         granted.append((handle, lease))
@@ -151,7 +153,7 @@ class Readers(Generic[OwnerT]):
         """Take back the leases of a message that was provably not queued."""
         if reader is not None:
             for handle, lease in reversed(granted):  # the last first, or their numbers would show a gap
-                reader.ring.undo_grant(reader.row, handle, lease)
+                reader.ring.undo_grant(reader.reader_id, handle, lease)
 
     def send(
         self, reader: Reader[OwnerT] | None, granted: Granted, peer: bytes, message: object, payload: Sequence[Frame]
@@ -170,7 +172,7 @@ class Readers(Generic[OwnerT]):
     def ask(self, reader: Reader[OwnerT]) -> None:
         """Ask which leases have arrived, if any is out."""
         reader.is_moved = False
-        barrier = reader.ring.open_barrier(reader.row)
+        barrier = reader.ring.open_barrier(reader.reader_id)
         reader.ask_at = self._clock() + reader.wait_s
         if barrier is not None:
             reader.wait_s = min(2 * reader.wait_s, MAX_WAIT_S)
@@ -188,15 +190,15 @@ class Readers(Generic[OwnerT]):
         """Take the answer to a question; one to a former question changes nothing.
 
         Raises:
-            RemoteProtocolError: the connection has no row of that incarnation, or the counts cannot be; nothing is
+            RemoteProtocolError: the connection has no entry of that incarnation, or the counts cannot be; nothing is
                 granted until a better answer comes.
         """
         for reader in self._readers.values():
             if (reader.peer, reader.nonce) == (peer, message.nonce):
                 break
         else:
-            raise RemoteProtocolError("this connection has no row of that incarnation", "nonce")
-        num_lost = reader.ring.reconcile(reader.row, message.nonce, message.barrier_id, message.received)
+            raise RemoteProtocolError("this connection has no entry of that incarnation", "nonce")
+        num_lost = reader.ring.reconcile(reader.reader_id, message.nonce, message.barrier_id, message.received)
         if num_lost is not None:
             reader.wait_s = IDLE_S
         if num_lost:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from mmcached.shm import RingWriter, RowStopped, RowVoided
+from mmcached.shm import ReaderStopped, ReaderVoided, RingWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import SegmentError, StaleHandle
 from mmcached.wire.handle import Handle
@@ -36,7 +36,7 @@ class NoRing:
     def touch(self, handle: Handle) -> None:
         pass
 
-    def poll_deaths(self) -> list[RowStopped | RowVoided]:
+    def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         return []
 
     def stats(self) -> RingStats:
@@ -84,7 +84,7 @@ def late_item_ring(config: ServiceConfig) -> LateRing:
         return RingWriter.create(
             data_bytes=config.ring_data_bytes,
             num_slots=config.ring_num_slots,
-            max_rows=config.ring_max_rows,
+            max_readers=config.ring_max_readers,
             max_object_bytes=config.max_object_bytes,
             reader_quota_bytes=config.ring_reader_quota_bytes,
             has_checksums=config.ring_has_checksums,
@@ -100,7 +100,7 @@ def late_store_ring(config: ServiceConfig) -> LateRing:
         return RingWriter.create(
             data_bytes=config.store_data_bytes,
             num_slots=config.store_num_slots,
-            max_rows=config.store_max_clients,
+            max_readers=config.store_max_clients,
             max_object_bytes=config.store_max_object_bytes,
             reader_quota_bytes=config.store_client_quota_bytes,
             # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.

@@ -1,9 +1,9 @@
-"""Connects the frontend with its engines: their sockets, their rows of the ring, the leases that go with each message.
+"""Connects the frontend with its engines: their sockets, their entries of the ring, the leases of each message.
 
     engine   EngineHello ->        frontend  refused while another process with this index lives
              <- Ring | Refused             at any time `Detached`: dropped although it lives, it says hello anew
-             RowHello ->                   the row must hold the nonce
-             <- RowAttached
+             ReaderHello ->                the entry must hold the nonce
+             <- ReaderAttached
              EngineReady ->                requests may go there
 
 An engine is gone when the kernel says so (its lock byte is free), when another process has taken its place, or when its
@@ -108,7 +108,7 @@ class EngineConnections:
         return min(ready, key=lambda connection: num_open(connection.incarnation), default=None)
 
     def use(self, ring: RingWriter) -> None:
-        """Announce a ring, now that there is one; items travel inline to each engine until it has attached its row."""
+        """Announce a ring, now that there is one; items travel inline to each engine until it has attached."""
         self._readers.ring = ring
         for connection in self:
             self.tell(connection, self._announcement())
@@ -144,12 +144,17 @@ class EngineConnections:
         if reader is not None and reader.is_moved:  # what was under way may be lost
             self._readers.ask(reader)
 
-    def attach_row(self, connection: EngineConnection, message: received.RowHello) -> None:
-        epoch, row, nonce = message.epoch, message.row, message.nonce
-        if self._readers.attach(connection.incarnation, connection.peer, epoch=epoch, row=row, nonce=nonce) is None:
-            log.warning("row refused: it does not hold the nonce", engine=connection.index, row=row)
+    def attach_reader(self, connection: EngineConnection, message: received.ReaderHello) -> None:
+        epoch, reader_id, nonce = message.epoch, message.reader_id, message.nonce
+        if (
+            self._readers.attach(connection.incarnation, connection.peer, epoch=epoch, reader_id=reader_id, nonce=nonce)
+            is None
+        ):
+            log.warning(
+                "reader refused: its entry does not hold the nonce", engine=connection.index, reader_id=reader_id
+            )
             return
-        self.tell(connection, to_engine.RowAttached(epoch, row, nonce))
+        self.tell(connection, to_engine.ReaderAttached(epoch, reader_id, nonce))
 
     def make_ready(self, connection: EngineConnection, message: received.EngineReady) -> None:
         """Let requests go to an engine, if it reads the ring."""
@@ -228,7 +233,7 @@ class EngineConnections:
     # ---- deaths
 
     def check(self) -> None:
-        """Look at the rows' locks: engines that have died are lost; and for leases that were lost on the way."""
+        """Look at the entries' locks: engines that have died are lost; and for leases that were lost on the way."""
         self._readers.ask_idle()
         for incarnation, reason in self._readers.take_dead():
             connection = self.get(incarnation)

@@ -1,9 +1,9 @@
 """Sends records to clients: under a lease in place, or as frames.
 
-    a record in the ring     a handle and a lease, if the client's row takes one now; else a copy of its bytes as frames
+    a record in the ring     a handle and a lease, if the client takes one now; else a copy of its bytes as frames
     one that is not kept     the frames that it came in
 
-Never an error: a client without a row, or with its quota used up, gets frames.
+Never an error: a client that is no reader, or has used up its quota, gets frames.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mmcached.wire.sockets.channels import Frame
 log = structlog.get_logger("mmcached.frontend")
 
 MAX_INLINE_BYTES = 256 << 20
-"""In one answer: a list of large keys, from a client without a row, must not cost this process its memory. One record
-goes in any case; of a longer list the rest is answered as not there, and can be asked for again.
+"""In one answer: a list of large keys, from a client that is no reader, must not cost this process its memory. One
+record goes in any case; of a longer list the rest is answered as not there, and can be asked for again.
 """
 
 Found = Handle | EncodedRecord | None
@@ -79,7 +79,7 @@ class RecordSender:
     def _lease(self, reader: Reader[str], handle: Handle, granted: Granted) -> LeaseId | None:
         try:
             return self._readers.grant(reader, handle, granted)
-        except PeerGone:  # the row takes no leases any more, but its client may read frames
+        except PeerGone:  # the client takes no leases any more, but may read frames
             return None
 
     def _inline(self, found: Found, payload: list[Frame], num_bytes: int) -> Inline | None:

@@ -3,7 +3,7 @@
     GetRecords   ──> Records             a handle with a lease for each record, or its frames, or None
     ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
     PutRecord    ──> Stored              whoever waits for that key is answered first
-    TakeRow      ──> RowTaken, (Barrier ──> Reconcile)
+    RegisterReader ──> ReaderRegistered, (Barrier ──> Reconcile)
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim, Reconcile ──> (no answer)
 
 A record that is not kept (too large, no room) still goes to those who wait for it. A claim whose owner cannot be told,
@@ -45,7 +45,7 @@ from mmcached.wire.stats import StoreStats
 log = structlog.get_logger("mmcached.frontend")
 
 StoreMessage = (
-    received.TakeRow
+    received.RegisterReader
     | received.GetRecords
     | received.HaveRecords
     | received.PutRecord
@@ -114,8 +114,8 @@ class StoreService(Closeable):
                 self._send(peer, to_client.Stored(message.request_id, self.records.epoch, False, reason))
             case received.DropClaim():
                 self._transfer(self.claims.drop(message.claim, message.client_id))
-            case received.TakeRow():
-                self._take_row(peer, message)
+            case received.RegisterReader():
+                self._register_reader(peer, message)
             case received.Reconcile():
                 self.readers.answered(peer, message)
             case _:
@@ -179,13 +179,13 @@ class StoreService(Closeable):
     def clients(self) -> set[str]:
         return self.claims.clients() | self.readers.owners()
 
-    def _take_row(self, peer: bytes, message: received.TakeRow) -> None:
+    def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self.greet(peer, message.client_id)
-        epoch, row, nonce = message.ring_epoch, message.row, message.nonce
-        reader = self.readers.attach(message.client_id, peer, epoch=epoch, row=row, nonce=nonce)
+        epoch, reader_id, nonce = message.ring_epoch, message.reader_id, message.nonce
+        reader = self.readers.attach(message.client_id, peer, epoch=epoch, reader_id=reader_id, nonce=nonce)
         if reader is None:
-            log.info("row refused", client_id=message.client_id, row=row)
-        self._send(peer, to_client.RowTaken(message.request_id, reader is not None))
+            log.info("reader refused", client_id=message.client_id, reader_id=reader_id)
+        self._send(peer, to_client.ReaderRegistered(message.request_id, reader is not None))
         if reader is not None and reader.is_moved:  # what was under way over its former connection is lost
             self.readers.ask(reader)
 
@@ -198,7 +198,7 @@ class StoreService(Closeable):
             self._fail(waiter, DeadlineExceeded("claimrecord", timeout_s))
         self._transfer(self.claims.pass_on_expired(now))
         for client_id, reason in self.readers.take_dead():
-            log.info("client's row is dead", client_id=client_id, reason=reason)
+            log.info("client's entry is dead", client_id=client_id, reason=reason)
 
     def _look_for_room(self, now: float) -> None:
         ring = self._late_ring.take(now)
@@ -232,7 +232,7 @@ class StoreService(Closeable):
             waits=self.claims.num_waits,
             computing=self.claims.num_computing,
             waiting=self.claims.num_waiting,
-            rows=len(self.readers),
+            readers=len(self.readers),
             new_epochs=records.num_epochs,
             ring=records.ring.stats(),
         )

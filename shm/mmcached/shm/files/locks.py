@@ -3,12 +3,12 @@
 Which byte means what (bytes are only lock addresses; nothing is stored there, and they need not exist in the file):
 
     0                    the writer lives              exclusive, by the writer
-    1 … R                row r is in use               shared, by the engine of the row and by its workers
-    R+1 … 2R             the engine of row r lives     exclusive, by that engine
-    2R+1 …               the worker of (row, rank)     exclusive, by that worker; 16 ranks per row
+    1 … R                entry r is in use               shared, by the engine of the entry and by its workers
+    R+1 … 2R             the engine of entry r lives     exclusive, by that engine
+    2R+1 …               the worker of (entry, rank)     exclusive, by that worker; 16 ranks per entry
 
 >>> R = 8
->>> WRITER_BYTE, row_byte(0), engine_byte(0, R), worker_byte(0, 0, R), worker_byte(0, 15, R), worker_byte(1, 0, R)
+>>> WRITER_BYTE, reader_byte(0), engine_byte(0, R), worker_byte(0, 0, R), worker_byte(0, 15, R), worker_byte(1, 0, R)
 (0, 1, 9, 17, 32, 33)
 
 The kernel drops a lock when the last descriptor of its open file description is closed, so also at `kill -9`, and only
@@ -31,16 +31,16 @@ _FLOCK = struct.Struct("hhqqi4x")
 """`struct flock` of 64-bit Linux: type, whence, start, length, pid (0 for OFD locks)."""
 
 
-def row_byte(row: int) -> int:
-    return 1 + row
+def reader_byte(reader_id: int) -> int:
+    return 1 + reader_id
 
 
-def engine_byte(row: int, max_rows: int) -> int:
-    return 1 + max_rows + row
+def engine_byte(reader_id: int, max_readers: int) -> int:
+    return 1 + max_readers + reader_id
 
 
-def worker_byte(row: int, rank: int, max_rows: int) -> int:
-    return 1 + 2 * max_rows + row * MAX_RANKS + rank
+def worker_byte(reader_id: int, rank: int, max_readers: int) -> int:
+    return 1 + 2 * max_readers + reader_id * MAX_RANKS + rank
 
 
 def try_exclusive(fd: int, byte: int) -> bool:

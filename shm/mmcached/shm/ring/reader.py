@@ -4,12 +4,12 @@ The kernel enforces "read-only": the object is opened O_RDONLY and mapped PROT_R
 view; torch has no such flag, so an in-place operation on a tensor made of one ends the process that does it with
 SIGSEGV, and nobody else.
 
-A worker also joins its engine's row: its share of the row's byte keeps the leases alive even if the engine dies, for
-as long as a view lives. Mapping and locks belong together and outlast `close`:
+A worker also joins its engine's entry: its share of the reader's byte keeps the leases alive even if the engine dies,
+for as long as a view lives. Mapping and locks belong together and outlast `close`:
 
     view ──base──> mapping ──finalizer──> control (the locks)
 
-Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of this row's incarnation.
+Knows nothing of messages or of what the bytes mean. A view may be made only under a lease of this entry's incarnation.
 """
 
 from __future__ import annotations
@@ -72,50 +72,53 @@ class RingReader(Closeable):
             reader._populator = Populator(mapping, Advice.READ)
         return reader
 
-    def join_row(self, row: int, nonce: int, rank: int) -> None:
+    def join_entry(self, reader_id: int, nonce: int, rank: int) -> None:
         """Read under the leases of an engine's incarnation from now on.
 
         The rank's own byte, once it is ours, certifies that the former worker of this rank is dead.
 
         Raises:
-            PeerGone: the row is another incarnation's by now; this worker has outlived its engine.
+            PeerGone: the entry is another incarnation's by now; this worker has outlived its engine.
             SegmentError: the former worker of the rank still lives, or the ring is gone.
-            InvalidRequest: no such row or rank.
+            InvalidRequest: no such entry or rank.
             LocalProtocolError: joined already, or closed.
         """
         mapping = self._open_mapping()
         if self._joined is not None:
-            raise LocalProtocolError("this reader has joined a row already; open another one for another row")
-        for field, value, limit in (("row", row, self.announcement.max_rows), ("rank", rank, locks.MAX_RANKS)):
+            raise LocalProtocolError("this reader has joined an entry already; open another one for another entry")
+        for field, value, limit in (
+            ("reader_id", reader_id, self.announcement.max_readers),
+            ("rank", rank, locks.MAX_RANKS),
+        ):
             if not 0 <= value < limit:
                 raise InvalidRequest(field, value, f"must be between 0 and {limit - 1}")
         control = open_control(self.announcement)
         try:
-            _lock_share(control, row, nonce, rank)
+            _lock_share(control, reader_id, nonce, rank)
         except BaseException:
             control.close()
             raise
         crash_point("reader.after_share")
-        # Not in `close`: a free row byte says that nobody reads, so the locks have to outlast the last view.
+        # Not in `close`: a free reader byte says that nobody reads, so the locks have to outlast the last view.
         weakref.finalize(mapping, control.close).atexit = False
-        self._joined = (control, row)
+        self._joined = (control, reader_id)
 
     def when_unmapped(self, callback: Callable[[], object]) -> None:
         """Call back once when nobody can read through this mapping any more: after `close` and the last view.
 
-        For locks that a row has taken itself. It is called in any thread, and must neither block nor refer to this
+        For locks that an entry has taken itself. It is called in any thread, and must neither block nor refer to this
         reader; not at the interpreter's exit, where the kernel drops the locks.
         """
         weakref.finalize(self._open_mapping(), callback).atexit = False
 
     def is_engine_alive(self) -> bool:
-        """Return whether the engine of the joined row lives. If not: drop all views and exit."""
-        control, row = self._joined_row()
-        return not locks.is_free(control.fd, locks.engine_byte(row, control.layout.max_rows))
+        """Return whether the engine of the joined entry lives. If not: drop all views and exit."""
+        control, reader_id = self._joined_entry()
+        return not locks.is_free(control.fd, locks.engine_byte(reader_id, control.layout.max_readers))
 
     def is_writer_alive(self) -> bool:
         """Return whether the ring's writer lives. If not, nobody will grant a lease any more."""
-        control, _ = self._joined_row()
+        control, _ = self._joined_entry()
         return not locks.is_free(control.fd, locks.WRITER_BYTE)
 
     def view(self, handle: Handle) -> npt.NDArray[np.uint8]:
@@ -160,9 +163,9 @@ class RingReader(Closeable):
         if not begins_inside or not ends_inside:
             raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
 
-    def _joined_row(self) -> tuple[Control, int]:
+    def _joined_entry(self) -> tuple[Control, int]:
         if self._joined is None:
-            raise LocalProtocolError("no row is joined")
+            raise LocalProtocolError("no entry is joined")
         return self._joined
 
     def _open_mapping(self) -> mmap.mmap:
@@ -171,13 +174,20 @@ class RingReader(Closeable):
         return self._mapping
 
 
-def _lock_share(control: Control, row: int, nonce: int, rank: int) -> None:
+def _lock_share(control: Control, reader_id: int, nonce: int, rank: int) -> None:
     layout = control.layout
     # First the share, then the look at the nonce: while we hold the share nobody can lock the byte exclusively, so the
-    # nonce cannot change any more. The other way round a new engine could take the row between look and lock.
-    if not locks.try_shared(control.fd, locks.row_byte(row)):
-        raise PeerGone(f"row {row} is being taken by another engine", row=row)
-    if control.nonce(row) != nonce:
-        raise PeerGone(f"row {row} belongs to another incarnation; this worker has outlived its engine", row=row)
-    if not locks.try_exclusive(control.fd, locks.worker_byte(row, rank, layout.max_rows)):
-        raise SegmentError(f"the former worker of row {row}, rank {rank} still lives; end it first", row=row, rank=rank)
+    # nonce cannot change any more. The other way round a new engine could take the entry between look and lock.
+    if not locks.try_shared(control.fd, locks.reader_byte(reader_id)):
+        raise PeerGone(f"entry {reader_id} is being taken by another engine", reader_id=reader_id)
+    if control.nonce(reader_id) != nonce:
+        raise PeerGone(
+            f"entry {reader_id} belongs to another incarnation; this worker has outlived its engine",
+            reader_id=reader_id,
+        )
+    if not locks.try_exclusive(control.fd, locks.worker_byte(reader_id, rank, layout.max_readers)):
+        raise SegmentError(
+            f"the former worker of entry {reader_id}, rank {rank} still lives; end it first",
+            reader_id=reader_id,
+            rank=rank,
+        )

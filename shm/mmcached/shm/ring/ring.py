@@ -1,13 +1,13 @@
 """Writes a ring: claims room, fills it in place, commits, grants leases, takes the bytes back.
 
-    claim(nbytes) ── fill ──> commit ──> Handle ── grant(row) ──> send the descriptor
+    claim(nbytes) ── fill ──> commit ──> Handle ── grant(reader) ──> send the descriptor
           └──> abort                        │
                                             └─ discard, or evicted by a later claim
 
 Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
 thread owns a ring. Who writes which word of its memory: see `layout`.
 
-Invariants: no byte of a chunk under an un-returned lease of a living row is written; a refused claim has changed
+Invariants: no byte of a chunk under an un-returned lease of a living reader is written; a refused claim has changed
 nothing.
 """
 
@@ -26,7 +26,7 @@ from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
-from mmcached.shm.ring.row_watch import RowStopped, RowVoided, RowWatch
+from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
 from mmcached.shm.segment.layout import (
     ALIGNMENT,
     CHUNK_HEADER,
@@ -99,7 +99,7 @@ class RingWriter(Closeable):
         self._leases = LeaseTable(
             segment.control.cells(), quota_bytes=reader_quota_bytes, shared_bytes=shared_quota_bytes
         )
-        self._watch = RowWatch(segment.control, self._leases)
+        self._watch = ReaderWatch(segment.control, self._leases)
         self._chunks = ChunkTable(
             layout.data_bytes,
             layout.num_slots,
@@ -115,7 +115,7 @@ class RingWriter(Closeable):
         *,
         data_bytes: int,
         num_slots: int = 4096,
-        max_rows: int = 8,
+        max_readers: int = 8,
         max_object_bytes: int,
         reader_quota_bytes: int | None = None,
         shared_quota_bytes: int | None = None,
@@ -131,7 +131,7 @@ class RingWriter(Closeable):
         Args:
             data_bytes: size of the data object, rounded down to the alignment.
             num_slots: chunks that can exist at a time.
-            max_rows: readers that can be attached at a time.
+            max_readers: readers that can be attached at a time.
         Raises:
             SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
             InvalidRequest: a size outside what is possible.
@@ -141,7 +141,7 @@ class RingWriter(Closeable):
         if reader_quota_bytes is not None and reader_quota_bytes < 1:
             raise InvalidRequest("reader_quota_bytes", reader_quota_bytes, "must be at least 1")
         layout = Layout(
-            data_bytes - data_bytes % ALIGNMENT, num_slots, max_rows, index_words(num_slots) if has_index else 0
+            data_bytes - data_bytes % ALIGNMENT, num_slots, max_readers, index_words(num_slots) if has_index else 0
         )
         segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host())
         return cls(
@@ -258,50 +258,50 @@ class RingWriter(Closeable):
 
     # ---- readers
 
-    def attach(self, row: int, nonce: int) -> bool:
-        """Accept a reader that says it has taken `row`, see `RowWatch.attach`."""
+    def attach(self, reader_id: int, nonce: int) -> bool:
+        """Accept a reader that says it has taken entry `reader_id`, see `ReaderWatch.attach`."""
         self._check_open()
-        return self._watch.attach(row, nonce)
+        return self._watch.attach(reader_id, nonce)
 
-    def attached_rows(self) -> list[int]:
-        """Return the rows that take leases now."""
-        return self._leases.attached_rows()
+    def grantable_readers(self) -> list[int]:
+        """Return the readers that take leases now."""
+        return self._leases.grantable_readers()
 
-    def fenced_rows(self) -> list[int]:
-        """Return the rows that take no leases any more, because they counted what cannot be."""
-        return self._leases.fenced_rows()
+    def fenced_readers(self) -> list[int]:
+        """Return the readers that take no leases any more, because they counted what cannot be."""
+        return self._leases.fenced_readers()
 
-    def grant(self, row: int, handle: Handle) -> LeaseId:
-        """Count a lease for a row; then the caller sends the descriptor, or calls `undo_grant` if it could not.
+    def grant(self, reader_id: int, handle: Handle) -> LeaseId:
+        """Count a lease for a reader; then the caller sends the descriptor, or calls `undo_grant` if it could not.
 
         The count comes first. The other way round the reader could give back before the writer has counted, and
         between the two the chunk would look free while it is read.
 
         Raises:
             StaleHandle: the chunk is not current; put it again.
-            PeerGone, LeaseRefused: the row takes no more leases, or none just now; see `LeaseTable.grant`.
+            PeerGone, LeaseRefused: the reader takes no more leases, or none just now; see `LeaseTable.grant`.
         """
         self._check_open()
         self._chunks.check_current(handle)
-        lease = self._leases.grant(row, handle.slot, chunk_bytes(handle.nbytes))
+        lease = self._leases.grant(reader_id, handle.slot, chunk_bytes(handle.nbytes))
         self._num_grants += 1
         return lease
 
-    def undo_grant(self, row: int, handle: Handle, lease: LeaseId) -> None:
-        """Take back the last grant of a row; only when its descriptor was provably not queued."""
-        self._leases.undo(row, handle.slot, lease)
+    def undo_grant(self, reader_id: int, handle: Handle, lease: LeaseId) -> None:
+        """Take back the last grant of a reader; only when its descriptor was provably not queued."""
+        self._leases.undo(reader_id, handle.slot, lease)
 
-    def open_barrier(self, row: int) -> Barrier | None:
-        """Stop granting to a row and return what to ask it, see `LeaseTable.open_barrier`."""
+    def open_barrier(self, reader_id: int) -> Barrier | None:
+        """Stop granting to a reader and return what to ask it, see `LeaseTable.open_barrier`."""
         self._check_open()
-        return self._leases.open_barrier(row)
+        return self._leases.open_barrier(reader_id)
 
-    def reconcile(self, row: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
-        """Take the answer to a row's last barrier, see `LeaseTable.reconcile`."""
+    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+        """Take the answer to a reader's last barrier, see `LeaseTable.reconcile`."""
         self._check_open()
-        return self._leases.reconcile(row, nonce, barrier_id, received)
+        return self._leases.reconcile(reader_id, nonce, barrier_id, received)
 
-    def poll_deaths(self) -> list[RowStopped | RowVoided]:
+    def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         """Look which readers have died; their leases become void or stay, see the two events."""
         self._check_open()
         return self._watch.poll_deaths()
@@ -317,7 +317,7 @@ class RingWriter(Closeable):
             populated_bytes=segment.populated_bytes,
             chunks=len(self._chunks),
             leases=self._leases.num_leases(),
-            fenced_rows=len(self._leases.fenced_rows()),
+            fenced_readers=len(self._leases.fenced_readers()),
             puts=self._num_puts,
             put_bytes=self._put_bytes,
             evictions=self._num_evictions,

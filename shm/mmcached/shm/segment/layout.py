@@ -6,17 +6,17 @@ process.
 **Format.** All words are little-endian and 8-byte aligned.
 
     ….ctl     the writer maps all of it,          ….data   mapped read-only by all but the writer
-              a reader its own row
+              a reader its own entry
     ┌──────────────────────────┐ 0               ┌──────────────────────────┐ 0
     │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes, check
     ├──────────────────────────┤ 4096            │ payload, nbytes          │
-    │ row 0    (its reader):   │                 │ padding to 64            │
+    │ entry 0  (its reader):   │                 │ padding to 64            │
     │   +0   nonce             │                 ├──────────────────────────┤
     │   +8   pid, for people   │                 │ chunk header             │
     │   +64  cell of slot 0    │                 │ …                        │
     │   +72  cell of slot 1 …  │                 ├──────────────────────────┤
-    ├──────────────────────────┤ + row_bytes     │ free                     │
-    │ row 1 …                  │                 ├──────────────────────────┤ data_bytes
+    ├──────────────────────────┤ + entry_bytes   │ free                     │
+    │ entry 1 …                │                 ├──────────────────────────┤ data_bytes
     └──────────────────────────┘ ctl_bytes       │ key index                │   see `key_index`; most rings have none
                                                  └──────────────────────────┘ + index_words × 8
 
@@ -24,20 +24,20 @@ The header, the writer's alone, written once before the ring is announced:
 
        0  magic, written last      56  boot id (16 bytes)        104  alignment, chunk header bytes (u32 each)
        8  layout version, header   72  data_bytes                112  index_words
-          bytes (u32 each)         80  num_slots, max_rows       120  crc32 of bytes 8…119 (u32)
+          bytes (u32 each)         80  num_slots, max_readers    120  crc32 of bytes 8…119 (u32)
       16  ring id (16 bytes)           (u32 each)
-      32  epoch                    88  offset of row 0
-      40  writer's pid, start      96  row_bytes
+      32  epoch                    88  offset of entry 0
+      40  writer's pid, start      96  entry_bytes
           time in ticks
 
 A chunk header's check is two words of 32 bits: 1 and the crc32 of the payload, or 0 and 0.
 
-A cell counts how many leases of its slot the row has given back: it only rises, from one incarnation to the next too.
-Whoever takes the row sets a count above `MAX_RETURNED`, which only a stray write leaves, back to zero. A row takes
+A cell counts how many leases of its slot the entry has given back: it only rises, from one incarnation to the next too.
+Whoever takes the entry sets a count above `MAX_RETURNED`, which only a stray write leaves, back to zero. An entry takes
 whole pages, so that a reader maps its own and no other:
 
->>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_rows=8)
->>> layout.row_offset(0), layout.row_bytes, layout.row_offset(1), layout.ctl_bytes
+>>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_readers=8)
+>>> layout.entry_offset(0), layout.entry_bytes, layout.entry_offset(1), layout.ctl_bytes
 (4096, 36864, 40960, 299008)
 >>> [8 * layout.nonce_word(1), 8 * layout.cell_word(1, 0), 8 * layout.cell_word(1, 1)]
 [40960, 41024, 41032]
@@ -52,14 +52,14 @@ and size are those of the handle; otherwise `StaleHandle`.
 
 **Writer's algorithm.** Claim: find a window in which nothing is leased, pinned or claimed; zero the magic of every
 chunk that is evicted from it; hand out the buffer. Commit: write generation, slot and size, then the magic. Grant:
-count the lease in private memory, then send the descriptor. Only when the row's cell has reached the private count may
-the bytes be used again.
+count the lease in private memory, then send the descriptor. Only when the entry's cell has reached the private count
+may the bytes be used again.
 
-**Reader's algorithm.** Take a row (see `row`). A descriptor that carries this incarnation's nonce: check the chunk
-header, read in place, and when the last view is gone add 1 to the cell of the slot, with a release store (see
-`words`). The writer reads that cell before it overwrites: this pair orders the last read before the first write.
+**Reader's algorithm.** Take an entry (see `reader_entry`). A descriptor that carries this incarnation's nonce: check
+the chunk header, read in place, and when the last view is gone add 1 to the cell of the slot, with a release store
+(see `words`). The writer reads that cell before it overwrites: this pair orders the last read before the first write.
 
-**After a crash** nothing is rebuilt or repaired. A dead reader's byte locks are free: its row's leases are void. A
+**After a crash** nothing is rebuilt or repaired. A dead reader's byte locks are free: its entry's leases are void. A
 dead writer's byte is free: the next writer makes a new epoch with new objects, `sweep` unlinks the old ones, and
 readers that still map them keep reading what they hold.
 """
@@ -87,7 +87,7 @@ MAX_RETURNED = 1 << 62
 """The largest count that a cell can hold: no reader lives long enough to reach it."""
 
 NONCE_WORD, PID_WORD, FIRST_CELL_WORD = 0, 1, 8
-"""Words of a row."""
+"""Words of an entry."""
 _VERSION = struct.Struct("<II")
 _BODY = struct.Struct("<II16sQQQ16sQIIQQIIQ")
 _CRC = struct.Struct("<I")
@@ -98,7 +98,7 @@ _MIN_DATA_BYTES = ALIGNMENT + CHUNK_HEADER_BYTES
 _LIMITS = (
     ("data_bytes", _MIN_DATA_BYTES, 1 << 46),
     ("num_slots", 1, 1 << 20),
-    ("max_rows", 1, 512),
+    ("max_readers", 1, 512),
     ("index_words", 0, 1 << 22),
 )
 
@@ -126,7 +126,7 @@ class Layout:
 
     data_bytes: int
     num_slots: int
-    max_rows: int
+    max_readers: int
     index_words: int = 0
 
     def __post_init__(self) -> None:
@@ -139,12 +139,12 @@ class Layout:
             raise InvalidRequest("index_words", self.index_words, "must be a power of two, or 0")
 
     @property
-    def row_bytes(self) -> int:
+    def entry_bytes(self) -> int:
         return round_up(8 * (FIRST_CELL_WORD + self.num_slots), PAGE_BYTES)
 
     @property
     def ctl_bytes(self) -> int:
-        return self.row_offset(self.max_rows)
+        return self.entry_offset(self.max_readers)
 
     @property
     def data_object_bytes(self) -> int:
@@ -155,16 +155,16 @@ class Layout:
         """Of both objects."""
         return self.ctl_bytes + self.data_object_bytes
 
-    def row_offset(self, row: int) -> int:
-        return PAGE_BYTES + row * self.row_bytes
+    def entry_offset(self, reader_id: int) -> int:
+        return PAGE_BYTES + reader_id * self.entry_bytes
 
-    def nonce_word(self, row: int) -> int:
-        """Return the index, in words of 8 bytes, of the row's incarnation; 0 = never taken."""
-        return self.row_offset(row) // 8 + NONCE_WORD
+    def nonce_word(self, reader_id: int) -> int:
+        """Return the index, in words of 8 bytes, of the entry's incarnation; 0 = never taken."""
+        return self.entry_offset(reader_id) // 8 + NONCE_WORD
 
-    def cell_word(self, row: int, slot: int) -> int:
-        """Return the index of the count of leases of `slot` that the row has given back."""
-        return self.row_offset(row) // 8 + FIRST_CELL_WORD + slot
+    def cell_word(self, reader_id: int, slot: int) -> int:
+        """Return the index of the count of leases of `slot` that the entry has given back."""
+        return self.entry_offset(reader_id) // 8 + FIRST_CELL_WORD + slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +190,9 @@ class SegmentHeader:
             self.boot_id,
             self.layout.data_bytes,
             self.layout.num_slots,
-            self.layout.max_rows,
-            self.layout.row_offset(0),
-            self.layout.row_bytes,
+            self.layout.max_readers,
+            self.layout.entry_offset(0),
+            self.layout.entry_bytes,
             ALIGNMENT,
             CHUNK_HEADER_BYTES,
             self.layout.index_words,
@@ -213,17 +213,17 @@ class SegmentHeader:
         LayoutMismatch.unless_equal("layout_version", version, LAYOUT_VERSION)
         LayoutMismatch.unless_equal("header_bytes", header_bytes, HEADER_BYTES)
         LayoutMismatch.unless_equal("crc32", zlib.crc32(page[8:_CRC_OFFSET]), _CRC.unpack_from(page, _CRC_OFFSET)[0])
-        _, _, ring_id, epoch, pid, ticks, boot_id, data_bytes, num_slots, max_rows, *derived, index_words = (
+        _, _, ring_id, epoch, pid, ticks, boot_id, data_bytes, num_slots, max_readers, *derived, index_words = (
             _BODY.unpack_from(page, 8)
         )
         try:
-            layout = Layout(data_bytes, num_slots, max_rows, index_words)
+            layout = Layout(data_bytes, num_slots, max_readers, index_words)
         except InvalidRequest as error:
             raise LayoutMismatch(str(error.details["field"]), error.details["value"], error.details["limit"]) from error
         for field, value, expected in zip(
-            ("rows_offset", "row_bytes", "alignment", "chunk_header_bytes"),
+            ("entries_offset", "entry_bytes", "alignment", "chunk_header_bytes"),
             derived,
-            (layout.row_offset(0), layout.row_bytes, ALIGNMENT, CHUNK_HEADER_BYTES),
+            (layout.entry_offset(0), layout.entry_bytes, ALIGNMENT, CHUNK_HEADER_BYTES),
             strict=True,
         ):
             LayoutMismatch.unless_equal(field, value, expected)
@@ -235,5 +235,5 @@ class SegmentHeader:
         LayoutMismatch.unless_equal("epoch", self.epoch, announcement.epoch)
         LayoutMismatch.unless_equal("data_bytes", self.layout.data_bytes, announcement.data_bytes)
         LayoutMismatch.unless_equal("num_slots", self.layout.num_slots, announcement.num_slots)
-        LayoutMismatch.unless_equal("max_rows", self.layout.max_rows, announcement.max_rows)
+        LayoutMismatch.unless_equal("max_readers", self.layout.max_readers, announcement.max_readers)
         LayoutMismatch.unless_equal("index_words", self.layout.index_words, announcement.index_words)

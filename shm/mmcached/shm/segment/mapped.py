@@ -1,6 +1,6 @@
 """Opens and maps the two objects of a ring; `segment` creates them.
 
-ctl    the writer maps it whole, a reader only the row that it has taken: a stray write of its process goes no further.
+ctl    the writer maps it whole, a reader only the entry that it has taken: its stray writes go no further.
        The file description carries this process's byte locks
 data   read-only in readers; the kernel enforces it
 """
@@ -38,26 +38,26 @@ class Control:
     def map_all(self) -> None:
         self._map(0, self.layout.ctl_bytes)
 
-    def map_row(self, row: int) -> None:
-        self._map(self.layout.row_offset(row), self.layout.row_bytes)
+    def map_entry(self, reader_id: int) -> None:
+        self._map(self.layout.entry_offset(reader_id), self.layout.entry_bytes)
 
     def _map(self, offset: int, nbytes: int) -> None:
         self._mapping = map_object(self.fd, nbytes, offset=offset)
         self.words = memoryview(self._mapping).cast("Q")
 
-    def nonce(self, row: int) -> int:
-        """Return the incarnation that a row names."""
-        return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.nonce_word(row)), "little")
+    def nonce(self, reader_id: int) -> int:
+        """Return the incarnation that an entry names."""
+        return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.nonce_word(reader_id)), "little")
 
     def cells(self) -> npt.NDArray[np.uint64]:
-        """Return all cells as `(max_rows, num_slots)`, a live view, of an object that is mapped whole.
+        """Return all cells as `(max_readers, num_slots)`, a live view, of an object that is mapped whole.
 
         It keeps the mapping, but not the locks, alive.
         """
         layout = self.layout
         assert self._mapping is not None
-        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) : layout.nonce_word(layout.max_rows)]
-        return words.reshape(layout.max_rows, -1)[:, FIRST_CELL_WORD : FIRST_CELL_WORD + layout.num_slots]
+        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) : layout.nonce_word(layout.max_readers)]
+        return words.reshape(layout.max_readers, -1)[:, FIRST_CELL_WORD : FIRST_CELL_WORD + layout.num_slots]
 
     def close(self) -> None:
         """Drop all locks, then the descriptor and the mapping. A second call changes nothing."""

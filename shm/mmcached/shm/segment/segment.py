@@ -96,7 +96,7 @@ class WriterSegment:
         uid = os.getuid()
         with contextlib.ExitStack() as undo:
             ring_id, ctl_fd = _create_locked(uid, new_ring_id)
-            sizes = (layout.data_bytes, layout.num_slots, layout.max_rows, layout.index_words)
+            sizes = (layout.data_bytes, layout.num_slots, layout.max_readers, layout.index_words)
             announcement = RingAnnouncement(uid, ring_id, epoch, *sizes)
             undo.callback(unlink, announcement.ctl_name)
             crash_point("create.after_lock")

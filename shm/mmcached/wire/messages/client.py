@@ -98,8 +98,8 @@ class Flushed(Message, frozen=True):
     request_id: Count
 
 
-class RowTaken(Message, frozen=True):
-    """Answer to `TakeRow`: whether leases will come; if not, records come inline."""
+class ReaderRegistered(Message, frozen=True):
+    """Answer to `RegisterReader`: whether leases will come; if not, records come inline."""
 
     request_id: Count
     is_attached: bool
@@ -155,7 +155,7 @@ ToClient = (
     | Stats
     | Probed
     | Flushed
-    | RowTaken
+    | ReaderRegistered
     | Records
     | Present
     | Claimed

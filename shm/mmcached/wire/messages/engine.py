@@ -43,17 +43,17 @@ class Refused(Message, frozen=True):
 
 class Detached(Message, frozen=True):
     """The frontend has dropped this engine, which lives: it has ended its requests and expects a hello as another
-    incarnation with another row.
+    incarnation with another entry.
     """
 
     reason: Text
 
 
-class RowAttached(Message, frozen=True):
-    """Answer to `RowHello`: the writer has accepted the row; leases may follow."""
+class ReaderAttached(Message, frozen=True):
+    """Answer to `ReaderHello`: the writer has accepted the reader; leases may follow."""
 
     epoch: Count
-    row: Count
+    reader_id: Count
     nonce: Count
 
 
@@ -97,7 +97,9 @@ class FlushEngine(Message, frozen=True):
     token: Count
 
 
-FromFrontend = Ring | RowAttached | Refused | Detached | Barrier | AddRequest | AbortRequest | ProbeEngine | FlushEngine
+FromFrontend = (
+    Ring | ReaderAttached | Refused | Detached | Barrier | AddRequest | AbortRequest | ProbeEngine | FlushEngine
+)
 
 # ---- from workers
 
@@ -112,7 +114,7 @@ class WorkerHello(Message, frozen=True):
 
 
 class WorkerAttached(Message, frozen=True):
-    """The worker holds its byte and its share of the row: the former worker of this rank is dead. Plans may come.
+    """The worker holds its byte and its share of the entry: the former worker of this rank is dead. Plans may come.
 
     Attributes:
         embedding_width: numbers that its encoder cache keeps of one embedding, as it has measured; 0: unknown.

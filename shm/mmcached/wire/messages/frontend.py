@@ -123,8 +123,8 @@ class Flush(Message, frozen=True):
     new_epoch: bool = False
 
 
-class TakeRow(Message, frozen=True):
-    """The client has taken row `row` of the store's ring and written `nonce` into it: leases may come with answers.
+class RegisterReader(Message, frozen=True):
+    """The client has taken entry `reader_id` of the store's ring and written `nonce` into it: leases may come now.
 
     Sent again over a new connection: what was under way over the old one is lost.
     """
@@ -132,7 +132,7 @@ class TakeRow(Message, frozen=True):
     client_id: ClientId
     request_id: Count
     ring_epoch: Count
-    row: Count
+    reader_id: Count
     nonce: Count
 
 
@@ -140,7 +140,7 @@ class GetRecords(Message, frozen=True):
     """Which records do these keys have?
 
     Attributes:
-        nonce: incarnation of the client's row; 0: it has none, the records come inline.
+        nonce: incarnation of the client as a reader; 0: it has none, the records come inline.
     """
 
     client_id: ClientId
@@ -227,7 +227,7 @@ FromClient = (
     | GetStats
     | Probe
     | Flush
-    | TakeRow
+    | RegisterReader
     | GetRecords
     | HaveRecords
     | PutRecord
@@ -251,11 +251,11 @@ class EngineHello(Message, frozen=True):
     config_digest: Text
 
 
-class RowHello(Message, frozen=True):
-    """The engine has taken row `row` of ring `epoch` and written `nonce` into it."""
+class ReaderHello(Message, frozen=True):
+    """The engine has taken entry `reader_id` of ring `epoch` and written `nonce` into it."""
 
     epoch: Count
-    row: Count
+    reader_id: Count
     nonce: Count
 
 
@@ -323,7 +323,7 @@ class EngineFlushed(Message, frozen=True):
 
 FromEngine = (
     EngineHello
-    | RowHello
+    | ReaderHello
     | LeaseGap
     | Reconcile
     | EngineReady

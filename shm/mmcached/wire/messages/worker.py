@@ -12,12 +12,12 @@ from mmcached.wire.messages.parts import Inline, Message, Part, Text, TokenId
 
 
 class Attach(Message, frozen=True):
-    """Attach to the ring under the engine's row, or, with `announcement` None, expect inline items only."""
+    """Attach to the ring under the engine's entry, or, with `announcement` None, expect inline items only."""
 
     engine_nonce: Count
     announcement: RingAnnouncement | None
-    row: Count
-    row_nonce: Count
+    reader_id: Count
+    reader_nonce: Count
 
 
 class EncodeItem(Part, frozen=True):

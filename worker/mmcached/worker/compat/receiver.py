@@ -1,11 +1,11 @@
-"""ShmObjectStoreReceiverCache reads items in place, from a ring whose writer accepts its row by a plain call.
+"""ShmObjectStoreReceiverCache reads items in place, from a ring whose writer accepts its entry by a plain call.
 
-It keeps no item itself: the ring is the cache, and the sender decides what is in it. Each receiver has a row of the
-ring; the sender grants a lease to every attached row with each item. Knows nothing of what is in an item.
+It keeps no item itself: the ring is the cache, and the sender decides what is in it. Each receiver has an entry of the
+ring; the sender grants a lease to every attached reader with each item. Knows nothing of what is in an item.
 
     sender                                   receiver
-    writer.attach(receiver.row, receiver.nonce)
-    get_and_update_item -> ShmItem(handle, {row: lease}) ──> get_and_update_item -> tensors in place
+    writer.attach(receiver.reader_id, receiver.nonce)
+    get_and_update_item -> ShmItem(handle, {reader_id: lease}) ──> get_and_update_item -> tensors in place
                                                              … the last view dies: its finalizer appends to a deque
                                              flush()      -> the lease is given back
 
@@ -22,7 +22,7 @@ from functools import partial
 
 from mmcached.cache.compat.base import BaseMultiModalReceiverCache, ReceiverInput
 from mmcached.cache.compat.items import MultiModalKwargsItem
-from mmcached.shm import ObjectStoreReader, ReaderRow, RingReader
+from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, InvariantError, LocalProtocolError, StaleHandle
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -31,42 +31,42 @@ from mmcached.worker.compat.taken_leases import TakenLeases
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
-    """A reader of a ring, with a row of its own. Not thread-safe.
+    """A reader of a ring, with an entry of its own. Not thread-safe.
 
     Args:
         announcement: of the ring, from its writer.
         shared_worker_lock: accepted for callers of vLLM's class, and not used: there is no lock in any path.
     Raises:
-        SegmentError: the ring is gone, or all its rows are in use.
+        SegmentError: the ring is gone, or all its entries are in use.
         LayoutMismatch: it is not what was announced.
     """
 
     def __init__(self, announcement: RingAnnouncement, shared_worker_lock: object = None) -> None:
-        self._row = ReaderRow.attach(announcement)
+        self._entry = ReaderEntry.attach(announcement)
         self._reader = RingReader.open(announcement)
-        # A share of the row that lasts as long as the last view: `close` with a view alive must not void its lease.
-        self._reader.join_row(self._row.row, self._row.nonce, rank=0)
+        # A share of the entry that lasts as long as the last view: `close` with a view alive must not void its lease.
+        self._reader.join_entry(self._entry.reader_id, self._entry.nonce, rank=0)
         self._store = ObjectStoreReader(self._reader)
-        self._taken = TakenLeases(self._row.nonce)
+        self._taken = TakenLeases(self._entry.nonce)
         self._held: dict[LeaseId, Handle] = {}
         self._released: deque[LeaseId] = deque()
         self._is_closed = False
 
     @property
-    def row(self) -> int:
-        """The row that the writer has to attach."""
-        return self._row.row
+    def reader_id(self) -> int:
+        """The entry that the writer has to attach."""
+        return self._entry.reader_id
 
     @property
     def nonce(self) -> int:
         """The incarnation that the writer has to attach."""
-        return self._row.nonce
+        return self._entry.nonce
 
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
         """Return the item itself.
 
         Args:
-            mm_item: an item, which is passed through; or where it lies, with a lease of this row.
+            mm_item: an item, which is passed through; or where it lies, with a lease of this reader.
         Returns:
             the item; what came from the ring are views of read-only memory: never write to them.
         Raises:
@@ -77,12 +77,12 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         self.flush()
         if isinstance(mm_item, MultiModalKwargsItem):
             return mm_item
-        lease = mm_item.leases.get(self.row) if mm_item is not None else None
+        lease = mm_item.leases.get(self.reader_id) if mm_item is not None else None
         if mm_item is None or lease is None or lease.nonce != self.nonce:
             raise CacheMiss([mm_hash])
         if lease.slot != mm_item.handle.slot:
             raise LocalProtocolError(f"this lease is on slot {lease.slot}, the item lies in {mm_item.handle.slot}")
-        if not self._row.owns(mm_item.handle, lease):
+        if not self._entry.owns(mm_item.handle, lease):
             raise CacheMiss([mm_hash])
         if not self._taken.take(mm_item.handle.slot, lease):  # read before: it may have been given back since
             raise CacheMiss([mm_hash])
@@ -112,7 +112,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         while self._released:
             handle = self._held.pop(self._released.popleft(), None)
             if handle is not None:
-                self._row.give_back(handle)
+                self._entry.give_back(handle)
                 count += 1
         return count
 
@@ -121,12 +121,12 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         self.flush()
 
     def close(self) -> None:
-        """Give back what is free and leave the row. Views that live keep their bytes until they die."""
+        """Give back what is free and leave the entry. Views that live keep their bytes until they die."""
         if not self._is_closed:
             self._is_closed = True
             self.flush()
             self._reader.close()
-            self._row.close()
+            self._entry.close()
 
     @property
     def num_held(self) -> int:
@@ -141,7 +141,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         """End a lease under which nothing is read; its finalizer may or may not run later."""
         handle = self._held.pop(lease, None)
         if handle is not None:
-            self._row.give_back(handle)
+            self._entry.give_back(handle)
 
 
 def worker_receiver_cache_from_config(

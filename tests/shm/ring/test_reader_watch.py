@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmcached.shm import RowStopped, RowVoided
+from mmcached.shm import ReaderStopped, ReaderVoided
 from mmcached.shm.segment.layout import Layout
 from mmcached.wire.errors import CacheFull, PeerGone
 from mmcached.wire.handle import LeaseId
@@ -14,21 +14,21 @@ from tests.shm.rings import attached, make_ring, overwritten, put
 
 def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
     with make_ring(4 * 128) as ring, Process() as one, Process() as two:
-        row_one, nonce_one = attach(ring, one)
-        row_two, _ = attach(ring, two)
+        id_one, nonce_one = attach(ring, one)
+        id_two, _ = attach(ring, two)
         handles = [put(ring, 64, value) for value in range(4)]
         for handle in handles[:3]:
-            ring.grant(row_one, handle)
+            ring.grant(id_one, handle)
             one.ask("view", handle)
         for handle in handles[2:]:
-            ring.grant(row_two, handle)
+            ring.grant(id_two, handle)
             two.ask("view", handle)
         with pytest.raises(CacheFull):
             ring.claim(64)
         assert ring.poll_deaths() == []
         one.kill()
         assert ring.stats().leases == 5  # until the writer looks
-        assert ring.poll_deaths() == [RowVoided(row_one, nonce_one)]
+        assert ring.poll_deaths() == [ReaderVoided(id_one, nonce_one)]
         assert ring.poll_deaths() == []
         assert ring.stats().leases == 2
         put(ring, 64 + 128, 77)  # exactly the bytes that only the dead one held
@@ -36,64 +36,64 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
             ring.claim(64 + 256)
         assert two.ask("digests") == [digest(2, 64), digest(3, 64)]
         with pytest.raises(PeerGone):
-            ring.grant(row_one, handles[3])
+            ring.grant(id_one, handles[3])
         ring.check_integrity()
 
 
 def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
     with make_ring(128) as ring, Process() as engine, Process() as worker:
-        row, nonce = attach(ring, engine)
+        reader_id, nonce = attach(ring, engine)
         worker.ask("open", ring.announcement)
-        worker.ask("join", row, nonce, 0)
+        worker.ask("join", reader_id, nonce, 0)
         assert engine.ask("is_worker_alive", 0)
         handle = put(ring, 64, 5)
-        ring.grant(row, handle)
+        ring.grant(reader_id, handle)
         worker.ask("view", handle)
         assert worker.ask("is_engine_alive")
         engine.kill()
         (event,) = ring.poll_deaths()
-        assert isinstance(event, RowStopped)
-        assert (event.row, event.nonce) == (row, nonce)
+        assert isinstance(event, ReaderStopped)
+        assert (event.reader_id, event.nonce) == (reader_id, nonce)
         assert not worker.ask("is_engine_alive")
         with pytest.raises(PeerGone):
-            ring.grant(row, handle)
+            ring.grant(reader_id, handle)
         with pytest.raises(CacheFull):
             ring.claim(64)
         worker.ask("close_reader")  # with a live view: its share stays
         assert ring.poll_deaths() == []
         assert worker.ask("digests") == [digest(5, 64)]
         worker.ask("drop_views")
-        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
         put(ring, 64)
 
 
 def test_a_silent_reader_is_not_dead() -> None:
     with make_ring(128) as ring, Process() as process:
-        row, _ = attach(ring, process)
-        ring.grant(row, put(ring, 64))
+        reader_id, _ = attach(ring, process)
+        ring.grant(reader_id, put(ring, 64))
         process.stop()
         assert [ring.poll_deaths() for _ in range(100)] == [[]] * 100
         with pytest.raises(CacheFull):
             ring.claim(64)
 
 
-def test_a_restarted_reader_takes_the_row_in_a_new_life_before_the_writer_looks() -> None:
+def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_looks() -> None:
     """Without the nonce the new life would give back a descriptor of the old one, and the slot would stay pinned."""
     with make_ring(128) as ring, Process() as old, Process() as new:
-        row, nonce = attach(ring, old)
+        reader_id, nonce = attach(ring, old)
         handle = put(ring, 64, 5)
-        lease = ring.grant(row, handle)
+        lease = ring.grant(reader_id, handle)
         assert old.ask("owns", handle, lease)
         old.kill()
-        row_again, new_nonce = new.ask("attach", ring.announcement)
-        assert row_again == row
+        id_again, new_nonce = new.ask("attach", ring.announcement)
+        assert id_again == reader_id
         assert new_nonce != nonce
-        assert not ring.attach(row, nonce)  # the old life's Hello, late
+        assert not ring.attach(reader_id, nonce)  # the old life's Hello, late
         assert not new.ask("owns", handle, lease)
-        assert ring.attach(row, new_nonce)
-        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        assert ring.attach(reader_id, new_nonce)
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
         assert ring.stats().leases == 0
-        fresh = ring.grant(row, handle)
+        fresh = ring.grant(reader_id, handle)
         assert fresh == LeaseId(new_nonce, 1, handle.slot)
         assert new.ask("owns", handle, fresh)
         new.ask("give_back", handle)
@@ -101,85 +101,85 @@ def test_a_restarted_reader_takes_the_row_in_a_new_life_before_the_writer_looks(
         ring.check_integrity()
 
 
-def test_a_row_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
+def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
     with make_ring(128) as ring, Process() as old, Process() as new:
-        row, nonce = attach(ring, old)
+        reader_id, nonce = attach(ring, old)
         handle = put(ring, 64)
-        ring.grant(row, handle)
+        ring.grant(reader_id, handle)
         old.kill()
-        new_row, new_nonce = new.ask("attach", ring.announcement)
-        assert new_row == row
+        new_id, new_nonce = new.ask("attach", ring.announcement)
+        assert new_id == reader_id
         (event,) = ring.poll_deaths()
-        assert isinstance(event, RowStopped)
-        assert (event.row, event.nonce) == (row, nonce)
+        assert isinstance(event, ReaderStopped)
+        assert (event.reader_id, event.nonce) == (reader_id, nonce)
         assert ring.poll_deaths() == []
         with pytest.raises(PeerGone):
-            ring.grant(row, handle)
+            ring.grant(reader_id, handle)
         with pytest.raises(CacheFull):  # it may have been a stray write, and the old life may read
             ring.claim(64)
-        assert ring.attach(row, new_nonce)
-        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        assert ring.attach(reader_id, new_nonce)
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
         put(ring, 64)
 
 
 def test_an_overwritten_nonce_voids_no_lease_of_the_living() -> None:
     with make_ring(128) as ring, Process() as process:
-        row, nonce = attach(ring, process)
-        ring.grant(row, put(ring, 64, 5))
+        reader_id, nonce = attach(ring, process)
+        ring.grant(reader_id, put(ring, 64, 5))
         with overwritten(ring.announcement.ctl_name) as words:
-            words[Layout(128, 64, 4).nonce_word(row)] = 0
+            words[Layout(128, 64, 4).nonce_word(reader_id)] = 0
         (event,) = ring.poll_deaths()
-        assert isinstance(event, RowStopped)
+        assert isinstance(event, ReaderStopped)
         with pytest.raises(CacheFull):
             ring.claim(64)
         process.kill()
-        assert ring.poll_deaths() == [RowVoided(row, nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
         put(ring, 64)
 
 
-def test_a_row_is_not_taken_while_a_worker_of_its_dead_engine_lives() -> None:
+def test_an_entry_is_not_taken_while_a_worker_of_its_dead_engine_lives() -> None:
     with make_ring() as ring, Process() as engine, Process() as worker, Process() as successor:
-        row, nonce = attach(ring, engine)
+        reader_id, nonce = attach(ring, engine)
         worker.ask("open", ring.announcement)
-        worker.ask("join", row, nonce, 0)
+        worker.ask("join", reader_id, nonce, 0)
         engine.kill()
-        assert successor.ask("attach", ring.announcement)[0] == row + 1
+        assert successor.ask("attach", ring.announcement)[0] == reader_id + 1
         worker.kill()
         with attached(ring) as reader:
-            assert reader.row == row
+            assert reader.reader_id == reader_id
 
 
 def test_a_worker_that_outlived_its_engine_may_not_join_the_next() -> None:
     with make_ring() as ring, Process() as engine, Process() as worker:
-        row, nonce = attach(ring, engine)
+        reader_id, nonce = attach(ring, engine)
         worker.ask("open", ring.announcement)
         engine.kill()
         with attached(ring) as successor:
-            assert successor.row == row
+            assert successor.reader_id == reader_id
             with pytest.raises(ChildError, match="peer_gone"):
-                worker.ask("join", row, nonce, 0)
-            worker.ask("join", row, successor.nonce, 0)
+                worker.ask("join", reader_id, nonce, 0)
+            worker.ask("join", reader_id, successor.nonce, 0)
 
 
 def test_a_killed_workers_rank_is_free_for_its_successor_only_then() -> None:
-    with make_ring() as ring, attached(ring) as row, Process() as worker, Process() as successor:
+    with make_ring() as ring, attached(ring) as entry, Process() as worker, Process() as successor:
         for process in (worker, successor):
             process.ask("open", ring.announcement)
-        worker.ask("join", row.row, row.nonce, 0)
+        worker.ask("join", entry.reader_id, entry.nonce, 0)
         with pytest.raises(ChildError, match="segment_error"):
-            successor.ask("join", row.row, row.nonce, 0)
-        assert row.is_worker_alive(0)
+            successor.ask("join", entry.reader_id, entry.nonce, 0)
+        assert entry.is_worker_alive(0)
         worker.kill()
-        assert not row.is_worker_alive(0)
-        successor.ask("join", row.row, row.nonce, 0)
+        assert not entry.is_worker_alive(0)
+        successor.ask("join", entry.reader_id, entry.nonce, 0)
 
 
 def test_a_reader_in_another_process_gives_back() -> None:
     with make_ring(128) as ring, Process() as process:
-        row, _ = attach(ring, process)
+        reader_id, _ = attach(ring, process)
         handle = put(ring, 64, 5)
         for _ in range(100):
-            ring.grant(row, handle)
+            ring.grant(reader_id, handle)
             process.ask("view", handle)
             assert set(process.ask("digests")) == {digest(5, 64)}
             process.ask("drop_views")

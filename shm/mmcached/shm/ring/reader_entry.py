@@ -1,17 +1,17 @@
-"""Takes one reader's row and writes its words: the incarnation that leases are granted to.
+"""Takes an entry of the ring's reader table and writes its words: the incarnation that leases are granted to.
 
-In the service the row belongs to an engine; its workers read under its leases and write nothing. Taking a row, in this
+In the service the entry belongs to an engine; its workers read under its leases and write nothing. Taking one, in this
 order:
 
-    1. lock the row's byte exclusively   that alone proves: nobody of a former life can read any more. Busy: next row
-    2. write a fresh random nonce        from here on descriptors of the former life are nobody's
-    3. downgrade the byte to shared      in one step of the kernel; now workers can join
+    1. lock the reader's byte exclusively  that alone proves: nobody of a former life can read any more. Busy: the next
+    2. write a fresh random nonce          from here on descriptors of the former life are nobody's
+    3. downgrade the byte to shared        in one step of the kernel; now workers can join
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
-    5. tell the writer (row, nonce)      the caller's part; the writer checks it against the row
+    5. tell the writer (reader_id, nonce)    the caller's part; the writer checks it against the entry
 
 The cells keep their values: the writer takes them at attach as granted, and until it has heard of the new life it still
-compares them with what it granted to the former one. Only this row is mapped, so a stray write of this process reaches
-no other. Knows nothing of messages; not thread-safe: finalizers must not call it.
+compares them with what it granted to the former one. Only this entry is mapped, so a stray write of this process
+reaches no other. Knows nothing of messages; not thread-safe: finalizers must not call it.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
 
 def random_nonce() -> int:
-    """Return 63 random bits, never 0, which is the nonce of a row that was never taken."""
+    """Return 63 random bits, never 0, which is the nonce of an entry that was never taken."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
-class ReaderRow(Closeable):
-    """A row that this process has taken; made by `attach`, given up by `close` or death."""
+class ReaderEntry(Closeable):
+    """An entry that this process has taken; made by `attach`, given up by `close` or death."""
 
-    def __init__(self, announcement: RingAnnouncement, control: Control, row: int, nonce: int) -> None:
+    def __init__(self, announcement: RingAnnouncement, control: Control, reader_id: int, nonce: int) -> None:
         self.announcement = announcement
-        self.row = row
+        self.reader_id = reader_id
         self.nonce = nonce
         self._received = ReceivedLeases(nonce)
         self._control: Control | None = control
         self._words = require_word_store()
 
     @classmethod
-    def attach(cls, announcement: RingAnnouncement, new_nonce: Callable[[], int] = random_nonce) -> ReaderRow:
-        """Take the first row that nobody uses.
+    def attach(cls, announcement: RingAnnouncement, new_nonce: Callable[[], int] = random_nonce) -> ReaderEntry:
+        """Take the first entry that nobody uses.
 
         Raises:
-            SegmentError: the ring is gone, all rows are in use, or this machine has no release store.
+            SegmentError: the ring is gone, all entries are in use, or this machine has no release store.
             LayoutMismatch: the ring's header contradicts the announcement or this version.
         """
         words = require_word_store()
         control = open_control(announcement)
         layout = control.layout
         try:
-            for row in range(layout.max_rows):
-                if locks.try_exclusive(control.fd, locks.row_byte(row)):
-                    crash_point("row.after_lock")
+            for reader_id in range(layout.max_readers):
+                if locks.try_exclusive(control.fd, locks.reader_byte(reader_id)):
+                    crash_point("entry.after_lock")
                     nonce = new_nonce()
-                    control.map_row(row)
+                    control.map_entry(reader_id)
                     _reset_impossible_cells(control)
                     control.words[PID_WORD] = os.getpid()
                     words.store_release(control.words, NONCE_WORD, nonce)
-                    crash_point("row.after_nonce")
-                    locks.downgrade(control.fd, locks.row_byte(row))
-                    crash_point("row.after_downgrade")
-                    _lock_engine_byte(control, row)
-                    return cls(announcement, control, row, nonce)
+                    crash_point("entry.after_nonce")
+                    locks.downgrade(control.fd, locks.reader_byte(reader_id))
+                    crash_point("entry.after_downgrade")
+                    _lock_engine_byte(control, reader_id)
+                    return cls(announcement, control, reader_id, nonce)
             raise SegmentError(
-                f"all {layout.max_rows} rows of the ring are in use; raise ring_max_rows (for clients: "
+                f"all {layout.max_readers} entries of the ring are in use; raise ring_max_readers (for clients: "
                 "store_max_clients), or stop a reader",
-                max_rows=layout.max_rows,
+                max_readers=layout.max_readers,
             )
         except BaseException:
             control.close()
@@ -108,7 +108,7 @@ class ReaderRow(Closeable):
         """Return one lease of the handle's slot: once per owned lease, when nothing reads under it any more.
 
         Raises:
-            LocalProtocolError: the handle is of another ring, or the row is closed; nothing was written.
+            LocalProtocolError: the handle is of another ring, or the entry is closed; nothing was written.
         """
         control = self._open_control()
         names = self.announcement
@@ -124,14 +124,14 @@ class ReaderRow(Closeable):
     def is_worker_alive(self, rank: int) -> bool:
         """Return whether some process holds the byte of a rank. If not: its former holder reads no more."""
         control = self._open_control()
-        return not locks.is_free(control.fd, locks.worker_byte(self.row, rank, control.layout.max_rows))
+        return not locks.is_free(control.fd, locks.worker_byte(self.reader_id, rank, control.layout.max_readers))
 
     def is_writer_alive(self) -> bool:
         """Return whether the ring's writer lives. If not: what the index shows is nobody's any more."""
         return not locks.is_free(self._open_control().fd, locks.WRITER_BYTE)
 
     def abandon(self) -> None:
-        """Let go of a parent's row in a forked child: the locks and leases stay the parent's, nothing is written.
+        """Let go of a parent's entry in a forked child: the locks and leases stay the parent's, nothing is written.
 
         A fork shares the locks' file description, so `close` would unlock for the parent too.
         """
@@ -152,7 +152,7 @@ class ReaderRow(Closeable):
 
     def _open_control(self) -> Control:
         if self._control is None:
-            raise LocalProtocolError(f"row {self.row} is closed")
+            raise LocalProtocolError(f"entry {self.reader_id} is closed")
         return self._control
 
 
@@ -162,7 +162,9 @@ def _reset_impossible_cells(control: Control) -> None:
     cells[cells > MAX_RETURNED] = 0
 
 
-def _lock_engine_byte(control: Control, row: int) -> None:
-    # Its former holder had the row's byte in the same file description, and that byte was free.
-    if not locks.try_exclusive(control.fd, locks.engine_byte(row, control.layout.max_rows)):
-        raise SegmentError(f"the engine byte of row {row} is taken although the row was free; restart the service")
+def _lock_engine_byte(control: Control, reader_id: int) -> None:
+    # Its former holder had the entry's byte in the same file description, and that byte was free.
+    if not locks.try_exclusive(control.fd, locks.engine_byte(reader_id, control.layout.max_readers)):
+        raise SegmentError(
+            f"the engine byte of entry {reader_id} is taken although the entry was free; restart the service"
+        )

@@ -1,0 +1,89 @@
+"""Accepts readers' Hellos and sees which readers have died, by the entries' nonces and the kernel's byte locks.
+
+Writes no word: an entry's words belong to its reader. Death is read from locks alone, never from silence: a process
+that is stopped for an hour and then goes on reading is alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmcached.shm.crash_points import crash_point
+from mmcached.shm.files import locks
+from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.segment.mapped import Control
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStopped:
+    """Nothing more is granted to this incarnation; its leases still pin."""
+
+    reader_id: int
+    nonce: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderVoided:
+    """All that could read under this incarnation's leases are dead: they are void. May come without `ReaderStopped`."""
+
+    reader_id: int
+    nonce: int
+
+
+class ReaderWatch:
+    def __init__(self, control: Control, leases: LeaseTable) -> None:
+        self._control = control
+        self._leases = leases
+        self._unreported: list[ReaderStopped | ReaderVoided] = []
+
+    def attach(self, reader_id: int, nonce: int) -> bool:
+        """Accept a reader's Hello if it is true now; return whether it is attached. A repeated one changes nothing.
+
+        Refused is a Hello that arrives late: another incarnation has taken the entry, or the engine is dead already.
+        """
+        layout = self._control.layout
+        if not 0 <= reader_id < layout.max_readers or nonce == 0 or self._control.nonce(reader_id) != nonce:
+            return False
+        former = self._leases.incarnations().get(reader_id)
+        if former == nonce:
+            return self._leases.takes_leases(reader_id)
+        # The entry's nonce is this one, so the engine's byte is held by this engine: it locked it before its Hello.
+        if locks.is_free(self._control.fd, locks.engine_byte(reader_id, layout.max_readers)):
+            return False
+        if not self._leases.attach(reader_id, nonce):
+            return False
+        if former is not None:  # the new engine has had the entry's byte exclusively: all of the former life are dead
+            self._unreported.append(ReaderVoided(reader_id, former))
+        return True
+
+    def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
+        """Look at the locks and cells of all entries with an incarnation; return the changes, each once."""
+        events, self._unreported = self._unreported, []
+        nonces = self._leases.incarnations()
+        for reader_id, nonce in nonces.items():
+            events += self._judge(reader_id, nonce)
+        for reader_id, overrun in self._leases.fence_overruns().items():
+            reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.granted}"
+            events.append(ReaderStopped(reader_id, nonces[reader_id], reason))
+        return events
+
+    def _judge(self, reader_id: int, nonce: int) -> list[ReaderStopped | ReaderVoided]:
+        fd, max_readers = self._control.fd, self._control.layout.max_readers
+        if locks.is_free(fd, locks.reader_byte(reader_id)):  # the last holder is gone
+            crash_point("deaths.before_void")
+            self._leases.void(reader_id)
+            return [ReaderVoided(reader_id, nonce)]
+        if self._leases.is_frozen(reader_id):
+            return []
+        if self._control.nonce(reader_id) != nonce:
+            # A new engine has had the byte exclusively, and all of the life that we know are dead; or it is a stray
+            # write. The new one's Hello, or the free byte, tells which; until then the leases stay.
+            self._leases.freeze(reader_id)
+            return [
+                ReaderStopped(reader_id, nonce, "another process has taken the entry, or has overwritten its nonce")
+            ]
+        if not self._leases.is_stopped(reader_id) and locks.is_free(fd, locks.engine_byte(reader_id, max_readers)):
+            self._leases.stop(reader_id)
+            return [ReaderStopped(reader_id, nonce, "its engine is dead")]
+        return []

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mmcached.shm import ReaderEntry, ReaderStopped
+from mmcached.shm.ring.reader_entry import random_nonce
+from mmcached.shm.segment import words
+from mmcached.shm.segment.layout import MAX_RETURNED, Layout
+from mmcached.wire.errors import LocalProtocolError, SegmentError
+from tests.shm.rings import attached, make_ring, overwritten, put
+
+
+def test_entries_are_taken_in_order_and_given_free() -> None:
+    with make_ring(max_readers=2) as ring, ReaderEntry.attach(ring.announcement) as first:
+        with ReaderEntry.attach(ring.announcement) as second:
+            assert [first.reader_id, second.reader_id] == [0, 1]
+            with pytest.raises(SegmentError, match="all 2 entries"):
+                ReaderEntry.attach(ring.announcement)
+        with ReaderEntry.attach(ring.announcement) as again:
+            assert again.reader_id == 1
+            assert again.nonce != second.nonce
+
+
+def test_nonces_have_63_bits_and_are_never_zero() -> None:
+    nonces = {random_nonce() for _ in range(1000)}
+    assert len(nonces) == 1000
+    assert min(nonces) > 0
+    assert 2**62 < max(nonces) < 2**63
+
+
+def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
+    with make_ring() as ring, ReaderEntry.attach(ring.announcement) as entry:
+        assert not ring.attach(entry.reader_id, entry.nonce + 1)
+        assert not ring.attach(entry.reader_id + 1, entry.nonce)
+        assert not ring.attach(ring.announcement.max_readers, entry.nonce)
+        assert not ring.attach(1, 0)  # an entry that was never taken holds 0
+        assert ring.grantable_readers() == []
+        assert ring.attach(entry.reader_id, entry.nonce)
+        handle = put(ring, 10)
+        ring.grant(entry.reader_id, handle)
+        assert ring.attach(entry.reader_id, entry.nonce)  # repeated: the lease is still there
+        assert ring.stats().leases == 1
+        assert ring.grant(entry.reader_id, handle).seq == 2
+
+
+def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
+    with make_ring() as ring:
+        entry = ReaderEntry.attach(ring.announcement)
+        entry.close()
+        assert not ring.attach(entry.reader_id, entry.nonce)
+
+
+def test_owns_wants_ring_epoch_nonce_and_slot() -> None:
+    with make_ring() as ring, attached(ring) as entry:
+        handle = put(ring, 10)
+        lease = ring.grant(entry.reader_id, handle)
+        assert entry.owns(handle, lease)
+        assert not entry.owns(handle, msgspec.structs.replace(lease, nonce=lease.nonce + 1))
+        other = put(ring, 10)
+        assert not entry.owns(other, lease)
+        assert not entry.receive(other, lease)
+        assert not entry.owns(msgspec.structs.replace(handle, ring_id="f" * 32), lease)
+        assert not entry.owns(msgspec.structs.replace(handle, epoch=handle.epoch + 1), lease)
+
+
+def test_what_is_not_of_this_ring_is_not_given_back() -> None:
+    with make_ring(num_slots=4) as ring, attached(ring) as entry:
+        handle = put(ring, 10)
+        ring.grant(entry.reader_id, handle)
+        wrong: list[dict[str, object]] = [{"ring_id": "f" * 32}, {"epoch": 1}, {"slot": 4}, {"slot": -1}]
+        for change in wrong:
+            with pytest.raises(LocalProtocolError):
+                entry.give_back(msgspec.structs.replace(handle, **change))
+        assert ring.stats().leases == 1
+        ring.check_integrity()
+
+
+def test_a_new_incarnation_goes_on_from_the_cells_of_the_old() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        for life in range(3):
+            with attached(ring) as entry:
+                assert entry.reader_id == 0
+                assert ring.grant(0, handle).seq == 1
+                if life != 1:
+                    entry.give_back(handle)  # the second life dies with its lease
+            assert len(ring.poll_deaths()) == 1
+            assert ring.stats().leases == 0
+        ring.check_integrity()
+
+
+def test_taking_an_entry_changes_no_count_of_the_former_life() -> None:
+    """The writer still compares them with what it has granted, until it looks at the locks or hears a Hello."""
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        with attached(ring) as entry:
+            ring.grant(entry.reader_id, handle)
+            entry.give_back(handle)
+            assert ring.poll_deaths() == []  # the writer has seen the count
+        with ReaderEntry.attach(ring.announcement) as successor:
+            assert successor.reader_id == 0
+            ring.check_integrity()
+            (event,) = ring.poll_deaths()
+            assert isinstance(event, ReaderStopped)
+            assert "another process has taken the entry" in event.reason
+            assert ring.fenced_readers() == []
+
+
+def test_a_count_that_no_reader_reaches_is_set_back() -> None:
+    with make_ring(num_slots=2) as ring:
+        with overwritten(ring.announcement.ctl_name) as words:
+            layout = Layout(ring.announcement.data_bytes, 2, ring.announcement.max_readers)
+            words[layout.cell_word(0, 0)] = MAX_RETURNED + 1
+            words[layout.cell_word(0, 1)] = MAX_RETURNED
+        handle, other = put(ring, 10), put(ring, 10)
+        with attached(ring) as entry:
+            for each in (handle, other):
+                ring.grant(entry.reader_id, each)
+                entry.give_back(each)
+            ring.check_integrity()
+            assert ring.stats().leases == 0
+
+
+def test_a_closed_entry_gives_nothing_back() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        entry = ReaderEntry.attach(ring.announcement)
+        entry.close()
+        entry.close()
+        with pytest.raises(LocalProtocolError):
+            entry.give_back(handle)
+
+
+def test_no_release_store_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_ring() as ring:
+        monkeypatch.setattr(words, "_CHOSEN", None)
+        with pytest.raises(SegmentError, match="libatomic"):
+            ReaderEntry.attach(ring.announcement)
+        monkeypatch.undo()
