@@ -37,7 +37,7 @@ NAME = "engine overhead"
 TOLD = f"{NAME}, with tokens told"
 RUNNING = (1, 4, 16, 64, NUM_RUNNING)
 CONTEXTS = (PROMPT_TOKENS, 1_024, 4_096)
-NONCE = 1
+INCARNATION = 1
 WORKER_EPOCH = 2
 DIGEST = bytes(16)
 
@@ -111,15 +111,15 @@ class Engine:
         self.steps = OurSteps(config)
         self._results = Results()
         self._is_told = is_told
-        group = WorkerGroup(cast(Any, self), 1, nonce=NONCE, config_digest=config.digest())
+        group = WorkerGroup(cast(Any, self), 1, incarnation=INCARNATION, config_digest=config.digest())
         group.hello(b"worker", WorkerHello(0, WORKER_EPOCH, config.digest(), "cpu"))
-        group.attached(WorkerAttached(WORKER_EPOCH, NONCE, 0), None)
+        group.attached(WorkerAttached(WORKER_EPOCH, INCARNATION, 0), None)
         self._runner = StepRunner(
             self.steps.scheduler,
             group,
             HeldLeases(lambda handle: None),
             ItemFrames(config),
-            nonce=NONCE,
+            incarnation=INCARNATION,
             timeout_s=config.step_timeout_s,
             clock=time.monotonic,
         )
@@ -175,4 +175,4 @@ def read_plan(frames: list[Frame], num_running: int) -> StepPlan:
 def answer(plan: StepPlan, step: int) -> list[Frame]:
     """Return what a worker says to a plan, or to another one for the same requests."""
     sampled = [Sampled(chunk.request_id, SAMPLED_TOKEN_ID) for chunk in plan.chunks]
-    return encode_frames(StepOutput(NONCE, WORKER_EPOCH, step, DIGEST, sampled, [], [], []))
+    return encode_frames(StepOutput(INCARNATION, WORKER_EPOCH, step, DIGEST, sampled, [], [], []))

@@ -48,7 +48,7 @@ class Subject:
         store = undo.enter_context(ObjectStoreWriter(ring))
         readers = [undo.enter_context(ReaderEntry.attach(ring.announcement)) for _ in range(num_readers)]
         for each in readers:
-            if not ring.attach(each.reader_id, each.nonce):
+            if not ring.attach(each.reader_id, each.incarnation):
                 raise RuntimeError(f"reader {each.reader_id} was not attached")
         item = torch.zeros(ITEM_BYTES // 4)
         keys = itertools.count()

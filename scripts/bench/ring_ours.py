@@ -52,8 +52,8 @@ class RingWriterEnd(WriterEnd):
                 tell_once(f"the ring's pages are not there after {POPULATED_WITHIN_S} s: the first lap pays for them")
             super().__init__(pool, 2 if two_hops else shape.num_readers)
             greetings = self._open_ends(copy=copy, two_hops=two_hops)
-            for reader_id, nonce in greetings.values():
-                if not self._ring.attach(reader_id, nonce):
+            for reader_id, incarnation in greetings.values():
+                if not self._ring.attach(reader_id, incarnation):
                     raise RuntimeError(f"entry {reader_id} was not attached")
         except BaseException:
             self._store.close()
@@ -79,7 +79,7 @@ class RingWriterEnd(WriterEnd):
             self._store.close()
 
     def _open_ends(self, *, copy: bool, two_hops: bool) -> dict[int, tuple[int, int]]:
-        """Open the readers' ends; return (entry, nonce) of each that has an entry."""
+        """Open the readers' ends; return (entry, incarnation) of each that has an entry."""
         options: Options = {"ring": encode(self._ring.announcement), "copy": copy}
         if not two_hops:
             return self.open_readers("ring", options)
@@ -102,7 +102,7 @@ class EntryReaderEnd(ReaderEnd):
         self._entry = ReaderEntry.attach(announcement)
         self._objects = ObjectStoreReader(RingReader.open(announcement))
         self._released: deque[Handle] = deque()
-        self.greeting = (self._entry.reader_id, self._entry.nonce)
+        self.greeting = (self._entry.reader_id, self._entry.incarnation)
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         handle, lease = decode_descriptor(message[1:])
@@ -124,7 +124,7 @@ class EngineEnd(ReaderEnd):
     def __init__(self, options: Options, link: Link) -> None:
         self._entry = ReaderEntry.attach(msgspec.msgpack.decode(options["ring"], type=RingAnnouncement))
         self._worker = link.connect(options["worker"])
-        self.greeting = (self._entry.reader_id, self._entry.nonce)
+        self.greeting = (self._entry.reader_id, self._entry.incarnation)
         self._held: dict[tuple[int, int], Handle] = {}
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
@@ -135,7 +135,7 @@ class EngineEnd(ReaderEnd):
         handle, lease = decode_descriptor(message[1:])
         if not self._entry.receive(handle, lease):
             raise RuntimeError("a descriptor of another incarnation, or one that came before")
-        self._held[lease.nonce, lease.seq] = handle
+        self._held[lease.incarnation, lease.seq] = handle
         self._worker.send(message)
         yield from ()
 
@@ -151,8 +151,8 @@ class WorkerEnd(ReaderEnd):
         announcement = msgspec.msgpack.decode(options["ring"], type=RingAnnouncement)
         self._engine = link.connect(options["engine"])
         reader = RingReader.open(announcement)
-        reader_id, nonce = options["entry"]
-        reader.join_entry(reader_id, nonce, 0)
+        reader_id, incarnation = options["entry"]
+        reader.join_entry(reader_id, incarnation, 0)
         self._objects = ObjectStoreReader(reader)
         self._released: deque[LeaseId] = deque()
 
@@ -162,7 +162,7 @@ class WorkerEnd(ReaderEnd):
         yield record.pop("pixel_values")
         while self._released:
             done = self._released.popleft()
-            self._engine.send(message[:1] + DONE + encode((done.nonce, done.seq)))
+            self._engine.send(message[:1] + DONE + encode((done.incarnation, done.seq)))
 
     def close(self) -> None:
         self._engine.close()

@@ -79,9 +79,9 @@ class ChaosWriter:
                 match self._decoder.decode(frame):
                     case Who():
                         self._send(identity, Ring(self.ring.announcement))
-                    case Hello(ring_id, reader_id, nonce):
+                    case Hello(ring_id, reader_id, incarnation):
                         is_this = ring_id == self.ring.announcement.ring_id
-                        if is_this and self.ring.attach(reader_id, nonce):
+                        if is_this and self.ring.attach(reader_id, incarnation):
                             self._reader_to_identity[reader_id] = identity
 
     def _step(self) -> None:
@@ -230,7 +230,7 @@ class ChaosReader:
             self._attached = entry, reader
             self.role.count(Count.ATTACHED)
         entry, _ = self._attached
-        self._say(Hello(announcement.ring_id, entry.reader_id, entry.nonce))
+        self._say(Hello(announcement.ring_id, entry.reader_id, entry.incarnation))
 
     def _leave(self) -> None:
         """Finish on the old mapping: what is held must be whole although the writer is dead and its names are gone."""
@@ -297,13 +297,13 @@ class RevokingWriter(ChaosWriter):
     def look_at_readers(self) -> None:
         super().look_at_readers()
         leases = self.ring._leases
-        for reader_id, nonce in leases.incarnations().items():
+        for reader_id, incarnation in leases.incarnations().items():
             returned, now = int(leases._returned[reader_id].sum()), time.monotonic()
             last, since = self._reader_to_progress.get(reader_id, (-1, now))
             self._reader_to_progress[reader_id] = (returned, since if returned == last else now)
             if returned == last and now - since > TIMEOUT_S:
                 leases.void(reader_id)
-                leases.attach(reader_id, nonce)
+                leases.attach(reader_id, incarnation)
 
     _reader_to_progress: dict[int, tuple[int, float]] = {}  # noqa: RUF012 - one writer per process
 

@@ -1,6 +1,6 @@
 """Defines what the processes of a chaos run share: who they are, what they say, and what survives them.
 
-    reader ── Who ──> writer        reader ── Hello(ring, reader, nonce) ──> writer
+    reader ── Who ──> writer        reader ── Hello(ring, reader, incarnation) ──> writer
     reader <── Ring(announcement) ──              <── Lease(handle, lease) ── …
 
 A writer that is killed takes its socket along; its successor binds the same path, and readers that hear nothing for a
@@ -110,7 +110,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     ring_id: str
     reader_id: int
-    nonce: int
+    incarnation: int
 
 
 class Ring(msgspec.Struct, frozen=True, array_like=True, tag=2):

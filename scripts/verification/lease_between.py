@@ -41,7 +41,7 @@ class Descriptor(msgspec.Struct, frozen=True):
 
 class BarrierQuestion(msgspec.Struct, frozen=True):
     epoch: int
-    nonce: int
+    incarnation: int
     barrier_id: int
     last_seq: int
     slots: tuple[int, ...]
@@ -52,24 +52,24 @@ class ReaderHello(msgspec.Struct, frozen=True):
 
     epoch: int
     reader_id: int
-    nonce: int
+    incarnation: int
     sender: int
 
 
 class GapReport(msgspec.Struct, frozen=True):
     epoch: int
-    nonce: int
+    incarnation: int
 
 
 class BarrierAnswer(msgspec.Struct, frozen=True):
     epoch: int
-    nonce: int
+    incarnation: int
     barrier_id: int
     received: tuple[tuple[int, int], ...]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    engine_nonce: int
+    engine_incarnation: int
     worker_epoch: int
     step: int
     seq: int
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class ReadDone(msgspec.Struct, frozen=True):
-    engine_nonce: int
+    engine_incarnation: int
     worker_epoch: int
     step: int
     seq: int
@@ -98,25 +98,27 @@ class Said:
     def __str__(self) -> str:
         match self._message:
             case Descriptor(handle, lease):
-                return f"lease {lease.seq} of generation {handle.generation} for nonce {lease.nonce}"
-            case BarrierQuestion(_, nonce, barrier_id, last_seq):
-                return f"barrier {barrier_id} for nonce {nonce} after lease {last_seq}"
-            case ReaderHello(_, reader_id, nonce, sender):
-                return f"ReaderHello of engine {sender}: entry {reader_id}, nonce {nonce}"
-            case GapReport(_, nonce):
-                return f"the report of a gap, nonce {nonce}"
-            case BarrierAnswer(_, nonce, barrier_id, received):
-                return f"the answer to barrier {barrier_id}, nonce {nonce}: received by slot {dict(received)}"
-            case Attach(engine_nonce, _, reader_id, nonce):
-                return f"Attach of engine {engine_nonce}: entry {reader_id}, nonce {nonce}"
-            case Plan(engine_nonce, epoch, step, seq):
-                return f"plan {step} of engine {engine_nonce} for worker {epoch}: read under lease {seq}"
+                return f"lease {lease.seq} of generation {handle.generation} for incarnation {lease.incarnation}"
+            case BarrierQuestion(_, incarnation, barrier_id, last_seq):
+                return f"barrier {barrier_id} for incarnation {incarnation} after lease {last_seq}"
+            case ReaderHello(_, reader_id, incarnation, sender):
+                return f"ReaderHello of engine {sender}: entry {reader_id}, incarnation {incarnation}"
+            case GapReport(_, incarnation):
+                return f"the report of a gap, incarnation {incarnation}"
+            case BarrierAnswer(_, incarnation, barrier_id, received):
+                return (
+                    f"the answer to barrier {barrier_id}, incarnation {incarnation}: received by slot {dict(received)}"
+                )
+            case Attach(engine_incarnation, _, reader_id, incarnation):
+                return f"Attach of engine {engine_incarnation}: entry {reader_id}, incarnation {incarnation}"
+            case Plan(engine_incarnation, epoch, step, seq):
+                return f"plan {step} of engine {engine_incarnation} for worker {epoch}: read under lease {seq}"
             case WorkerHello(rank, epoch):
                 return f"WorkerHello of worker {epoch}, rank {rank}"
-            case WorkerAttached(epoch, engine_nonce):
-                return f"Attached of worker {epoch} to engine {engine_nonce}"
-            case ReadDone(engine_nonce, epoch, step, seq):
-                return f"read_done of worker {epoch} to engine {engine_nonce}: plan {step}, lease {seq}"
+            case WorkerAttached(epoch, engine_incarnation):
+                return f"Attached of worker {epoch} to engine {engine_incarnation}"
+            case ReadDone(engine_incarnation, epoch, step, seq):
+                return f"read_done of worker {epoch} to engine {engine_incarnation}: plan {step}, lease {seq}"
 
 
 class Queues:
@@ -336,9 +338,9 @@ class ModelControl(Control):
         self.words = words.data.cast("B").cast("Q")
 
     def map_entry(self, reader_id: int) -> None:
-        first = self.layout.nonce_word(reader_id)
+        first = self.layout.incarnation_word(reader_id)
         self.words = self.words[first : first + self.layout.entry_bytes // 8]
 
-    def nonce(self, reader_id: int) -> int:
-        nonce: int = self.words[self.layout.nonce_word(reader_id)]
-        return nonce
+    def incarnation(self, reader_id: int) -> int:
+        incarnation: int = self.words[self.layout.incarnation_word(reader_id)]
+        return incarnation

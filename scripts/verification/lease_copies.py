@@ -39,14 +39,14 @@ FIELDS: dict[type, set[str]] = {
         *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted", "_next_look"),
     },
     ReaderWatch: {"_control", "_leases", "_unreported"},  # made anew: all that it keeps is told at the next look
-    ReceivedLeases: {"nonce", "last_seq", "_slot_to_count"},
-    ReaderEntry: {"announcement", "reader_id", "nonce", "_received", "_control", "_words"},
+    ReceivedLeases: {"incarnation", "last_seq", "_slot_to_count"},
+    ReaderEntry: {"announcement", "reader_id", "incarnation", "_received", "_control", "_words"},
     HeldLeases: {"_give_back", "_held", "_of_request"},
-    WorkerGroup: {"_channel", "_world_size", "_nonce", "_config_digest", "_links"},
+    WorkerGroup: {"_channel", "_world_size", "_incarnation", "_config_digest", "_links"},
 }
 SLOTS: dict[type, tuple[str, ...]] = {
     _Reader: (
-        *("nonce", "at_attach", "granted", "seen", "seq", "num_lost", "barrier"),
+        *("incarnation", "at_attach", "granted", "seen", "seq", "num_lost", "barrier"),
         *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "overrun"),
     ),
     _Held: ("handle", "request_id", "reads", "has_ended"),
@@ -85,7 +85,7 @@ def table_key(table: LeaseTable) -> object:
 def _reader_key(books: _Reader) -> tuple[object, ...]:
     return (
         *(
-            books.nonce,
+            books.incarnation,
             books.seq,
             books.num_lost,
             books.barrier,
@@ -146,14 +146,14 @@ def _allocator_key(allocator: RingAllocator) -> object:
 def copy_reader_entry(entry: ReaderEntry) -> ReaderEntry:
     """Copy an engine's entry; it is given a control object whenever it needs one."""
     made = _blank(entry)
-    made.announcement, made.reader_id, made.nonce, made._words = (
+    made.announcement, made.reader_id, made.incarnation, made._words = (
         entry.announcement,
         entry.reader_id,
-        entry.nonce,
+        entry.incarnation,
         entry._words,
     )
     made._control = None
-    made._received = type(entry._received)(entry.nonce)
+    made._received = type(entry._received)(entry.incarnation)
     made._received.last_seq = entry._received.last_seq
     made._received._slot_to_count = entry._received._slot_to_count.copy()
     return made
@@ -162,7 +162,7 @@ def copy_reader_entry(entry: ReaderEntry) -> ReaderEntry:
 def reader_entry_key(entry: ReaderEntry) -> object:
     received = entry._received
     counts = tuple(sorted((slot, count) for slot, count in received._slot_to_count.items() if count))
-    return (entry.announcement.epoch, entry.reader_id, entry.nonce, received.last_seq, counts)
+    return (entry.announcement.epoch, entry.reader_id, entry.incarnation, received.last_seq, counts)
 
 
 def copy_book(book: HeldLeases, give_back: Callable[[Handle], None]) -> HeldLeases:
@@ -184,7 +184,11 @@ def book_key(book: HeldLeases) -> object:
 def copy_group(group: WorkerGroup, channel: Any) -> WorkerGroup:
     made = _blank(group)
     made._channel = channel
-    made._world_size, made._nonce, made._config_digest = group._world_size, group._nonce, group._config_digest
+    made._world_size, made._incarnation, made._config_digest = (
+        group._world_size,
+        group._incarnation,
+        group._config_digest,
+    )
     made._links = {rank: copy.copy(link) for rank, link in group._links.items()}
     return made
 

@@ -4,7 +4,7 @@ The product's own: `ReaderEntry` with its `ReceivedLeases`, `HeldLeases`, `Worke
 
 An entry is taken one step per event, so that everybody else can act, and everybody die, between any two:
 
-    lock the byte exclusively --> write the nonce --> share the byte, lock the engine's own --> Hello
+    lock the byte exclusively --> write the incarnation --> share the byte, lock the engine's own --> Hello
 
 The words and the byte locks that this touches are the product's; `mmcached.shm.ring.reader_entry` says why the order is
 this one. A test holds the two together.
@@ -64,7 +64,7 @@ class Outbox:
 
 
 class Engine:
-    """The `number`-th engine process; that number is also what its messages to workers carry as the engine's nonce.
+    """The `number`-th engine process; that number is also the incarnation in its messages to workers.
 
     Attributes:
         taking: the entry that is being taken. Nothing else is done meanwhile, as in the product.
@@ -90,7 +90,7 @@ class Engine:
         engine.returned = []
         engine.book = cls.lease_book(engine.returned.append)
         channel: Any = Outbox()
-        engine.group = WorkerGroup(channel, num_workers, nonce=number, config_digest=CONFIG_DIGEST)
+        engine.group = WorkerGroup(channel, num_workers, incarnation=number, config_digest=CONFIG_DIGEST)
         return engine
 
     def copy(self) -> Engine:
@@ -117,7 +117,7 @@ class Engine:
         """Return the seqs of leases whose request has not ended."""
         return [seq for seq, held in self.book._held.items() if not held.has_ended]
 
-    def nonce_for(self, epoch: int) -> int:
+    def incarnation_for(self, epoch: int) -> int:
         return 10 * self.number + epoch
 
     # ---- what it may do next
@@ -182,7 +182,7 @@ class Engine:
 
     def begin_taking(self, world: World, reader_id: int) -> Taking:
         epoch = world.ring.epoch
-        return Taking(epoch, reader_id, self.nonce_for(epoch))
+        return Taking(epoch, reader_id, self.incarnation_for(epoch))
 
     def go_on(self, world: World) -> None:
         """Do the next step of taking the entry; of a ring that has gone meanwhile none is taken."""
@@ -197,8 +197,8 @@ class Engine:
             self.taking = taking.next(control)
             return
         self.taking = None
-        self.entry = ReaderEntry(world.ring.announcement, control, taking.reader_id, taking.nonce)
-        self.entry._received = self.received_leases(taking.nonce)
+        self.entry = ReaderEntry(world.ring.announcement, control, taking.reader_id, taking.incarnation)
+        self.entry._received = self.received_leases(taking.incarnation)
         self._say_hello(world, self.entry)
         self.group.attach_all(self.entry)
         self._post(world)
@@ -210,7 +210,7 @@ class Engine:
 
     def _say_hello(self, world: World, entry: ReaderEntry) -> None:
         world.own_queues().send_to_writer(
-            self.number, ReaderHello(entry.announcement.epoch, entry.reader_id, entry.nonce, self.number)
+            self.number, ReaderHello(entry.announcement.epoch, entry.reader_id, entry.incarnation, self.number)
         )
 
     # ---- P0
@@ -222,16 +222,18 @@ class Engine:
         match message:
             case Descriptor(handle, lease):
                 if self.entry.has_gap_before(handle, lease):
-                    world.own_queues().send_to_writer(self.number, GapReport(epoch, lease.nonce))
+                    world.own_queues().send_to_writer(self.number, GapReport(epoch, lease.incarnation))
                 if self.entry.receive(handle, lease):
                     if message.meant_for != self.number:
                         raise Violation(f"I6: {self.name} takes a lease of engine {message.meant_for} for its own")
                     self.book.hold(lease.seq, handle, lease)
-            case BarrierQuestion(asked_epoch, nonce, barrier_id, last_seq, slots):
-                answer = self.entry.answer_barrier(nonce, last_seq, slots) if asked_epoch == epoch else None
+            case BarrierQuestion(asked_epoch, incarnation, barrier_id, last_seq, slots):
+                answer = self.entry.answer_barrier(incarnation, last_seq, slots) if asked_epoch == epoch else None
                 if answer is not None:
                     received = tuple(sorted(answer.items()))
-                    world.own_queues().send_to_writer(self.number, BarrierAnswer(epoch, nonce, barrier_id, received))
+                    world.own_queues().send_to_writer(
+                        self.number, BarrierAnswer(epoch, incarnation, barrier_id, received)
+                    )
 
     # ---- workers
 
@@ -248,7 +250,7 @@ class Engine:
                     self.book.worker_died(link.former_epoch)
                     link.former_epoch = None
             case ReadDone() as done:
-                if self.group.by_epoch(done.worker_epoch) is not None and done.engine_nonce == self.number:
+                if self.group.by_epoch(done.worker_epoch) is not None and done.engine_incarnation == self.number:
                     self.book.read_done(done.worker_epoch, done.step, done.seq)
         self._post(world)
 
@@ -282,7 +284,7 @@ class Engine:
         if entry.announcement.epoch != world.ring.epoch:
             return  # into a ring that nobody looks at any more
         ring = world.own_ring()
-        if ring.nonce_in_entry(entry.reader_id) != entry.nonce:
+        if ring.incarnation_in_entry(entry.reader_id) != entry.incarnation:
             raise Violation(f"I4: {self.name} writes into entry {entry.reader_id}, which another incarnation has taken")
         entry._control = ring.control(world.locks, self.name)
         entry._control.map_entry(entry.reader_id)
@@ -301,14 +303,14 @@ class Taking(NamedTuple):
 
     epoch: int
     reader_id: int
-    nonce: int
+    incarnation: int
     stage: Stage = Stage.LOCKED
 
     def next(self, control: ModelControl) -> Taking:
         """Do the next step; after the last one only the Hello is missing."""
         reader_id, layout = self.reader_id, control.layout
         if self.stage is Stage.LOCKED:
-            control.words[layout.nonce_word(reader_id)] = self.nonce
+            control.words[layout.incarnation_word(reader_id)] = self.incarnation
             return self._replace(stage=Stage.NAMED)
         # The product shares the one byte and then locks the other: in between it holds the entry's byte either way.
         ByteLocks.downgrade(control.fd, ByteLocks.reader_byte(reader_id))

@@ -49,10 +49,10 @@ def _revoke(reader_id: int, world: World) -> None:
 class WatchThatAttachesAgain(ReaderWatch):
     """Take a repeated Hello for a new life."""
 
-    def attach(self, reader_id: int, nonce: int) -> bool:
-        if self._leases.incarnations().get(reader_id) == nonce:
+    def attach(self, reader_id: int, incarnation: int) -> bool:
+        if self._leases.incarnations().get(reader_id) == incarnation:
             self._leases.void(reader_id)
-        return super().attach(reader_id, nonce)
+        return super().attach(reader_id, incarnation)
 
 
 class RingWithRepeatedHello(Ring):
@@ -63,16 +63,16 @@ class RingThatTrustsHello(Ring):
     """Takes a Hello as it comes, whoever has the entry by now."""
 
     def accept(self, world: World, hello: ReaderHello) -> None:
-        self.leases.attach(hello.reader_id, hello.nonce)
+        self.leases.attach(hello.reader_id, hello.incarnation)
         self.meant_for[hello.reader_id] = hello.sender
 
 
 class TableThatTakesLateAnswers(LeaseTable):
-    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+    def reconcile(self, reader_id: int, incarnation: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
         barrier = self._readers[reader_id].barrier if reader_id in self._readers else None
         if barrier is not None and set(barrier.slots) == received.keys():
             barrier_id = barrier.barrier_id
-        return super().reconcile(reader_id, nonce, barrier_id, received)
+        return super().reconcile(reader_id, incarnation, barrier_id, received)
 
 
 class RingWithLateAnswers(Ring):
@@ -82,13 +82,13 @@ class RingWithLateAnswers(Ring):
 class TableWithoutBase(LeaseTable):
     """Takes what has arrived for all that was ever granted, though the entry had a former life."""
 
-    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+    def reconcile(self, reader_id: int, incarnation: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
         books = self._readers.get(reader_id)
         if books is None:
             return None
         at_attach, books.at_attach = books.at_attach, np.zeros_like(books.at_attach)
         try:
-            return super().reconcile(reader_id, nonce, barrier_id, received)
+            return super().reconcile(reader_id, incarnation, barrier_id, received)
         finally:
             books.at_attach = at_attach
 
@@ -118,7 +118,7 @@ class EngineThatTakesUsedEntries(Engine):
 
 
 class EngineThatZeroesCells(Engine):
-    """Zeroes the counts of an entry's former life before the entry bears another nonce."""
+    """Zeroes the counts of an entry's former life before the entry bears another incarnation."""
 
     def begin_taking(self, world: World, reader_id: int) -> Taking:
         ring = world.own_ring()
@@ -128,7 +128,7 @@ class EngineThatZeroesCells(Engine):
 
 
 class EngineWithoutIncarnation(Engine):
-    def nonce_for(self, epoch: int) -> int:
+    def incarnation_for(self, epoch: int) -> int:
         return 7
 
 
@@ -178,8 +178,8 @@ class EngineThatGivesBackAtOnce(Engine):
 class ReceivedThatAnswersForOthers(ReceivedLeases):
     """Answers a question that was meant for the engine that had the entry, or another one, before."""
 
-    def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
-        return super().answer(self.nonce, last_seq, slots)
+    def answer(self, incarnation: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+        return super().answer(self.incarnation, last_seq, slots)
 
 
 class EngineThatAnswersForOthers(Engine):
@@ -231,7 +231,7 @@ MUTANTS = (
         replace(_STARTED, num_ranks=0),
     ),
     _mutant(
-        *("all lives of an entry have one nonce", "I6"),
+        *("all lives of an entry have one incarnation", "I6"),
         Actors(engine=EngineWithoutIncarnation),
         Budget(puts=1, grants=1, kills=1),
     ),

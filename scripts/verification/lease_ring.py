@@ -103,8 +103,8 @@ class Ring:
         """Return the control object as a process sees it."""
         return ModelControl(self.words, self.layout, Description(locks, self.epoch, holder))
 
-    def nonce_in_entry(self, reader_id: int) -> int:
-        return int(self.words[self.layout.nonce_word(reader_id)])
+    def incarnation_in_entry(self, reader_id: int) -> int:
+        return int(self.words[self.layout.incarnation_word(reader_id)])
 
     def holds(self, handle: Handle) -> bool:
         """Return whether a chunk's bytes are untouched; those of another epoch's ring nobody writes any more."""
@@ -234,7 +234,9 @@ class Ring:
     def open_barrier(self, world: World, reader_id: int) -> None:
         barrier = self.leases.open_barrier(reader_id)
         if barrier is not None:
-            question = BarrierQuestion(self.epoch, barrier.nonce, barrier.barrier_id, barrier.last_seq, barrier.slots)
+            question = BarrierQuestion(
+                self.epoch, barrier.incarnation, barrier.barrier_id, barrier.last_seq, barrier.slots
+            )
             world.own_queues().send_to_engine(question)
 
     def poll_deaths(self, world: World) -> bool:
@@ -252,18 +254,18 @@ class Ring:
             case ReaderHello():
                 self.accept(world, message)
             case GapReport() | BarrierAnswer():
-                for reader_id, nonce in self.leases.incarnations().items():
-                    if nonce == message.nonce:
+                for reader_id, incarnation in self.leases.incarnations().items():
+                    if incarnation == message.incarnation:
                         self._reported(world, reader_id, message)
 
     def _reported(self, world: World, reader_id: int, message: GapReport | BarrierAnswer) -> None:
         if isinstance(message, BarrierAnswer):
-            self.leases.reconcile(reader_id, message.nonce, message.barrier_id, dict(message.received))
+            self.leases.reconcile(reader_id, message.incarnation, message.barrier_id, dict(message.received))
         elif len(world.queues.barrier_ids()) < world.setting.max_barriers:
             self.open_barrier(world, reader_id)
 
     def accept(self, world: World, hello: ReaderHello) -> None:
-        if self._seeing(world).attach(hello.reader_id, hello.nonce):
+        if self._seeing(world).attach(hello.reader_id, hello.incarnation):
             self.meant_for[hello.reader_id] = hello.sender
 
     @property

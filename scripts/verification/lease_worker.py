@@ -87,13 +87,13 @@ class Worker:
             case Attach() as attach:
                 self._attach(world, attach)
             case Plan() as plan:
-                engine_nonce = self.attachment and self.attachment.engine_nonce
-                if (engine_nonce, self.epoch) == (plan.engine_nonce, plan.worker_epoch):
+                engine_incarnation = self.attachment and self.attachment.engine_incarnation
+                if (engine_incarnation, self.epoch) == (plan.engine_incarnation, plan.worker_epoch):
                     self.reading = plan
 
     def _attach(self, world: World, attach: Attach) -> None:
         former = self.attachment
-        if former is not None and former.engine_nonce != attach.engine_nonce:
+        if former is not None and former.engine_incarnation != attach.engine_incarnation:
             self.exit(world)
             return
         if attach != former:
@@ -102,7 +102,9 @@ class Worker:
                 self.exit(world)
                 return
             self.attachment = attach
-        world.own_queues().send_from_worker(self.rank, WorkerAttached(self.epoch, attach.engine_nonce, self.ring_epoch))
+        world.own_queues().send_from_worker(
+            self.rank, WorkerAttached(self.epoch, attach.engine_incarnation, self.ring_epoch)
+        )
 
     def _join(self, world: World, attach: Attach) -> bool:
         """Lock the entry's share and the rank's byte; False: the entry or the whole ring is another one by now."""
@@ -110,7 +112,7 @@ class Worker:
             return False  # its objects are unlinked
         try:
             _lock_share(
-                world.ring.control(world.own_locks(), self.name), attach.reader_id, attach.reader_nonce, self.rank
+                world.ring.control(world.own_locks(), self.name), attach.reader_id, attach.reader_incarnation, self.rank
             )
         except MmcachedError:
             return False
@@ -118,6 +120,6 @@ class Worker:
 
     def finish_reading(self, world: World) -> None:
         assert self.reading is not None
-        done = ReadDone(self.reading.engine_nonce, self.epoch, self.reading.step, self.reading.seq)
+        done = ReadDone(self.reading.engine_incarnation, self.epoch, self.reading.step, self.reading.seq)
         self.reading = None
         world.own_queues().send_from_worker(self.rank, done)

@@ -315,7 +315,7 @@ def check_invariants(world: World) -> None:
     engine = world.engine
     if engine is not None and engine.entry is not None and engine.entry.announcement.epoch == world.ring.epoch:
         entry = engine.entry
-        if world.ring.nonce_in_entry(entry.reader_id) != entry.nonce:
+        if world.ring.incarnation_in_entry(entry.reader_id) != entry.incarnation:
             raise Violation(f"I4: entry {entry.reader_id} of {engine.name} has been taken by another engine")
 
 

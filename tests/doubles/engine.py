@@ -52,7 +52,7 @@ class WireEngine:
     def attach(self, announcement: RingAnnouncement) -> None:
         """Take an entry of the ring, and say so."""
         self.entry = ReaderEntry.attach(announcement)
-        self.channel.send(to_frontend.ReaderHello(announcement.epoch, self.entry.reader_id, self.entry.nonce))
+        self.channel.send(to_frontend.ReaderHello(announcement.epoch, self.entry.reader_id, self.entry.incarnation))
 
     def receive(self) -> None:
         """Put what has come into the backlog, except barriers that are answered here."""
@@ -73,8 +73,8 @@ class WireEngine:
     def answer(self, barrier: Barrier) -> None:
         """Say which leases have arrived."""
         assert self.entry is not None
-        counts = self.entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
-        self.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts or {}))
+        counts = self.entry.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
+        self.channel.send(to_frontend.Reconcile(barrier.incarnation, barrier.barrier_id, counts or {}))
 
     def checksum(self, handle: Handle) -> str:
         """Return what a worker answers that reads a probe's item."""

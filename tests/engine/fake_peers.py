@@ -44,14 +44,16 @@ class FakeWorker:
     def output(self, plan: to_worker.StepPlan, *, token: int = 65, digest: bytes = b"d") -> to_engine.StepOutput:
         """An output that samples `token` wherever the plan asks, and has read all that it encodes."""
         sampled = [to_engine.Sampled(chunk.request_id, token) for chunk in plan.chunks if chunk.sample]
-        return to_engine.StepOutput(plan.engine_nonce, self.epoch, plan.step, digest, sampled, self.reads(plan), [], [])
+        return to_engine.StepOutput(
+            plan.engine_incarnation, self.epoch, plan.step, digest, sampled, self.reads(plan), [], []
+        )
 
     def failure(self, plan: to_worker.StepPlan, error: Any) -> to_engine.StepFailed:
-        return to_engine.StepFailed(plan.engine_nonce, self.epoch, plan.step, error, self.reads(plan))
+        return to_engine.StepFailed(plan.engine_incarnation, self.epoch, plan.step, error, self.reads(plan))
 
     def attached(self, attach: to_worker.Attach) -> None:
         epoch = 0 if attach.announcement is None else attach.announcement.epoch
-        self.channel.send(to_engine.WorkerAttached(self.epoch, attach.engine_nonce, epoch))
+        self.channel.send(to_engine.WorkerAttached(self.epoch, attach.engine_incarnation, epoch))
 
     def reads(self, plan: to_worker.StepPlan) -> list[to_engine.ReadDone]:
         return [to_engine.ReadDone(plan.step, item.lease.seq) for item in plan.encode if item.lease is not None]
@@ -74,7 +76,7 @@ class Bench:
         self.address = directory.worker_address(0)
         self.workers: list[FakeWorker] = []
         self.peer = b""
-        self.reader_id = self.reader_nonce = self.incarnation = 0
+        self.reader_id = self.reader_incarnation = self.incarnation = 0
         self.received: list[tuple[from_engine.FromEngine, list[Frame]]] = []
         self.payload: list[Frame] = []
 
@@ -127,9 +129,9 @@ class Bench:
         self.send(to_engine.Ring(incarnation, ring.announcement))
         hello = self.expect(from_engine.ReaderHello)
         assert hello.epoch == ring.announcement.epoch
-        assert ring.attach(hello.reader_id, hello.nonce)
-        self.reader_id, self.reader_nonce = hello.reader_id, hello.nonce
-        self.send(to_engine.ReaderAttached(hello.epoch, hello.reader_id, hello.nonce))
+        assert ring.attach(hello.reader_id, hello.incarnation)
+        self.reader_id, self.reader_incarnation = hello.reader_id, hello.incarnation
+        self.send(to_engine.ReaderAttached(hello.epoch, hello.reader_id, hello.incarnation))
         return hello
 
     def add_worker(self, rank: int) -> FakeWorker:

@@ -55,8 +55,8 @@ class FakeClient:
         return Dealer(self._bench.directory.client_address, to_client.ToClient)
 
     @property
-    def nonce(self) -> int:
-        return 0 if self.entry is None else self.entry.nonce
+    def incarnation(self) -> int:
+        return 0 if self.entry is None else self.entry.incarnation
 
     def answer(self, kind: type[MessageT]) -> MessageT:
         """Return the next message, which must be of this kind; leases in it are counted."""
@@ -90,18 +90,18 @@ class FakeClient:
         assert self.entry is not None
         epoch = self.entry.announcement.epoch
         return to_frontend.RegisterReader(
-            self.client_id, next(self._request_ids), epoch, self.entry.reader_id, self.entry.nonce
+            self.client_id, next(self._request_ids), epoch, self.entry.reader_id, self.entry.incarnation
         )
 
     def get(self, *keys: str, tenant: str = "") -> to_client.Records:
         number = next(self._request_ids)
-        self.channel.send(to_frontend.GetRecords(self.client_id, number, list(keys), tenant, self.nonce))
+        self.channel.send(to_frontend.GetRecords(self.client_id, number, list(keys), tenant, self.incarnation))
         return self.answer(to_client.Records)
 
     def ask(self, key: str, *, timeout_s: float = 60.0, tenant: str = "") -> int:
         """Send a claim without waiting for its answer; return its number."""
         number = next(self._request_ids)
-        message = to_frontend.ClaimRecord(self.client_id, number, key, timeout_s, tenant, self.nonce)
+        message = to_frontend.ClaimRecord(self.client_id, number, key, timeout_s, tenant, self.incarnation)
         self.channel.send(message)
         return number
 

@@ -33,8 +33,8 @@ def main() -> None:
     assert isinstance(welcome, Welcome)
     assert welcome.store_ring is not None
     entry = ReaderEntry.attach(welcome.store_ring)
-    channel.send(RegisterReader(client_id, 1, welcome.store_ring.epoch, entry.reader_id, entry.nonce))
-    channel.send(GetRecords(client_id, 2, ["a"], nonce=entry.nonce))
+    channel.send(RegisterReader(client_id, 1, welcome.store_ring.epoch, entry.reader_id, entry.incarnation))
+    channel.send(GetRecords(client_id, 2, ["a"], incarnation=entry.incarnation))
     channel.send(ClaimRecord(client_id, 3, "slow", DEADLINE_S))
     answers = [channel.receive(DEADLINE_S)[0] for _ in range(3)]
     assert [type(answer) for answer in answers] == [ReaderRegistered, Records, Claimed], answers

@@ -84,7 +84,7 @@ def test_a_ring_without_room_is_inline_mode_until_there_is_room(
             assert isinstance(bench.from_frontend(engine, to_engine.AddRequest).features[0].payload, Inline)
             engine.entry = ReaderEntry.attach(ring.announcement)
             engine.channel.send(
-                to_frontend.ReaderHello(ring.announcement.epoch, engine.entry.reader_id, engine.entry.nonce)
+                to_frontend.ReaderHello(ring.announcement.epoch, engine.entry.reader_id, engine.entry.incarnation)
             )
             bench.from_frontend(engine, to_engine.ReaderAttached)
         bench.generate(3, [png(1)])
@@ -458,7 +458,7 @@ def test_figures_are_the_pages_for_each_engine_that_is_ready(run_dir: Path, cloc
         assert bench.stats().engines[1] == EngineStats(steps=2)
 
 
-def test_entry_that_does_not_hold_the_nonce_is_not_attached(bench: Bench) -> None:
+def test_entry_that_does_not_hold_the_incarnation_is_not_attached(bench: Bench) -> None:
     bench.connect_engine()
     liar = bench.add_engine(digest=CONFIG.digest(), index=1)
     ring = bench.from_frontend(liar, to_engine.Ring)

@@ -226,7 +226,7 @@ class LibraryPair:
         if self.store is None:
             return engine_receiver_cache_from_config(self.config)
         receiver = ShmObjectStoreReceiverCache(self.store.ring.announcement)
-        assert self.store.ring.attach(receiver.reader_id, receiver.nonce)
+        assert self.store.ring.attach(receiver.reader_id, receiver.incarnation)
         return receiver
 
 

@@ -48,7 +48,7 @@ class Add:
     """A request on its way to an engine.
 
     Attributes:
-        life: the epoch and the nonce that its leases are of.
+        life: the epoch and the incarnation that its leases are of.
         items: for each key what lies in the ring, with its lease; or frames.
     """
 
@@ -96,7 +96,7 @@ class Engine:
     def __init__(self, announcement: RingAnnouncement) -> None:
         self.entry = ReaderEntry.attach(announcement)
         self._reader = RingReader.open(announcement)
-        self._reader.join_entry(self.entry.reader_id, self.entry.nonce, rank=0)
+        self._reader.join_entry(self.entry.reader_id, self.entry.incarnation, rank=0)
         self._payloads = PayloadReader(ObjectStoreReader(self._reader))
         self.leases = HeldLeases(self.entry.give_back)
         self.running: list[Running] = []
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def life(self) -> tuple[int, int]:
-        return self.entry.announcement.epoch, self.entry.nonce
+        return self.entry.announcement.epoch, self.entry.incarnation
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
         """Return whether a descriptor may be used."""
@@ -140,7 +140,7 @@ class Engine:
             self.leases.read_done(WORKER_EPOCH, step, seq)
 
     def answer(self, barrier: Barrier) -> dict[int, int] | None:
-        return self.entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        return self.entry.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
 
     def close(self) -> None:
         """The process ends; views of it that a test keeps stand for a worker that has not noticed yet."""

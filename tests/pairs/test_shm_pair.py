@@ -103,7 +103,7 @@ class Service(RuleBasedStateMachine):
 
     def answered(self, engine: int, message: Answer) -> None:
         barrier, reader_id = message.barrier, self.engines[engine].entry.reader_id
-        num_lost = self.frontend.ring.reconcile(reader_id, barrier.nonce, barrier.barrier_id, message.received)
+        num_lost = self.frontend.ring.reconcile(reader_id, barrier.incarnation, barrier.barrier_id, message.received)
         is_last = barrier is self.barriers[engine]
         assert num_lost == (len(self.lost_seqs[engine]) if is_last else None), "exactly what was lost, once"
         if is_last:
@@ -127,7 +127,7 @@ class Service(RuleBasedStateMachine):
             self.deliver_request(engine, message)
             return
         received = self.engines[engine].answer(message)
-        assert (received is None) == (message.nonce != self.engines[engine].entry.nonce)
+        assert (received is None) == (message.incarnation != self.engines[engine].entry.incarnation)
         if received is not None:
             self.last_seqs[engine] = max(self.last_seqs[engine], message.last_seq)
             self.links[engine].to_frontend.append(Answer(message, received))
@@ -219,7 +219,7 @@ class Service(RuleBasedStateMachine):
 
     def start_engine(self) -> Engine:
         engine = self.engine_type(self.frontend.ring.announcement)
-        assert self.frontend.ring.attach(engine.entry.reader_id, engine.entry.nonce)
+        assert self.frontend.ring.attach(engine.entry.reader_id, engine.entry.incarnation)
         return engine
 
     def end_engine(self, number: int, *, is_dead: bool = True) -> None:

@@ -46,8 +46,8 @@ class Writer:
         self._store = ObjectStoreWriter(self._ring)
         return self._ring.announcement
 
-    def attach(self, reader_id: int, nonce: int) -> bool:
-        return self._ring.attach(reader_id, nonce)
+    def attach(self, reader_id: int, incarnation: int) -> bool:
+        return self._ring.attach(reader_id, incarnation)
 
     def put(self, value: int, reader_id: int) -> None:
         handle = self._store.put(str(value), record_of(value))
@@ -61,7 +61,7 @@ class Writer:
 
     def barrier(self, reader_id: int) -> None:
         barrier = self._ring.open_barrier(reader_id)
-        _answer([barrier.nonce, barrier.last_seq, barrier.slots] if barrier else None)
+        _answer([barrier.incarnation, barrier.last_seq, barrier.slots] if barrier else None)
         crash_point("barrier.after_send")
 
     def close(self) -> None:
@@ -81,14 +81,14 @@ class Reader:
     def attach(self, announcement: Any) -> Any:
         self._entry = ReaderEntry.attach(msgspec.convert(announcement, RingAnnouncement))
         crash_point("entry.before_hello")
-        return [self._entry.reader_id, self._entry.nonce]
+        return [self._entry.reader_id, self._entry.incarnation]
 
     def open(self, announcement: Any) -> None:
         self._reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
         self._store = ObjectStoreReader(self._reader)
 
-    def join(self, reader_id: int, nonce: int) -> None:
-        self._reader.join_entry(reader_id, nonce, 0)
+    def join(self, reader_id: int, incarnation: int) -> None:
+        self._reader.join_entry(reader_id, incarnation, 0)
 
     def receive(self, value: int, descriptor: Any) -> bool:
         handle, lease = msgspec.convert(descriptor, tuple[Handle, LeaseId])
@@ -109,8 +109,8 @@ class Reader:
         while self._done:
             self._entry.give_back(self._done.popleft())
 
-    def answer_barrier(self, nonce: int, last_seq: int, slots: list[int]) -> Any:
-        answer = self._entry.answer_barrier(nonce, last_seq, slots)
+    def answer_barrier(self, incarnation: int, last_seq: int, slots: list[int]) -> Any:
+        answer = self._entry.answer_barrier(incarnation, last_seq, slots)
         crash_point("reconcile.before_answer")
         return [] if answer is None else list(answer.items())
 

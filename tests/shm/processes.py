@@ -111,11 +111,11 @@ class Process(Child):
 
 
 def attach(ring: RingWriter, process: Process) -> tuple[int, int]:
-    """Let a child take an entry of a ring and map it; return the entry and its nonce."""
-    reader_id, nonce = process.ask("attach", ring.announcement)
-    assert ring.attach(reader_id, nonce)
+    """Let a child take an entry of a ring and map it; return the entry and its incarnation."""
+    reader_id, incarnation = process.ask("attach", ring.announcement)
+    assert ring.attach(reader_id, incarnation)
     process.ask("open", ring.announcement)
-    return reader_id, nonce
+    return reader_id, incarnation
 
 
 def digest(value: int, nbytes: int) -> str:

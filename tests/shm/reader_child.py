@@ -40,13 +40,13 @@ class Child:
 
     def attach(self, announcement: Any) -> Any:
         self.entry = ReaderEntry.attach(msgspec.convert(announcement, RingAnnouncement))
-        return [self.entry.reader_id, self.entry.nonce]
+        return [self.entry.reader_id, self.entry.incarnation]
 
     def open(self, announcement: Any) -> None:
         self.reader = RingReader.open(msgspec.convert(announcement, RingAnnouncement))
 
-    def join(self, reader_id: int, nonce: int, rank: int) -> None:
-        self.reader.join_entry(reader_id, nonce, rank)
+    def join(self, reader_id: int, incarnation: int, rank: int) -> None:
+        self.reader.join_entry(reader_id, incarnation, rank)
 
     def is_engine_alive(self) -> bool:
         return self.reader.is_engine_alive()

@@ -30,7 +30,7 @@ def put(ring: RingWriter, nbytes: int, value: int = 0) -> Handle:
 def attached(ring: RingWriter) -> Iterator[ReaderEntry]:
     """An entry of this process that the ring has accepted."""
     with ReaderEntry.attach(ring.announcement) as entry:
-        assert ring.attach(entry.reader_id, entry.nonce)
+        assert ring.attach(entry.reader_id, entry.incarnation)
         yield entry
 
 

@@ -70,11 +70,11 @@ def live_until_death(party: Party, ring_id: str, survivors: list[Survivor]) -> N
     announcement = msgspec.convert(party.ask("create", ring_id), RingAnnouncement)
     survivor = Survivor(announcement)
     survivors.append(survivor)
-    assert party.ask("attach", survivor.entry.reader_id, survivor.entry.nonce)
+    assert party.ask("attach", survivor.entry.reader_id, survivor.entry.incarnation)
     for value in range(NUM_PUTS):
         survivor.receive(value, party.ask("put", value, survivor.entry.reader_id), keep=value in (0, NUM_PUTS // 2))
     with ReaderEntry.attach(announcement) as second:
-        assert party.ask("attach", second.reader_id, second.nonce)
+        assert party.ask("attach", second.reader_id, second.incarnation)
     assert party.ask("poll_deaths") == 1
     party.ask("barrier", survivor.entry.reader_id)
     party.ask("close")
@@ -103,7 +103,7 @@ def test_a_writer_that_dies_anywhere_harms_no_reader_and_its_successor_goes_on(l
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:
         handle = store.put("new", record_of(99))
         reader = Survivor(ring.announcement)
-        assert ring.attach(reader.entry.reader_id, reader.entry.nonce)
+        assert ring.attach(reader.entry.reader_id, reader.entry.incarnation)
         reader.receive(99, [handle, ring.grant(reader.entry.reader_id, handle)])
         assert ring.stats().leases == 0
         ring.check_integrity()
@@ -146,8 +146,8 @@ READER_DIES_IN = {
 def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party) -> None:
     """Drive a reader through its life."""
     announcement = ring.announcement
-    reader_id, nonce = party.ask("attach", announcement)
-    assert ring.attach(reader_id, nonce)
+    reader_id, incarnation = party.ask("attach", announcement)
+    assert ring.attach(reader_id, incarnation)
     early = store.find(str(KEPT))
     assert early is not None
     lease = ring.grant(reader_id, early)  # on its way while the reader maps
@@ -157,8 +157,8 @@ def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party)
     assert party.ask("receive", GIVEN, [handle, ring.grant(reader_id, handle)])
     barrier = ring.open_barrier(reader_id)
     assert barrier is not None
-    received = party.ask("answer_barrier", barrier.nonce, barrier.last_seq, barrier.slots)
-    assert ring.reconcile(reader_id, nonce, barrier.barrier_id, dict(received)) == 0
+    received = party.ask("answer_barrier", barrier.incarnation, barrier.last_seq, barrier.slots)
+    assert ring.reconcile(reader_id, incarnation, barrier.barrier_id, dict(received)) == 0
     party.ask("release")
 
 
@@ -167,7 +167,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
     ring_id = secrets.token_hex(16)
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:
         survivor = Survivor(ring.announcement)
-        assert ring.attach(survivor.entry.reader_id, survivor.entry.nonce)
+        assert ring.attach(survivor.entry.reader_id, survivor.entry.incarnation)
         kept = store.put(str(KEPT), record_of(KEPT))
         survivor.receive(KEPT, [kept, ring.grant(survivor.entry.reader_id, kept)], keep=True)
         with Party("reader", label) as party:
@@ -188,7 +188,7 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
         assert store.find(str(GIVEN)) is None
         successor = Survivor(ring.announcement)
         assert successor.entry.reader_id == 1
-        assert ring.attach(1, successor.entry.nonce)
+        assert ring.attach(1, successor.entry.incarnation)
         successor.receive(KEPT, [kept, ring.grant(1, kept)])
         survivor.give_all_back()
         assert ring.stats().leases == 0
@@ -202,17 +202,17 @@ def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None
 def test_a_worker_that_dies_when_it_has_joined_frees_its_rank_and_keeps_no_lease() -> None:
     ring_id = secrets.token_hex(16)
     with make_named(ring_id) as ring, ReaderEntry.attach(ring.announcement) as engine:
-        assert ring.attach(engine.reader_id, engine.nonce)
+        assert ring.attach(engine.reader_id, engine.incarnation)
         with Party("reader", "reader.after_share") as party:
             party.ask("open", ring.announcement)
             with pytest.raises(Died):
-                party.ask("join", engine.reader_id, engine.nonce)
+                party.ask("join", engine.reader_id, engine.incarnation)
             assert party.exit_code() == -signal.SIGKILL
         assert not engine.is_worker_alive(0)
         with RingReader.open(ring.announcement) as successor:
-            successor.join_entry(engine.reader_id, engine.nonce, 0)
+            successor.join_entry(engine.reader_id, engine.incarnation, 0)
         engine.close()
-        assert ring.poll_deaths() == [ReaderVoided(engine.reader_id, engine.nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(engine.reader_id, engine.incarnation)]
     assert names_left(ring_id) == []
 
 

@@ -174,8 +174,8 @@ def test_a_killed_process_group_leaves_nothing_after_the_next_start() -> None:
     ring_id = secrets.token_hex(16)
     with Party("writer", process_group=0) as writer, Party("reader", process_group=writer.pid) as reader:
         announcement = msgspec.convert(writer.ask("create", ring_id), RingAnnouncement)
-        reader_id, nonce = reader.ask("attach", announcement)
-        assert writer.ask("attach", reader_id, nonce)
+        reader_id, incarnation = reader.ask("attach", announcement)
+        assert writer.ask("attach", reader_id, incarnation)
         reader.ask("open", announcement)
         assert reader.ask("receive", 1, writer.ask("put", 1, reader_id))
         os.killpg(writer.pid, signal.SIGKILL)

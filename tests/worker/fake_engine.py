@@ -19,8 +19,8 @@ MessageT = TypeVar("MessageT")
 class FakeEngine:
     """Binds the workers' address; remembers the peer of the last hello."""
 
-    def __init__(self, address: str, nonce: int) -> None:
-        self.nonce = nonce
+    def __init__(self, address: str, incarnation: int) -> None:
+        self.incarnation = incarnation
         self.peer = b""
         self.hello: WorkerHello | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -55,11 +55,11 @@ class FakeEngine:
             assert isinstance(message, WorkerHello), message
         raise AssertionError(f"no {kind.__name__} within {DEADLINE_S} s")
 
-    def attach(self, announcement: Any = None, reader_id: int = 0, reader_nonce: int = 0) -> WorkerAttached:
+    def attach(self, announcement: Any = None, reader_id: int = 0, reader_incarnation: int = 0) -> WorkerAttached:
         """Wait for a hello if none came yet, and attach the worker."""
         if self.hello is None:
             self.receive(WorkerHello)
-        self.send(Attach(self.nonce, announcement, reader_id, reader_nonce))
+        self.send(Attach(self.incarnation, announcement, reader_id, reader_incarnation))
         return self.receive(WorkerAttached)[0]
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, RunChunk, StepPlan
 
-NONCE = 11
+INCARNATION = 11
 EPOCH = 22
 
 
@@ -48,7 +48,9 @@ def plan(
     freed: Sequence[str] = (),
     released: Sequence[int] = (),
     row_epoch: int = 0,
-    nonce: int = NONCE,
+    incarnation: int = INCARNATION,
     epoch: int = EPOCH,
 ) -> StepPlan:
-    return StepPlan(nonce, epoch, step, list(freed), list(encode), list(emit), list(chunks), list(released), row_epoch)
+    return StepPlan(
+        incarnation, epoch, step, list(freed), list(encode), list(emit), list(chunks), list(released), row_epoch
+    )

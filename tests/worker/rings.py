@@ -42,7 +42,7 @@ class EngineRing:
     def payloads(self, rank: int = 0) -> Iterator[PayloadReader]:
         """A worker's reader under the engine's entry."""
         with RingReader.open(self.ring.announcement) as reader:
-            reader.join_entry(self.entry.reader_id, self.entry.nonce, rank)
+            reader.join_entry(self.entry.reader_id, self.entry.incarnation, rank)
             yield PayloadReader(ObjectStoreReader(reader))
 
 
@@ -53,7 +53,7 @@ def make_ring(data_bytes: int = 1 << 20) -> RingWriter:
 @contextmanager
 def engine_ring(data_bytes: int = 1 << 20) -> Iterator[EngineRing]:
     with ObjectStoreWriter(make_ring(data_bytes)) as store, ReaderEntry.attach(store.ring.announcement) as entry:
-        if not store.ring.attach(entry.reader_id, entry.nonce):
+        if not store.ring.attach(entry.reader_id, entry.incarnation):
             raise RuntimeError("the writer did not accept the reader")
         yield EngineRing(store.ring, store, entry)
 

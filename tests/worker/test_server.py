@@ -42,7 +42,7 @@ MODEL = ModelConfig(hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, 
 CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=2, device="cpu")
 ORACLE = Oracle(MODEL)
 IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
-NONCE = 4711
+INCARNATION = 4711
 
 
 class Served:
@@ -95,13 +95,13 @@ def worker(run_dir: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def engine(run_dir: Path) -> Iterator[FakeEngine]:
-    with FakeEngine(RunDir(run_dir).worker_address(0), NONCE) as fake:
+    with FakeEngine(RunDir(run_dir).worker_address(0), INCARNATION) as fake:
         yield fake
 
 
-def step(number: int, engine: FakeEngine, *, nonce: int = NONCE, epoch: int | None = None) -> object:
+def step(number: int, engine: FakeEngine, *, incarnation: int = INCARNATION, epoch: int | None = None) -> object:
     worker_epoch = engine.epoch if epoch is None else epoch
-    return plan(number, chunk(1, [256, 7, 8], [1], sample=True), nonce=nonce, epoch=worker_epoch)
+    return plan(number, chunk(1, [256, 7, 8], [1], sample=True), incarnation=incarnation, epoch=worker_epoch)
 
 
 # ---- the protocol
@@ -111,26 +111,26 @@ def test_hello_is_repeated_until_attached_and_then_plans_are_answered(engine: Fa
     hello, _ = engine.receive(WorkerHello)
     again, _ = engine.receive(WorkerHello)
     assert hello == again == WorkerHello(0, 99, CONFIG.digest(), "cpu")
-    assert engine.attach() == WorkerAttached(99, NONCE, 0, MODEL.hidden_size, 4)
+    assert engine.attach() == WorkerAttached(99, INCARNATION, 0, MODEL.hidden_size, 4)
     engine.send(step(5, engine))
     output, _ = engine.receive(StepOutput)
-    assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, 99, 5)
+    assert (output.engine_incarnation, output.worker_epoch, output.step) == (INCARNATION, 99, 5)
     expected = ORACLE.next_token(ORACLE.hidden_states([256, 7, 8])[-1])
     assert [sampled.token_id for sampled in output.sampled] == [expected]
-    engine.send(Shutdown(NONCE))
+    engine.send(Shutdown(INCARNATION))
     assert worker.exit_status() == 0
 
 
 def test_an_engine_that_comes_later_or_again_is_found(run_dir: Path) -> None:
     worker = Served(run_dir)
     try:
-        with FakeEngine(RunDir(run_dir).worker_address(0), NONCE) as first:
+        with FakeEngine(RunDir(run_dir).worker_address(0), INCARNATION) as first:
             first.receive(WorkerHello)
-        with FakeEngine(RunDir(run_dir).worker_address(0), NONCE + 1) as second:
-            assert second.attach().engine_nonce == NONCE + 1
-            second.send(step(1, second, nonce=NONCE + 1))
+        with FakeEngine(RunDir(run_dir).worker_address(0), INCARNATION + 1) as second:
+            assert second.attach().engine_incarnation == INCARNATION + 1
+            second.send(step(1, second, incarnation=INCARNATION + 1))
             second.receive(StepOutput)
-            second.send(Shutdown(NONCE + 1))
+            second.send(Shutdown(INCARNATION + 1))
             assert worker.exit_status() == 0
     finally:
         worker.stop()
@@ -139,28 +139,28 @@ def test_an_engine_that_comes_later_or_again_is_found(run_dir: Path) -> None:
 def test_messages_for_others_are_dropped(engine: FakeEngine, worker: Served) -> None:
     engine.receive(WorkerHello)
     engine.send(step(1, engine))  # not attached yet
-    engine.send(Shutdown(NONCE))
+    engine.send(Shutdown(INCARNATION))
     engine.attach()
-    engine.send(step(2, engine, nonce=NONCE + 1))
+    engine.send(step(2, engine, incarnation=INCARNATION + 1))
     engine.send(step(3, engine, epoch=98))
-    engine.send(ClearCaches(NONCE + 1))
-    engine.send(Shutdown(NONCE + 1))
+    engine.send(ClearCaches(INCARNATION + 1))
+    engine.send(Shutdown(INCARNATION + 1))
     engine.send(step(4, engine))
     assert engine.receive(StepOutput)[0].step == 4
-    engine.send(Shutdown(NONCE))
+    engine.send(Shutdown(INCARNATION))
     assert worker.exit_status() == 0
     assert worker.num_dropped == 6
 
 
 def test_garbage_is_dropped_and_the_next_plan_is_served(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
-    body = msgspec.msgpack.encode(["StepPlan", NONCE, -1])
+    body = msgspec.msgpack.encode(["StepPlan", INCARNATION, -1])
     garbage = [[b""], [b"x", b"y"], [b"mmc\x01", b"\xc1"], [b"mmc\x02", body], [b"mmc\x01", body]]
     for frames in garbage:
         engine.send_frames(*frames)
     engine.send(step(1, engine))
     assert engine.receive(StepOutput)[0].step == 1
-    engine.send(Shutdown(NONCE))
+    engine.send(Shutdown(INCARNATION))
     assert worker.exit_status() == 0
     assert worker.num_dropped == len(garbage)
 
@@ -170,10 +170,10 @@ def test_a_repeated_attach_is_answered_and_keeps_the_caches(engine: FakeEngine, 
     engine.send(step(1, engine))
     engine.receive(StepOutput)
     engine.attach()
-    more = plan(2, chunk(1, [9], [1], computed=3), nonce=NONCE, epoch=engine.epoch)
+    more = plan(2, chunk(1, [9], [1], computed=3), incarnation=INCARNATION, epoch=engine.epoch)
     engine.send(more)
     assert engine.receive(StepOutput)[0].step == 2
-    engine.send(ClearCaches(NONCE))
+    engine.send(ClearCaches(INCARNATION))
     engine.send(more)
     assert engine.receive(StepFailed)[0].error.code == "invariant_error"
 
@@ -181,7 +181,7 @@ def test_a_repeated_attach_is_answered_and_keeps_the_caches(engine: FakeEngine, 
 def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
     item = EncodeItem("k", "k", 6, Inline(0, 2))
-    engine.send(plan(1, encode=[item], nonce=NONCE, epoch=engine.epoch), [b"no", b"record"])
+    engine.send(plan(1, encode=[item], incarnation=INCARNATION, epoch=engine.epoch), [b"no", b"record"])
     failed, _ = engine.receive(StepFailed)
     assert (failed.step, failed.error.code) == (1, "remote_protocol_error")
     engine.send(step(2, engine))
@@ -191,12 +191,12 @@ def test_a_step_that_cannot_be_done_is_answered_and_the_worker_goes_on(engine: F
 def test_items_are_read_through_the_engines_entry(engine: FakeEngine, worker: Served) -> None:
     with engine_ring() as shared:
         handle, lease = shared.put("k", record_of(IMAGE))
-        attached = engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.nonce)
+        attached = engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.incarnation)
         assert attached.ring_epoch == shared.ring.announcement.epoch
         assert shared.entry.is_worker_alive(0)
         item = EncodeItem("k", "k", 6, handle, lease)
         emit = EmitEmbedding(3, 0, "k")
-        engine.send(plan(8, encode=[item], emit=[emit], nonce=NONCE, epoch=engine.epoch))
+        engine.send(plan(8, encode=[item], emit=[emit], incarnation=INCARNATION, epoch=engine.epoch))
         output, payload = engine.receive(StepOutput)
         assert [(done.step, done.seq) for done in output.read_done] == [(8, lease.seq)]
         assert np.array_equal(np.frombuffer(payload[0], "<i4").reshape(6, 8), ORACLE.encode(IMAGE))
@@ -207,18 +207,20 @@ def test_items_are_read_through_the_engines_entry(engine: FakeEngine, worker: Se
 
 def test_a_ring_of_a_new_frontend_replaces_the_old_one(engine: FakeEngine, worker: Served) -> None:
     with engine_ring() as old, engine_ring() as new:
-        engine.attach(old.ring.announcement, old.entry.reader_id, old.entry.nonce)
+        engine.attach(old.ring.announcement, old.entry.reader_id, old.entry.incarnation)
         engine.send(step(1, engine))
         engine.receive(StepOutput)
-        attached = engine.attach(new.ring.announcement, new.entry.reader_id, new.entry.nonce)
+        attached = engine.attach(new.ring.announcement, new.entry.reader_id, new.entry.incarnation)
         assert attached.ring_epoch == new.ring.announcement.epoch
         assert not old.entry.is_worker_alive(0)
         assert new.entry.is_worker_alive(0)
         handle, lease = new.put("k", record_of(IMAGE))
-        engine.send(plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], nonce=NONCE, epoch=engine.epoch))
+        engine.send(
+            plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], incarnation=INCARNATION, epoch=engine.epoch)
+        )
         engine.receive(StepOutput)
         new.entry.give_back(handle)
-        engine.send(Shutdown(NONCE))
+        engine.send(Shutdown(INCARNATION))
         assert worker.exit_status() == 0
 
 
@@ -227,27 +229,29 @@ def test_the_ring_of_a_dead_writer_is_let_go_and_plans_without_items_are_served(
 ) -> None:
     with engine_ring() as shared:
         handle, lease = shared.put("k", record_of(IMAGE))
-        engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.nonce)
+        engine.attach(shared.ring.announcement, shared.entry.reader_id, shared.entry.incarnation)
         name = shared.ring.announcement.data_name
         shared.ring.close()  # as if the frontend had died: its byte is free
         wait_until(lambda: name not in Path("/proc/self/maps").read_text())
         assert worker.exit_status_now() is None
         engine.send(step(1, engine))
         engine.receive(StepOutput)
-        engine.send(plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], nonce=NONCE, epoch=engine.epoch))
+        engine.send(
+            plan(2, encode=[EncodeItem("k", "k", 6, handle, lease)], incarnation=INCARNATION, epoch=engine.epoch)
+        )
         engine.receive(StepFailed)
 
 
 def test_an_entry_of_another_incarnation_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     with engine_ring() as shared:
         engine.receive(WorkerHello)
-        engine.send(Attach(NONCE, shared.ring.announcement, shared.entry.reader_id, shared.entry.nonce ^ 1))
+        engine.send(Attach(INCARNATION, shared.ring.announcement, shared.entry.reader_id, shared.entry.incarnation ^ 1))
         assert worker.exit_status() == ENGINE_GONE
 
 
 def test_another_engine_ends_the_worker(engine: FakeEngine, worker: Served) -> None:
     engine.attach()
-    engine.send(Attach(NONCE + 1, None, 0, 0))
+    engine.send(Attach(INCARNATION + 1, None, 0, 0))
     assert worker.exit_status() == ENGINE_GONE
 
 
@@ -333,7 +337,7 @@ def test_a_process_serves_inline_items_and_ends_on_shutdown(run_dir: Path, engin
         frames = inline_frames(IMAGE)
         item = EncodeItem("k", "k", 6, Inline(0, len(frames)))
         engine.send_frames(b"no message at all")
-        engine.send(plan(1, encode=[item], nonce=NONCE, epoch=hello.worker_epoch), frames)
+        engine.send(plan(1, encode=[item], incarnation=INCARNATION, epoch=hello.worker_epoch), frames)
         output, payload = engine.receive(StepOutput)
         twin = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
         expected, _ = twin.execute(plan(1, encode=[item]), frames, PayloadReader(None))
@@ -341,7 +345,7 @@ def test_a_process_serves_inline_items_and_ends_on_shutdown(run_dir: Path, engin
         assert output.digest == expected.digest
         assert payload == []
         assert stats_of(figures.read(), RoleName("worker", 0, 1), WorkerStats).items_copied == 1
-        engine.send(Shutdown(NONCE))
+        engine.send(Shutdown(INCARNATION))
         assert process.wait(DEADLINE_S) == 0
 
 
@@ -363,7 +367,7 @@ import sys, msgspec
 from mmcached.shm import ReaderEntry
 from mmcached.wire.handle import RingAnnouncement
 entry = ReaderEntry.attach(msgspec.json.decode(sys.argv[1], type=RingAnnouncement))
-print(entry.reader_id, entry.nonce, flush=True)
+print(entry.reader_id, entry.incarnation, flush=True)
 sys.stdin.read()
 """
     with make_ring() as ring, worker_process(run_dir) as process:
@@ -372,9 +376,9 @@ sys.stdin.read()
             [sys.executable, "-c", holder, announcement], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as owner:
             assert owner.stdout is not None
-            reader_id, nonce = map(int, owner.stdout.readline().split())
-            assert ring.attach(reader_id, nonce)
-            engine.attach(ring.announcement, reader_id, nonce)
+            reader_id, incarnation = map(int, owner.stdout.readline().split())
+            assert ring.attach(reader_id, incarnation)
+            engine.attach(ring.announcement, reader_id, incarnation)
             os.kill(owner.pid, signal.SIGKILL)
             owner.wait(DEADLINE_S)
         assert process.wait(DEADLINE_S) == ENGINE_GONE

@@ -34,7 +34,7 @@ from tests.world.plainly import plain_model
 from tests.world.rank import POINTS, Accident, Killed, Rank
 from tests.world.tally import Tally
 
-NONCE = 77
+INCARNATION = 77
 CURIOUS = 1 << 40
 """Asks the store at the end; no request of the engine."""
 ACCIDENTS_IN_A_STEP = (
@@ -154,7 +154,8 @@ class World:
         self.num_steps += 1
         assert self.num_steps <= self._most_steps(), f"nobody gets on: {self._scheduler.running}"
         plans = [
-            build_plan(step, self._items, engine_nonce=NONCE, worker_epoch=rank.worker_epoch) for rank in self._ranks
+            build_plan(step, self._items, engine_incarnation=INCARNATION, worker_epoch=rank.worker_epoch)
+            for rank in self._ranks
         ]
         self._audit.check_step(step)
         self._audit.lives.planned(step)

@@ -41,8 +41,8 @@ WriterLabel = Literal[
     "sweep.between_unlinks",
 ]
 ReaderLabel = Literal[
-    "entry.after_lock",  # the entry's byte is held exclusively, and the entry has the nonce of the former life
-    "entry.after_nonce",
+    "entry.after_lock",  # the entry's byte is held exclusively, and the entry has the incarnation of the former life
+    "entry.after_incarnation",
     "entry.after_downgrade",
     "entry.before_hello",
     "reader.after_map",

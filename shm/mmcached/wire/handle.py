@@ -45,8 +45,8 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class LeaseId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One grant: the `seq`-th lease that the writer gave to the reader incarnation `nonce`, on the chunk in `slot`."""
+    """One grant: the `seq`-th lease that the writer gave to one incarnation of a reader, on the chunk in `slot`."""
 
-    nonce: Count
+    incarnation: Count
     seq: Count
     slot: Count = 0

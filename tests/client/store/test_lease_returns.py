@@ -28,7 +28,7 @@ class Interrupted(ReaderEntry):
 
 def leased(ring: RingWriter, kind: type[ReaderEntry], count: int) -> tuple[ReaderEntry, Handle]:
     entry = kind.attach(ring.announcement)
-    assert ring.attach(entry.reader_id, entry.nonce)
+    assert ring.attach(entry.reader_id, entry.incarnation)
     handle = put(ring, 100)
     for _ in range(count):
         ring.grant(entry.reader_id, handle)

@@ -518,7 +518,7 @@ def test_another_connection_keeps_the_entry_and_finds_lost_leases(service: Store
     eventually(lambda: (client.put("k", numbers(1)), service.count(Reconcile))[1], bool, "the barrier's answer")
     eventually(lambda: service.leases, lambda count: count == 1, "the view's lease")
     assert service.count(RegisterReader) >= 2
-    assert len({message.nonce for message in service.received if isinstance(message, RegisterReader)}) == 1
+    assert len({message.incarnation for message in service.received if isinstance(message, RegisterReader)}) == 1
     hit = client.get("k", view=True)
     assert service.leases == 2, "through shared memory again"
     del hit, view

@@ -52,7 +52,7 @@ def test_engine_is_ready_only_when_entry_and_all_workers_are_attached(fresh: Ben
     clock.now += 1
     fresh.expect(from_engine.EngineHello)  # repeated until it is answered
     hello = fresh.announce()
-    assert fresh.attach(fresh.add_worker(0)).reader_nonce == hello.nonce
+    assert fresh.attach(fresh.add_worker(0)).reader_incarnation == hello.incarnation
     fresh.turns()
     assert fresh.frontend.receive_raw() is None, "one rank is missing"
 
@@ -103,7 +103,7 @@ def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Benc
 def test_descriptor_of_another_incarnation_is_missed_and_not_given_back(bench: Bench) -> None:
     handle = bench.put_item("a")
     granted = bench.ring.grant(bench.reader_id, handle)
-    bench.add(1, handle, lease=LeaseId(granted.nonce ^ 1, granted.seq))
+    bench.add(1, handle, lease=LeaseId(granted.incarnation ^ 1, granted.seq))
     assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, ["m" * 64])
     assert bench.leases == 1, "the other incarnation's lease is not ours to return"
     bench.add(2, handle, lease=granted)
@@ -116,15 +116,15 @@ def test_a_gap_is_reported_and_a_barrier_is_answered_with_what_has_come(bench: B
     came, lost = bench.put_item("a"), bench.put_item("b")
     bench.ring.grant(bench.reader_id, lost)  # its descriptor never comes
     bench.add(1, came)
-    nonce = bench.expect(from_engine.LeaseGap).nonce
+    incarnation = bench.expect(from_engine.LeaseGap).incarnation
     barrier = bench.ring.open_barrier(bench.reader_id)
     assert barrier is not None
-    assert barrier.nonce == nonce
-    bench.send(Barrier(nonce ^ 1, 7, 7, ()))  # another incarnation's
+    assert barrier.incarnation == incarnation
+    bench.send(Barrier(incarnation ^ 1, 7, 7, ()))  # another incarnation's
     bench.send(barrier)
     answer = bench.expect(from_engine.Reconcile)
-    assert answer == from_engine.Reconcile(nonce, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
-    assert bench.ring.reconcile(bench.reader_id, answer.nonce, answer.barrier_id, answer.received) == 1
+    assert answer == from_engine.Reconcile(incarnation, barrier.barrier_id, {came.slot: 1, lost.slot: 0})
+    assert bench.ring.reconcile(bench.reader_id, answer.incarnation, answer.barrier_id, answer.received) == 1
     assert bench.leases == 1
     bench.run_step()
     bench.expect(from_engine.RequestGenerated)
@@ -138,7 +138,7 @@ def test_a_lease_that_a_barrier_has_counted_as_lost_is_missed_when_it_comes_late
     assert barrier is not None
     bench.send(barrier)
     answer = bench.expect(from_engine.Reconcile)
-    assert bench.ring.reconcile(bench.reader_id, answer.nonce, answer.barrier_id, answer.received) == 1
+    assert bench.ring.reconcile(bench.reader_id, answer.incarnation, answer.barrier_id, answer.received) == 1
     bench.add(1, handle, lease=late)
     assert bench.expect(from_engine.RequestMissed).mm_hashes == ["m" * 64]
     bench.ring.check_integrity()
@@ -192,7 +192,7 @@ def test_noise_stale_plans_and_other_configurations_are_ignored(bench: Bench) ->
     plan = bench.plan(0)
     worker = bench.workers[0]
     late = worker.output(plan)
-    for field, value in (("engine_nonce", 5), ("worker_epoch", 5), ("step", plan.step + 7)):
+    for field, value in (("engine_incarnation", 5), ("worker_epoch", 5), ("step", plan.step + 7)):
         worker.channel.send(msgspec.structs.replace(late, **{field: value}))
     worker.channel.send(late)
     bench.workers[1].channel.send(bench.workers[1].output(bench.plan(1)))
@@ -303,7 +303,7 @@ def test_the_former_entry_is_let_go_when_all_workers_have_left_it(bench: Bench) 
         RingReader.open(bench.ring.announcement) as old,
         RingWriter.create(data_bytes=1 << 20, max_object_bytes=1 << 18) as other,
     ):
-        old.join_entry(bench.reader_id, bench.reader_nonce, 0)
+        old.join_entry(bench.reader_id, bench.reader_incarnation, 0)
         bench.send(to_engine.Ring(2, other.announcement))
         bench.expect(from_engine.ReaderHello)
         for worker in bench.workers:
@@ -318,7 +318,7 @@ def test_an_entry_is_offered_until_it_is_accepted(fresh: Bench, clock: Clock) ->
     first = fresh.expect(from_engine.ReaderHello)
     clock.now += 1
     assert fresh.expect(from_engine.ReaderHello) == first
-    fresh.send(to_engine.ReaderAttached(first.epoch, first.reader_id, first.nonce))
+    fresh.send(to_engine.ReaderAttached(first.epoch, first.reader_id, first.incarnation))
     fresh.send(to_engine.FlushEngine(1))
     fresh.expect(from_engine.EngineFlushed)
     clock.now += 1
@@ -344,7 +344,7 @@ def test_probe_reaches_every_worker_and_its_lease_returns_with_the_last_answer(b
     for index, worker in enumerate(bench.workers):
         probe = bench.from_engine(worker, to_worker.ProbeWorker)
         assert bench.leases == 1
-        worker.channel.send(to_engine.WorkerProbed(probe.engine_nonce, worker.epoch, probe.token, f"sum {index}"))
+        worker.channel.send(to_engine.WorkerProbed(probe.engine_incarnation, worker.epoch, probe.token, f"sum {index}"))
     assert bench.expect(from_engine.EngineProbed) == from_engine.EngineProbed(4, ["sum 0", "sum 1"])
     assert bench.leases == 0
 
@@ -376,14 +376,14 @@ def test_a_flush_begins_within_a_step_and_clears_nothing_that_is_in_use(bench: B
 
 def test_an_engine_that_the_frontend_has_dropped_attaches_anew(bench: Bench, clock: Clock) -> None:
     """Its requests are over, its leases void; its caches stay, and what comes then is served."""
-    former = bench.reader_id, bench.reader_nonce
+    former = bench.reader_id, bench.reader_incarnation
     bench.add(1, bench.put_item("a"))
     plans = bench.plans()
     bench.send(to_engine.Detached("its entry is not as it should be"))
     clock.now += 1
     assert bench.expect(from_engine.EngineHello).incarnation != bench.incarnation
     bench.announce()
-    assert (bench.reader_id, bench.reader_nonce) != former
+    assert (bench.reader_id, bench.reader_incarnation) != former
     bench.answer(plans)
     for worker in bench.workers:
         assert bench.attach(worker).reader_id == bench.reader_id

@@ -30,7 +30,7 @@ class Wiring:
         self.router: RouterChannel[FromWorker] = stack.enter_context(
             RouterChannel(self._context, self._address, FromWorker)
         )
-        self.group = WorkerGroup(self.router, 2, nonce=5, config_digest="d")
+        self.group = WorkerGroup(self.router, 2, incarnation=5, config_digest="d")
 
     def worker(self, hello: WorkerHello) -> tuple[DealerChannel[to_worker.FromEngineToWorker], bytes]:
         """Connect a worker and return its end with the identity that the group sees."""

@@ -68,7 +68,7 @@ def test_small_items_take_a_sixteenth_and_the_oldest_go(cache: RingItemCache) ->
 def test_what_does_not_fit_travels_inline_and_is_counted(cache: RingItemCache, store: ObjectStoreWriter) -> None:
     assert place_of(cache, "0", 5 * LARGE) is None, "larger than the ring takes"
     with ReaderEntry.attach(store.ring.announcement) as entry:
-        assert store.ring.attach(entry.reader_id, entry.nonce)
+        assert store.ring.attach(entry.reader_id, entry.incarnation)
         leased: list[Handle] = []
         while (handle := place_of(cache, str(len(leased)))) is not None:
             store.ring.grant(entry.reader_id, handle)

@@ -46,7 +46,7 @@ class Pair:
 
     def attach(self) -> ReaderEntry:
         entry = self._stack.enter_context(ReaderEntry.attach(self.ring.announcement))
-        assert self.ring.attach(entry.reader_id, entry.nonce)
+        assert self.ring.attach(entry.reader_id, entry.incarnation)
         return entry
 
     def send(self, value: int, nbytes: int = LARGE) -> ShmItem | None:
@@ -109,12 +109,12 @@ def test_an_item_is_written_once_and_read_by_many(pair: Pair) -> None:
     entries = [pair.attach(), pair.attach()]
     first = pair.put(7)
     slot = first.handle.slot
-    assert first.leases == {entry.reader_id: LeaseId(entry.nonce, 1, slot) for entry in entries}
+    assert first.leases == {entry.reader_id: LeaseId(entry.incarnation, 1, slot) for entry in entries}
     assert pair.read(first) == 7
     again, _ = pair.cache.get_and_update_item(None, "7")
     assert isinstance(again, ShmItem)
     assert again.handle == first.handle
-    assert again.leases == {entry.reader_id: LeaseId(entry.nonce, 2, slot) for entry in entries}
+    assert again.leases == {entry.reader_id: LeaseId(entry.incarnation, 2, slot) for entry in entries}
     assert (pair.ring.stats().puts, pair.ring.stats().leases) == (1, 4)
     for entry in entries:
         for _ in range(2):

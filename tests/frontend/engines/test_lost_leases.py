@@ -91,8 +91,8 @@ def test_a_reported_gap_is_asked_about_at_once(bench: Bench, engine: WireEngine)
     assert engine.entry is not None
     assert engine.entry.has_gap_before(*leases_in(add)[0])
     engine.take_leases(add)
-    engine.channel.send(to_frontend.LeaseGap(engine.entry.nonce + 1))  # of another incarnation: nobody is asked
-    engine.channel.send(to_frontend.LeaseGap(engine.entry.nonce))
+    engine.channel.send(to_frontend.LeaseGap(engine.entry.incarnation + 1))  # of another incarnation: nobody is asked
+    engine.channel.send(to_frontend.LeaseGap(engine.entry.incarnation))
     engine.answer(bench.from_frontend(engine, Barrier))
     bench.pump(lambda: bench.stats().ring.leases == 1)
 
@@ -101,7 +101,7 @@ def test_until_the_answer_comes_items_travel_inline(bench: Bench, engine: WireEn
     first = request(bench, engine, 1, [png(1)])
     engine.take_leases(first)
     assert engine.entry is not None
-    engine.channel.send(to_frontend.LeaseGap(engine.entry.nonce))
+    engine.channel.send(to_frontend.LeaseGap(engine.entry.incarnation))
     barrier = bench.from_frontend(engine, Barrier)
     add = request(bench, engine, 2, [png(1)])
     assert isinstance(add.features[0].payload, Inline)
@@ -153,7 +153,7 @@ def test_an_answer_that_cannot_be_is_an_error_of_the_engine_and_takes_nothing(
     engine.take_leases(request(bench, engine, 1, [png(1)]))
     clock.now += IDLE_S + 1
     barrier = bench.from_frontend(engine, Barrier)
-    engine.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
-    engine.channel.send(to_frontend.Reconcile(barrier.nonce + 1, barrier.barrier_id, {}))
+    engine.channel.send(to_frontend.Reconcile(barrier.incarnation, barrier.barrier_id, counts))
+    engine.channel.send(to_frontend.Reconcile(barrier.incarnation + 1, barrier.barrier_id, {}))
     bench.pump(lambda: bench.stats().protocol_errors == 2)
     assert bench.stats().ring.leases == 1

@@ -436,21 +436,23 @@ def test_entries_are_for_those_who_hold_them(bench: Bench) -> None:
     client, other = bench.connect_client(), bench.connect_client(is_reader=False)
     assert client.entry is not None
     names = client.entry.announcement
-    for epoch, reader_id, nonce in (
-        (names.epoch, client.entry.reader_id, client.entry.nonce),  # another client's
+    for epoch, reader_id, incarnation in (
+        (names.epoch, client.entry.reader_id, client.entry.incarnation),  # another client's
         (names.epoch, 1 - client.entry.reader_id, 77),  # nobody holds it
         (names.epoch, 99, 1),
     ):
-        other.channel.send(to_frontend.RegisterReader(other.client_id, 5, epoch, reader_id, nonce))
+        other.channel.send(to_frontend.RegisterReader(other.client_id, 5, epoch, reader_id, incarnation))
         assert other.answer(to_client.ReaderRegistered) == to_client.ReaderRegistered(5, False)
     client.put("a", record_of(1))
-    stolen = to_frontend.GetRecords(other.client_id, 6, ["a"], nonce=client.entry.nonce)
+    stolen = to_frontend.GetRecords(other.client_id, 6, ["a"], incarnation=client.entry.incarnation)
     other.channel.send(stolen)
     assert isinstance(other.answer(to_client.Records).records[0], Inline)
     client.channel.send(to_frontend.GetRecords(client.client_id, 7, ["a"]))
     assert isinstance(client.answer(to_client.Records).records[0], Inline), "it names no entry"
     client.channel.send(
-        to_frontend.RegisterReader(client.client_id, 8, names.epoch + 1, client.entry.reader_id, client.entry.nonce)
+        to_frontend.RegisterReader(
+            client.client_id, 8, names.epoch + 1, client.entry.reader_id, client.entry.incarnation
+        )
     )
     assert not client.answer(to_client.ReaderRegistered).is_attached, "another ring's"
     assert store_stats(bench).readers == 1
@@ -489,16 +491,16 @@ def test_leases_that_were_lost_with_a_connection_come_back(bench: Bench) -> None
     client.put("b", record_of(2))
     held = client.get("a")
     assert client.entry is not None
-    client.channel.send(to_frontend.GetRecords(client.client_id, 9, ["a", "b"], nonce=client.entry.nonce))
+    client.channel.send(to_frontend.GetRecords(client.client_id, 9, ["a", "b"], incarnation=client.entry.incarnation))
     until(bench, lambda stats: stats.ring.leases == 3)  # and the answer is never read
     client.connect_anew()
     assert client.register()
     barrier = client.answer(Barrier)
     assert len(barrier.slots) == 2
     assert isinstance(client.get("b").records[0], Inline), "no lease before the answer"
-    counts = client.entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+    counts = client.entry.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
     assert counts is not None
-    client.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
+    client.channel.send(to_frontend.Reconcile(barrier.incarnation, barrier.barrier_id, counts))
     until(bench, lambda stats: stats.ring.leases == 1)
     assert store_stats(bench).ring.lost_leases == 2
     assert value_of(client, client.get("b")) == 2, "in place again"
@@ -514,7 +516,7 @@ def test_an_answer_to_a_barrier_that_cannot_be_takes_nothing(bench: Bench) -> No
     client.register()
     barrier = client.answer(Barrier)
     for peer, counts in ((client, {}), (client, {barrier.slots[0]: 5}), (other, {barrier.slots[0]: 0})):
-        peer.channel.send(to_frontend.Reconcile(barrier.nonce, barrier.barrier_id, counts))
+        peer.channel.send(to_frontend.Reconcile(barrier.incarnation, barrier.barrier_id, counts))
     bench.pump(lambda: bench.frontend.stats().protocol_errors == 3)
     assert store_stats(bench).ring.leases == 1
 
@@ -597,8 +599,8 @@ def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreService, sender
     for key in ("a", "b"):
         desk.handle(b"ann", to_frontend.PutRecord(ANN, 1, key, desk.records.epoch), frames)
     with ReaderEntry.attach(desk.announcement) as entry:
-        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.nonce)
-        get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], nonce=entry.nonce)
+        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.incarnation)
+        get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], incarnation=entry.incarnation)
         desk.handle(b"ann", take, [])
         desk.handle(b"ann", get, [])
         sender.deaf.add(b"ann")
@@ -616,11 +618,11 @@ def test_a_lease_goes_only_where_the_reader_is_known(desk: StoreService, sender:
     assert desk.announcement is not None
     desk.handle(b"old", to_frontend.PutRecord(ANN, 1, "a", desk.records.epoch), encode(record_of(1)).frames())
     with ReaderEntry.attach(desk.announcement) as entry:
-        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.nonce)
+        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.incarnation)
         for peer in (b"old", b"new"):
             desk.handle(peer, take, [])
         for peer in (b"old", b"new"):
-            desk.handle(peer, to_frontend.GetRecords(ANN, 3, ["a"], nonce=entry.nonce), [])
+            desk.handle(peer, to_frontend.GetRecords(ANN, 3, ["a"], incarnation=entry.incarnation), [])
         kinds = [(peer, type(m.records[0])) for peer, m in sender.sent if isinstance(m, to_client.Records)]
         assert kinds == [(b"old", Inline), (b"new", Handle)]
 

@@ -12,7 +12,7 @@ from mmcached.wire.handle import RingAnnouncement
 from scripts.verification.lease_between import UNIT, ByteLocks, Description, LockTable, ModelControl, SmallLayout
 from scripts.verification.lease_engine import Stage, Taking
 
-NONCE = 5
+INCARNATION = 5
 COUNT = 3
 """What the entry's former life has left in its cell."""
 LAYOUT = SmallLayout(UNIT, 1, 2)
@@ -22,7 +22,7 @@ def test_the_same_locks_and_words_at_each_step() -> None:
     of_product = look_at_product()
     locks, control = control_of_an_engine()
     assert ByteLocks.try_exclusive(control.fd, ByteLocks.reader_byte(0))
-    taking = Taking(epoch=1, reader_id=0, nonce=NONCE)
+    taking = Taking(epoch=1, reader_id=0, incarnation=INCARNATION)
     of_model = {taking.stage: (locks.key(), words_of(control))}
     while taking.stage is not Stage.SHARED:
         taking = taking.next(control)
@@ -33,7 +33,7 @@ def test_the_same_locks_and_words_at_each_step() -> None:
 def look_at_product() -> dict[Stage, tuple[object, dict[str, int]]]:
     locks, control = control_of_an_engine()
     seen = {}
-    stages = {"entry.after_lock": Stage.LOCKED, "entry.after_nonce": Stage.NAMED}
+    stages = {"entry.after_lock": Stage.LOCKED, "entry.after_incarnation": Stage.NAMED}
 
     def look(label: str) -> None:
         if label in stages:
@@ -44,13 +44,13 @@ def look_at_product() -> dict[Stage, tuple[object, dict[str, int]]]:
         mock.patch.object(product, "open_control", return_value=control),
         mock.patch.object(product, "crash_point", look),
     ):
-        ReaderEntry.attach(RingAnnouncement(0, "0" * 32, 1, UNIT, 1, 2), lambda: NONCE)
+        ReaderEntry.attach(RingAnnouncement(0, "0" * 32, 1, UNIT, 1, 2), lambda: INCARNATION)
     return seen | {Stage.SHARED: (locks.key(), words_of(control))}
 
 
 def words_of(control: ModelControl) -> dict[str, int]:
     """Return what decides anything in entry 0; its pid is a help for people."""
-    return {"nonce": control.words[LAYOUT.nonce_word(0)], "cell": control.words[LAYOUT.cell_word(0, 0)]}
+    return {"incarnation": control.words[LAYOUT.incarnation_word(0)], "cell": control.words[LAYOUT.cell_word(0, 0)]}
 
 
 def control_of_an_engine() -> tuple[LockTable, ModelControl]:

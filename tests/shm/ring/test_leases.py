@@ -29,7 +29,7 @@ Cells = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 def test_what_the_cells_hold_at_attach_counts_as_granted(cells: Cells) -> None:
     cells[1] = [7, 0, 2**40, 1]
     table = LeaseTable(cells)
-    table.attach(1, nonce=5)
+    table.attach(1, incarnation=5)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [False] * SLOTS
     assert table.grant(1, 2) == LeaseId(5, 1, slot=2)
     assert table.is_pinned(2)
@@ -40,7 +40,7 @@ def test_what_the_cells_hold_at_attach_counts_as_granted(cells: Cells) -> None:
 
 def test_undo_restores_count_and_seq_and_only_the_last(cells: Cells) -> None:
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
+    table.attach(0, incarnation=5)
     first = table.grant(0, 1)
     second = table.grant(0, 1)
     with pytest.raises(LocalProtocolError):
@@ -57,11 +57,11 @@ def test_undo_restores_count_and_seq_and_only_the_last(cells: Cells) -> None:
 
 def test_undo_after_the_reader_was_voided_or_taken_anew_changes_nothing(cells: Cells) -> None:
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
+    table.attach(0, incarnation=5)
     lease = table.grant(0, 1)
     table.void(0)
     table.undo(0, 1, lease)
-    table.attach(0, nonce=6)
+    table.attach(0, incarnation=6)
     kept = table.grant(0, 1)
     table.undo(0, 1, lease)
     assert table.is_pinned(1)
@@ -70,8 +70,8 @@ def test_undo_after_the_reader_was_voided_or_taken_anew_changes_nothing(cells: C
 
 def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
-    table.attach(1, nonce=6)
+    table.attach(0, incarnation=5)
+    table.attach(1, incarnation=6)
     table.grant(0, 0)
     table.grant(0, 1)
     cells[0, 3] += np.uint64(1)  # never granted
@@ -89,7 +89,7 @@ def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, True, False, False]
     assert table.pinned_slots() == {0, 1}
     assert table.num_leases() == 0
-    assert table.grant(1, 0).nonce == 6
+    assert table.grant(1, 0).incarnation == 6
     table.void(0)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, False, False, False]
     table.check_integrity()
@@ -98,7 +98,7 @@ def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
 @pytest.mark.parametrize("scribble", [0, 2**64 - 1])
 def test_whatever_is_written_over_an_entry_its_reader_holds_what_it_held(cells: Cells, scribble: int) -> None:
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
+    table.attach(0, incarnation=5)
     for slot in (0, 1, 2):
         table.grant(0, slot)
     cells[0, :2] += np.uint64(1)
@@ -114,14 +114,14 @@ def test_whatever_is_written_over_an_entry_its_reader_holds_what_it_held(cells: 
     table.void(0)
     assert table.pinned_slots() == set()
     cells[0] = 2**64 - 1
-    assert not table.attach(0, nonce=7), "one lease more would be none"
+    assert not table.attach(0, incarnation=7), "one lease more would be none"
 
 
 def test_of_many_readers_some_are_looked_at_each_time_and_all_in_the_end() -> None:
     cells = np.zeros((3 * READERS_PER_LOOK, 1), np.uint64)
     table = LeaseTable(cells)
     for reader_id in range(len(cells)):
-        table.attach(reader_id, nonce=reader_id + 1)
+        table.attach(reader_id, incarnation=reader_id + 1)
     cells[:] = 1
     found = [set(table.fence_overruns()) for _ in range(4)]
     assert [len(readers) for readers in found] == [READERS_PER_LOOK] * 3 + [0]
@@ -130,15 +130,15 @@ def test_of_many_readers_some_are_looked_at_each_time_and_all_in_the_end() -> No
 
 def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
-    table.attach(1, nonce=6)
+    table.attach(0, incarnation=5)
+    table.attach(1, incarnation=6)
     assert table.open_barrier(0) is None, "nothing is out"
     assert table.open_barrier(2) is None, "nobody is there"
     table.grant(0, 1)
     table.grant(0, 1)
     barrier = table.open_barrier(0)
     assert barrier is not None
-    assert (barrier.nonce, barrier.last_seq, barrier.slots) == (5, 2, (1,))
+    assert (barrier.incarnation, barrier.last_seq, barrier.slots) == (5, 2, (1,))
     with pytest.raises(LeaseRefused):
         table.grant(0, 2)
     assert table.grant(1, 1).seq == 1, "other readers go on"
@@ -150,7 +150,7 @@ def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
 
 def test_only_the_answer_to_the_last_barrier_counts(cells: Cells) -> None:
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
+    table.attach(0, incarnation=5)
     table.grant(0, 0)
     first = table.open_barrier(0)
     assert first is not None
@@ -171,7 +171,7 @@ def test_only_the_answer_to_the_last_barrier_counts(cells: Cells) -> None:
 def test_an_answer_that_cannot_be_is_refused_and_the_barrier_stays(cells: Cells, received: dict[int, int]) -> None:
     """Too few slots, too many, more than was granted, less than came back."""
     table = LeaseTable(cells)
-    table.attach(0, nonce=5)
+    table.attach(0, incarnation=5)
     table.grant(0, 0)
     table.grant(0, 1)
     barrier = table.open_barrier(0)
@@ -188,8 +188,8 @@ def test_an_answer_that_cannot_be_is_refused_and_the_barrier_stays(cells: Cells,
 
 def test_a_quota_counts_each_chunk_once_and_what_came_back_not_at_all(cells: Cells) -> None:
     table = LeaseTable(cells, quota_bytes=100)
-    table.attach(0, nonce=5)
-    table.attach(1, nonce=6)
+    table.attach(0, incarnation=5)
+    table.attach(1, incarnation=6)
     table.grant(0, 0, 60)
     table.grant(0, 0, 60)
     with pytest.raises(LeaseRefused) as caught:
@@ -235,14 +235,14 @@ class LeaseModel(RuleBasedStateMachine):
         self.cells: Cells = np.zeros((ROWS, SLOTS), np.uint64)
         self.table = LeaseTable(self.cells)
         self.readers: dict[int, Reader] = {}
-        self.nonce = 0
+        self.incarnation = 0
 
     @rule(reader_id=st.integers(0, ROWS - 1))
     def register(self, reader_id: int) -> None:
         """A first or a new incarnation; nobody zeroes the cells."""
-        self.nonce += 1
-        self.table.attach(reader_id, self.nonce)
-        self.readers[reader_id] = Reader(ReceivedLeases(self.nonce))
+        self.incarnation += 1
+        self.table.attach(reader_id, self.incarnation)
+        self.readers[reader_id] = Reader(ReceivedLeases(self.incarnation))
 
     @rule(reader_id=st.integers(0, ROWS - 1), slot=st.integers(0, SLOTS - 1), is_sent=st.booleans())
     def grant(self, reader_id: int, slot: int, is_sent: bool) -> None:
@@ -263,7 +263,7 @@ class LeaseModel(RuleBasedStateMachine):
         reader = data.draw(st.sampled_from([each for each in self.readers.values() if each.queue]))
         match reader.queue.pop(0):
             case Barrier() as barrier if not is_lost:
-                counts = reader.received.answer(barrier.nonce, barrier.last_seq, barrier.slots)
+                counts = reader.received.answer(barrier.incarnation, barrier.last_seq, barrier.slots)
                 assert counts is not None
                 reader.answers.append((barrier.barrier_id, counts))
             case (slot, lease) if is_lost:
@@ -294,7 +294,7 @@ class LeaseModel(RuleBasedStateMachine):
         )
         reader = self.readers[reader_id]
         barrier_id, counts = reader.answers.pop(0)
-        lost = self.table.reconcile(reader_id, reader.received.nonce, barrier_id, counts)
+        lost = self.table.reconcile(reader_id, reader.received.incarnation, barrier_id, counts)
         if lost is not None:
             assert lost == len(reader.lost)
             reader.lost.clear()

@@ -104,28 +104,28 @@ def test_joining_wants_the_incarnation_of_the_entry() -> None:
         with pytest.raises(LocalProtocolError):
             reader.is_engine_alive()
         with pytest.raises(PeerGone):
-            reader.join_entry(entry.reader_id, entry.nonce + 1, 0)
+            reader.join_entry(entry.reader_id, entry.incarnation + 1, 0)
         for wrong in [(4, 0), (-1, 0), (0, 16), (0, -1)]:
             with pytest.raises(InvalidRequest):
-                reader.join_entry(wrong[0], entry.nonce, wrong[1])
+                reader.join_entry(wrong[0], entry.incarnation, wrong[1])
         assert not entry.is_worker_alive(3)
-        reader.join_entry(entry.reader_id, entry.nonce, 3)
+        reader.join_entry(entry.reader_id, entry.incarnation, 3)
         assert entry.is_worker_alive(3)
         assert not entry.is_worker_alive(2)
         assert reader.is_engine_alive()
         with pytest.raises(LocalProtocolError):
-            reader.join_entry(entry.reader_id, entry.nonce, 3)
+            reader.join_entry(entry.reader_id, entry.incarnation, 3)
 
 
 def test_a_rank_is_joined_once_at_a_time() -> None:
     with make_ring() as ring, attached(ring) as entry:
         with reading(ring) as first, reading(ring) as second, reading(ring) as third:
-            first.join_entry(entry.reader_id, entry.nonce, 0)
-            second.join_entry(entry.reader_id, entry.nonce, 1)
+            first.join_entry(entry.reader_id, entry.incarnation, 0)
+            second.join_entry(entry.reader_id, entry.incarnation, 1)
             with pytest.raises(SegmentError, match="rank 0 still lives"):
-                third.join_entry(entry.reader_id, entry.nonce, 0)
+                third.join_entry(entry.reader_id, entry.incarnation, 0)
         with reading(ring) as successor:
-            successor.join_entry(entry.reader_id, entry.nonce, 0)
+            successor.join_entry(entry.reader_id, entry.incarnation, 0)
 
 
 def test_the_readers_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> None:
@@ -134,7 +134,7 @@ def test_the_readers_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> N
         handle = put(ring, 100, 8)
         ring.grant(entry.reader_id, handle)
         reader = RingReader.open(ring.announcement)
-        reader.join_entry(entry.reader_id, entry.nonce, 0)
+        reader.join_entry(entry.reader_id, entry.incarnation, 0)
         view = reader.view(handle)
         reader.close()
         entry.close()
@@ -143,7 +143,7 @@ def test_the_readers_share_is_kept_until_the_last_view_is_gone(no_gc: None) -> N
         assert ring.poll_deaths() == []
         assert ring.stats().leases == 1
         del view
-        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.incarnation)]
         assert ring.stats().leases == 0
 
 
@@ -152,7 +152,7 @@ def test_a_closed_reader_joins_nothing() -> None:
         reader = RingReader.open(ring.announcement)
         reader.close()
         with pytest.raises(LocalProtocolError):
-            reader.join_entry(entry.reader_id, entry.nonce, 0)
+            reader.join_entry(entry.reader_id, entry.incarnation, 0)
 
 
 def test_a_reader_that_populates_reads_the_same_and_leaves_no_thread() -> None:

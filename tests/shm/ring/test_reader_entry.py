@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mmcached.shm import ReaderEntry, ReaderStopped
-from mmcached.shm.ring.reader_entry import random_nonce
+from mmcached.shm.ring.reader_entry import random_incarnation
 from mmcached.shm.segment import words
 from mmcached.shm.segment.layout import MAX_RETURNED, Layout
 from mmcached.wire.errors import LocalProtocolError, SegmentError
@@ -19,27 +19,27 @@ def test_entries_are_taken_in_order_and_given_free() -> None:
                 ReaderEntry.attach(ring.announcement)
         with ReaderEntry.attach(ring.announcement) as again:
             assert again.reader_id == 1
-            assert again.nonce != second.nonce
+            assert again.incarnation != second.incarnation
 
 
-def test_nonces_have_63_bits_and_are_never_zero() -> None:
-    nonces = {random_nonce() for _ in range(1000)}
-    assert len(nonces) == 1000
-    assert min(nonces) > 0
-    assert 2**62 < max(nonces) < 2**63
+def test_incarnations_have_63_bits_and_are_never_zero() -> None:
+    incarnations = {random_incarnation() for _ in range(1000)}
+    assert len(incarnations) == 1000
+    assert min(incarnations) > 0
+    assert 2**62 < max(incarnations) < 2**63
 
 
 def test_a_hello_counts_once_and_only_if_it_is_true() -> None:
     with make_ring() as ring, ReaderEntry.attach(ring.announcement) as entry:
-        assert not ring.attach(entry.reader_id, entry.nonce + 1)
-        assert not ring.attach(entry.reader_id + 1, entry.nonce)
-        assert not ring.attach(ring.announcement.max_readers, entry.nonce)
+        assert not ring.attach(entry.reader_id, entry.incarnation + 1)
+        assert not ring.attach(entry.reader_id + 1, entry.incarnation)
+        assert not ring.attach(ring.announcement.max_readers, entry.incarnation)
         assert not ring.attach(1, 0)  # an entry that was never taken holds 0
         assert ring.grantable_readers() == []
-        assert ring.attach(entry.reader_id, entry.nonce)
+        assert ring.attach(entry.reader_id, entry.incarnation)
         handle = put(ring, 10)
         ring.grant(entry.reader_id, handle)
-        assert ring.attach(entry.reader_id, entry.nonce)  # repeated: the lease is still there
+        assert ring.attach(entry.reader_id, entry.incarnation)  # repeated: the lease is still there
         assert ring.stats().leases == 1
         assert ring.grant(entry.reader_id, handle).seq == 2
 
@@ -48,15 +48,15 @@ def test_a_late_hello_of_a_dead_reader_is_refused() -> None:
     with make_ring() as ring:
         entry = ReaderEntry.attach(ring.announcement)
         entry.close()
-        assert not ring.attach(entry.reader_id, entry.nonce)
+        assert not ring.attach(entry.reader_id, entry.incarnation)
 
 
-def test_owns_wants_ring_epoch_nonce_and_slot() -> None:
+def test_owns_wants_ring_epoch_incarnation_and_slot() -> None:
     with make_ring() as ring, attached(ring) as entry:
         handle = put(ring, 10)
         lease = ring.grant(entry.reader_id, handle)
         assert entry.owns(handle, lease)
-        assert not entry.owns(handle, msgspec.structs.replace(lease, nonce=lease.nonce + 1))
+        assert not entry.owns(handle, msgspec.structs.replace(lease, incarnation=lease.incarnation + 1))
         other = put(ring, 10)
         assert not entry.owns(other, lease)
         assert not entry.receive(other, lease)

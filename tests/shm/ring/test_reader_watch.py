@@ -14,7 +14,7 @@ from tests.shm.rings import attached, make_ring, overwritten, put
 
 def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
     with make_ring(4 * 128) as ring, Process() as one, Process() as two:
-        id_one, nonce_one = attach(ring, one)
+        id_one, incarnation_one = attach(ring, one)
         id_two, _ = attach(ring, two)
         handles = [put(ring, 64, value) for value in range(4)]
         for handle in handles[:3]:
@@ -28,7 +28,7 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
         assert ring.poll_deaths() == []
         one.kill()
         assert ring.stats().leases == 5  # until the writer looks
-        assert ring.poll_deaths() == [ReaderVoided(id_one, nonce_one)]
+        assert ring.poll_deaths() == [ReaderVoided(id_one, incarnation_one)]
         assert ring.poll_deaths() == []
         assert ring.stats().leases == 2
         put(ring, 64 + 128, 77)  # exactly the bytes that only the dead one held
@@ -42,9 +42,9 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
 
 def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
     with make_ring(128) as ring, Process() as engine, Process() as worker:
-        reader_id, nonce = attach(ring, engine)
+        reader_id, incarnation = attach(ring, engine)
         worker.ask("open", ring.announcement)
-        worker.ask("join", reader_id, nonce, 0)
+        worker.ask("join", reader_id, incarnation, 0)
         assert engine.ask("is_worker_alive", 0)
         handle = put(ring, 64, 5)
         ring.grant(reader_id, handle)
@@ -53,7 +53,7 @@ def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
         engine.kill()
         (event,) = ring.poll_deaths()
         assert isinstance(event, ReaderStopped)
-        assert (event.reader_id, event.nonce) == (reader_id, nonce)
+        assert (event.reader_id, event.incarnation) == (reader_id, incarnation)
         assert not worker.ask("is_engine_alive")
         with pytest.raises(PeerGone):
             ring.grant(reader_id, handle)
@@ -63,7 +63,7 @@ def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
         assert ring.poll_deaths() == []
         assert worker.ask("digests") == [digest(5, 64)]
         worker.ask("drop_views")
-        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         put(ring, 64)
 
 
@@ -78,23 +78,23 @@ def test_a_silent_reader_is_not_dead() -> None:
 
 
 def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_looks() -> None:
-    """Without the nonce the new life would give back a descriptor of the old one, and the slot would stay pinned."""
+    """Without the incarnation the new life would give back a descriptor of the old one, and the slot stayed pinned."""
     with make_ring(128) as ring, Process() as old, Process() as new:
-        reader_id, nonce = attach(ring, old)
+        reader_id, incarnation = attach(ring, old)
         handle = put(ring, 64, 5)
         lease = ring.grant(reader_id, handle)
         assert old.ask("owns", handle, lease)
         old.kill()
-        id_again, new_nonce = new.ask("attach", ring.announcement)
+        id_again, new_incarnation = new.ask("attach", ring.announcement)
         assert id_again == reader_id
-        assert new_nonce != nonce
-        assert not ring.attach(reader_id, nonce)  # the old life's Hello, late
+        assert new_incarnation != incarnation
+        assert not ring.attach(reader_id, incarnation)  # the old life's Hello, late
         assert not new.ask("owns", handle, lease)
-        assert ring.attach(reader_id, new_nonce)
-        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
+        assert ring.attach(reader_id, new_incarnation)
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         assert ring.stats().leases == 0
         fresh = ring.grant(reader_id, handle)
-        assert fresh == LeaseId(new_nonce, 1, handle.slot)
+        assert fresh == LeaseId(new_incarnation, 1, handle.slot)
         assert new.ask("owns", handle, fresh)
         new.ask("give_back", handle)
         put(ring, 64)
@@ -103,45 +103,45 @@ def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_look
 
 def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
     with make_ring(128) as ring, Process() as old, Process() as new:
-        reader_id, nonce = attach(ring, old)
+        reader_id, incarnation = attach(ring, old)
         handle = put(ring, 64)
         ring.grant(reader_id, handle)
         old.kill()
-        new_id, new_nonce = new.ask("attach", ring.announcement)
+        new_id, new_incarnation = new.ask("attach", ring.announcement)
         assert new_id == reader_id
         (event,) = ring.poll_deaths()
         assert isinstance(event, ReaderStopped)
-        assert (event.reader_id, event.nonce) == (reader_id, nonce)
+        assert (event.reader_id, event.incarnation) == (reader_id, incarnation)
         assert ring.poll_deaths() == []
         with pytest.raises(PeerGone):
             ring.grant(reader_id, handle)
         with pytest.raises(CacheFull):  # it may have been a stray write, and the old life may read
             ring.claim(64)
-        assert ring.attach(reader_id, new_nonce)
-        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
+        assert ring.attach(reader_id, new_incarnation)
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         put(ring, 64)
 
 
-def test_an_overwritten_nonce_voids_no_lease_of_the_living() -> None:
+def test_an_overwritten_incarnation_voids_no_lease_of_the_living() -> None:
     with make_ring(128) as ring, Process() as process:
-        reader_id, nonce = attach(ring, process)
+        reader_id, incarnation = attach(ring, process)
         ring.grant(reader_id, put(ring, 64, 5))
         with overwritten(ring.announcement.ctl_name) as words:
-            words[Layout(128, 64, 4).nonce_word(reader_id)] = 0
+            words[Layout(128, 64, 4).incarnation_word(reader_id)] = 0
         (event,) = ring.poll_deaths()
         assert isinstance(event, ReaderStopped)
         with pytest.raises(CacheFull):
             ring.claim(64)
         process.kill()
-        assert ring.poll_deaths() == [ReaderVoided(reader_id, nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
         put(ring, 64)
 
 
 def test_an_entry_is_not_taken_while_a_worker_of_its_dead_engine_lives() -> None:
     with make_ring() as ring, Process() as engine, Process() as worker, Process() as successor:
-        reader_id, nonce = attach(ring, engine)
+        reader_id, incarnation = attach(ring, engine)
         worker.ask("open", ring.announcement)
-        worker.ask("join", reader_id, nonce, 0)
+        worker.ask("join", reader_id, incarnation, 0)
         engine.kill()
         assert successor.ask("attach", ring.announcement)[0] == reader_id + 1
         worker.kill()
@@ -151,27 +151,27 @@ def test_an_entry_is_not_taken_while_a_worker_of_its_dead_engine_lives() -> None
 
 def test_a_worker_that_outlived_its_engine_may_not_join_the_next() -> None:
     with make_ring() as ring, Process() as engine, Process() as worker:
-        reader_id, nonce = attach(ring, engine)
+        reader_id, incarnation = attach(ring, engine)
         worker.ask("open", ring.announcement)
         engine.kill()
         with attached(ring) as successor:
             assert successor.reader_id == reader_id
             with pytest.raises(ChildError, match="peer_gone"):
-                worker.ask("join", reader_id, nonce, 0)
-            worker.ask("join", reader_id, successor.nonce, 0)
+                worker.ask("join", reader_id, incarnation, 0)
+            worker.ask("join", reader_id, successor.incarnation, 0)
 
 
 def test_a_killed_workers_rank_is_free_for_its_successor_only_then() -> None:
     with make_ring() as ring, attached(ring) as entry, Process() as worker, Process() as successor:
         for process in (worker, successor):
             process.ask("open", ring.announcement)
-        worker.ask("join", entry.reader_id, entry.nonce, 0)
+        worker.ask("join", entry.reader_id, entry.incarnation, 0)
         with pytest.raises(ChildError, match="segment_error"):
-            successor.ask("join", entry.reader_id, entry.nonce, 0)
+            successor.ask("join", entry.reader_id, entry.incarnation, 0)
         assert entry.is_worker_alive(0)
         worker.kill()
         assert not entry.is_worker_alive(0)
-        successor.ask("join", entry.reader_id, entry.nonce, 0)
+        successor.ask("join", entry.reader_id, entry.incarnation, 0)
 
 
 def test_a_reader_in_another_process_gives_back() -> None:

@@ -229,7 +229,7 @@ def test_too_many_returns_are_fenced_and_found() -> None:
         with pytest.raises(CacheFull):
             ring.claim(192)
         entry.close()
-        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.nonce)]
+        assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.incarnation)]
         put(ring, 64)
         ring.check_integrity()
 
@@ -318,9 +318,9 @@ def test_a_descriptor_that_was_lost_no_longer_pins_after_a_barrier() -> None:
         gone = ring.grant(entry.reader_id, lost)
         barrier = ring.open_barrier(entry.reader_id)
         assert barrier is not None
-        counts = entry.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
+        counts = entry.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
         assert counts == {came.slot: 1, lost.slot: 0}
-        assert ring.reconcile(entry.reader_id, barrier.nonce, barrier.barrier_id, counts) == 1
+        assert ring.reconcile(entry.reader_id, barrier.incarnation, barrier.barrier_id, counts) == 1
         assert (ring.is_leased(came), ring.is_leased(lost)) == (True, False)
         assert not entry.receive(lost, gone), "too late: it was taken back"
         assert ring.stats().lost_leases == 1
@@ -403,8 +403,8 @@ class RingModel(RuleBasedStateMachine):
     def attach(self) -> None:
         entry = ReaderEntry.attach(self.ring.announcement)
         assert entry.reader_id not in self.entries
-        assert self.ring.attach(entry.reader_id, entry.nonce)
-        assert self.ring.attach(entry.reader_id, entry.nonce)
+        assert self.ring.attach(entry.reader_id, entry.incarnation)
+        assert self.ring.attach(entry.reader_id, entry.incarnation)
         self.entries[entry.reader_id] = entry
         self.leased[entry.reader_id] = []
 
@@ -436,7 +436,7 @@ class RingModel(RuleBasedStateMachine):
         entry.close()
         del self.leased[index]
         if is_seen:
-            assert ReaderVoided(index, entry.nonce) in self.ring.poll_deaths()
+            assert ReaderVoided(index, entry.incarnation) in self.ring.poll_deaths()
 
     @precondition(lambda self: self.current)
     @rule(data=st.data(), action=st.sampled_from(["pin", "pin", "discard"]))

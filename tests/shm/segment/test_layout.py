@@ -21,8 +21,8 @@ def test_header_round_trips() -> None:
 
 
 def test_words_of_all_entries_are_apart_and_inside() -> None:
-    words = [LAYOUT.nonce_word(reader_id) for reader_id in range(3)] + [
-        LAYOUT.nonce_word(reader_id) + PID_WORD for reader_id in range(3)
+    words = [LAYOUT.incarnation_word(reader_id) for reader_id in range(3)] + [
+        LAYOUT.incarnation_word(reader_id) + PID_WORD for reader_id in range(3)
     ]
     words += [LAYOUT.cell_word(reader_id, slot) for reader_id in range(3) for slot in range(100)]
     assert len(set(words)) == len(words)

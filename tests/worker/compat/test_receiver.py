@@ -37,7 +37,7 @@ def pair(num_receivers: int = 1) -> Iterator[tuple[ObjectStoreWriter, list[ShmOb
         receivers = [
             stack.enter_context(ShmObjectStoreReceiverCache(store.ring.announcement)) for _ in range(num_receivers)
         ]
-        assert all(store.ring.attach(receiver.reader_id, receiver.nonce) for receiver in receivers)
+        assert all(store.ring.attach(receiver.reader_id, receiver.incarnation) for receiver in receivers)
         yield store, receivers
 
 
@@ -175,7 +175,7 @@ def test_what_may_not_be_read_is_a_miss() -> None:
     with pair() as (store, [receiver]):
         sent = send(store, "a")
         lease = sent.leases[receiver.reader_id]
-        foreign = LeaseId(lease.nonce ^ 1, lease.seq)
+        foreign = LeaseId(lease.incarnation ^ 1, lease.seq)
         unread = [
             None,
             ShmItem(sent.handle, {}),
@@ -299,7 +299,7 @@ def test_an_item_that_never_arrived_comes_back_by_a_barrier() -> None:
         assert barrier is not None
         received = receiver.answer_barrier(barrier)
         assert received is not None
-        num_lost = store.ring.reconcile(receiver.reader_id, barrier.nonce, barrier.barrier_id, received)
+        num_lost = store.ring.reconcile(receiver.reader_id, barrier.incarnation, barrier.barrier_id, received)
         num_leases = store.stats().leases
         del item
     assert (num_lost, num_leases) == (1, 1)
@@ -346,7 +346,7 @@ def test_integrity_sees_a_foreign_lease() -> None:
     with pair() as (store, [receiver]):
         sent = send(store, "a")
         receiver.check_integrity()
-        receiver._held[LeaseId(receiver.nonce ^ 1, 0)] = sent.handle
+        receiver._held[LeaseId(receiver.incarnation ^ 1, 0)] = sent.handle
         with pytest.raises(InvariantError):
             receiver.check_integrity()
         receiver._held.clear()

@@ -26,7 +26,7 @@ from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.runner import ModelRunner
 from tests.house.drawing import examples
 from tests.worker.oracle import Image, IntArray, Oracle, random_image
-from tests.worker.plans import EPOCH, NONCE, chunk, names_of, plan
+from tests.worker.plans import EPOCH, INCARNATION, chunk, names_of, plan
 from tests.worker.rings import engine_ring, inline_frames, record_of
 
 MODEL = ModelConfig(
@@ -82,7 +82,7 @@ NAMES = names_of(PROMPT, CONFIG.block_size)
 def test_an_answer_names_the_plan_it_is_for() -> None:
     runner = make_runner()
     output, payload = run(runner, plan(77, chunk(1, PROMPT, [1, 2, 3])))
-    assert (output.engine_nonce, output.worker_epoch, output.step) == (NONCE, EPOCH, 77)
+    assert (output.engine_incarnation, output.worker_epoch, output.step) == (INCARNATION, EPOCH, 77)
     assert (output.sampled, output.rows, output.embeddings, output.read_done, payload) == ([], [], [], [], [])
     assert runner.stats().tokens_computed == len(PROMPT)
 
@@ -380,7 +380,7 @@ def test_a_step_that_fails_keeps_nothing_and_still_reports_its_leases() -> None:
             EncodeItem("after", "after", 2, *after),
         ]
         failed = run_failing(runner, plan(3, chunk(1, PROMPT, [1, 2, 3]), encode=items), payloads=payloads)
-        assert (failed.engine_nonce, failed.worker_epoch, failed.step) == (NONCE, EPOCH, 3)
+        assert (failed.engine_incarnation, failed.worker_epoch, failed.step) == (INCARNATION, EPOCH, 3)
         assert failed.error.code == "invalid_request"
         assert failed.error.details["field"] == "pixel_values"
         assert {(done.step, done.seq) for done in failed.read_done} == {

@@ -29,7 +29,7 @@ class Attachment:
         if attach.announcement is not None:
             self._reader = RingReader.open(attach.announcement, populate=True)
             try:
-                self._reader.join_entry(attach.reader_id, attach.reader_nonce, rank)
+                self._reader.join_entry(attach.reader_id, attach.reader_incarnation, rank)
             except BaseException:
                 self._reader.close()
                 raise

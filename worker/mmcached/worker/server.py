@@ -4,7 +4,7 @@ Knows nothing of what a plan means (`runner`) or of how bytes are shared (`attac
 
     waiting  ── WorkerHello every HELLO_S ──>  engine
              <── Attach ──                     open the ring, join the entry
-    attached ── WorkerAttached ──>             only now are plans taken, of this engine nonce and this worker epoch
+    attached ── WorkerAttached ──>             only now are plans taken, of this engine and this worker epoch
              <── StepPlan ── StepOutput | StepFailed ──>
              <── Attach ──                     of the same engine: another ring (the frontend was restarted)
              <── ProbeWorker ── WorkerProbed ──>
@@ -175,9 +175,9 @@ class WorkerServer:
         elif isinstance(message, WorkerRefused):
             _logger.error("the engine refuses this worker: %s", message.error.message)
             self._status = REFUSED
-        elif self._attachment is None or message.engine_nonce != self._attachment.attach.engine_nonce:
+        elif self._attachment is None or message.engine_incarnation != self._attachment.attach.engine_incarnation:
             self._drop(
-                f"{type(message).__name__} of engine {message.engine_nonce}, which this worker is not attached to"
+                f"{type(message).__name__} of engine {message.engine_incarnation}, which this worker is not attached to"
             )
         else:
             match message:
@@ -209,13 +209,15 @@ class WorkerServer:
             del record  # the answer says that nothing is read any more
         except Exception as error:
             checksum = error.code if isinstance(error, MmcachedError) else "not a probe"
-        attached_to = attachment.attach.engine_nonce
+        attached_to = attachment.attach.engine_incarnation
         self._send(WorkerProbed(attached_to, self._hello.worker_epoch, probe.token, checksum), [])
 
     def _attach(self, attach: Attach) -> None:
         """Attach, or repeat the answer to an `Attach` that came before; a repetition changes nothing."""
-        if self._attachment is not None and attach.engine_nonce != self._attachment.attach.engine_nonce:
-            self._leave(f"engine {attach.engine_nonce} answers in place of {self._attachment.attach.engine_nonce}")
+        if self._attachment is not None and attach.engine_incarnation != self._attachment.attach.engine_incarnation:
+            self._leave(
+                f"engine {attach.engine_incarnation} answers in place of {self._attachment.attach.engine_incarnation}"
+            )
             return
         if self._attachment is None or attach != self._attachment.attach:
             if self._attachment is not None:
@@ -229,7 +231,7 @@ class WorkerServer:
                 return
             self._channel.take_disconnects()  # those of former engines say nothing about this one
         epoch = self._attachment.ring_epoch
-        attached_to = attach.engine_nonce
+        attached_to = attach.engine_incarnation
         self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, *self._embedding_row), [])
 
     def _say_hello_if_due(self) -> None:

@@ -103,7 +103,9 @@ class FrontendConnection:
 
     def _offer_entry(self) -> None:
         if self.entry is not None:
-            self.send(to_frontend.ReaderHello(self.entry.announcement.epoch, self.entry.reader_id, self.entry.nonce))
+            self.send(
+                to_frontend.ReaderHello(self.entry.announcement.epoch, self.entry.reader_id, self.entry.incarnation)
+            )
 
     def close_former_entries(self) -> None:
         """Close the entries of former rings, after all workers have left: to them a free one means a dead engine."""
@@ -112,7 +114,7 @@ class FrontendConnection:
 
     def on_reader_attached(self, message: received.ReaderAttached) -> None:
         entry = self.entry
-        if entry is not None and (message.reader_id, message.nonce) == (entry.reader_id, entry.nonce):
+        if entry is not None and (message.reader_id, message.incarnation) == (entry.reader_id, entry.incarnation):
             self.is_accepted = True
 
     def receive(self, handle: Handle, lease: LeaseId | None) -> bool:
@@ -125,17 +127,17 @@ class FrontendConnection:
             return False
         if self.entry.has_gap_before(handle, lease):
             log.warning("descriptors were lost on the way", seq=lease.seq)
-            self.send(to_frontend.LeaseGap(self.entry.nonce))
+            self.send(to_frontend.LeaseGap(self.entry.incarnation))
         return self.entry.receive(handle, lease)
 
     def on_barrier(self, message: Barrier) -> None:
         """Answer with the leases that have arrived, if the question is to this incarnation."""
         counts = None
         if self.entry is not None:
-            counts = self.entry.answer_barrier(message.nonce, message.last_seq, message.slots)
+            counts = self.entry.answer_barrier(message.incarnation, message.last_seq, message.slots)
         if counts is not None:
             crash_point("reconcile.before_answer")
-            self.send(to_frontend.Reconcile(message.nonce, message.barrier_id, counts))
+            self.send(to_frontend.Reconcile(message.incarnation, message.barrier_id, counts))
 
     def give_back(self, handle: Handle) -> None:
         if self.entry is not None:

@@ -22,12 +22,12 @@ def leases_read(step: ScheduledStep) -> Iterable[int]:
 
 
 def build_plan(
-    step: ScheduledStep, items: ItemFrames, *, engine_nonce: int, worker_epoch: int
+    step: ScheduledStep, items: ItemFrames, *, engine_incarnation: int, worker_epoch: int
 ) -> tuple[StepPlan, list[Frame]]:
     """Return one worker's plan and its payload frames."""
     payload: list[Frame] = []
     plan = StepPlan(
-        engine_nonce=engine_nonce,
+        engine_incarnation=engine_incarnation,
         worker_epoch=worker_epoch,
         step=step.step_id,
         freed_keys=list(step.freed_keys),

@@ -22,8 +22,8 @@ MAX_OPEN = 16
 class EngineProbes:
     """The probes that are under way."""
 
-    def __init__(self, engine_nonce: int, group: WorkerGroup, leases: HeldLeases) -> None:
-        self._engine_nonce = engine_nonce
+    def __init__(self, engine_incarnation: int, group: WorkerGroup, leases: HeldLeases) -> None:
+        self._engine_incarnation = engine_incarnation
         self._group = group
         self._leases = leases
         self._checksums: dict[int, dict[int, str]] = {}
@@ -47,7 +47,7 @@ class EngineProbes:
         if len(self._checksums) > MAX_OPEN:
             del self._checksums[next(iter(self._checksums))]
         for link in self._group.in_rank_order():
-            message = ProbeWorker(self._engine_nonce, link.worker_epoch, probe.token, probe.payload)
+            message = ProbeWorker(self._engine_incarnation, link.worker_epoch, probe.token, probe.payload)
             try:
                 self._group.send(link, message, payload)
             except (PeerGone, ChannelFull):

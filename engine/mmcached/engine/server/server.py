@@ -89,7 +89,7 @@ class EngineServer(Closeable):
     ) -> None:
         self._config = config
         self._clock = clock
-        self._nonce = secrets.randbits(63)
+        self._incarnation = secrets.randbits(63)
         self._scheduler = Scheduler(config)
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
@@ -105,7 +105,7 @@ class EngineServer(Closeable):
         self._is_ready_sent = False
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
-            hello = to_frontend.EngineHello(engine_index, self._nonce, config.digest())
+            hello = to_frontend.EngineHello(engine_index, self._incarnation, config.digest())
             self._frontend = FrontendConnection(context, run_dir.engine_address, hello, clock())
             stack.callback(self._frontend.close)
             self._page = stack.enter_context(
@@ -119,18 +119,18 @@ class EngineServer(Closeable):
                 stack.callback(self._kv_events.close)
             self._closing = stack.pop_all()
         self._group = WorkerGroup(
-            self._worker_channel, config.world_size, nonce=self._nonce, config_digest=config.digest()
+            self._worker_channel, config.world_size, incarnation=self._incarnation, config_digest=config.digest()
         )
         self._steps = StepRunner(
             self._scheduler,
             self._group,
             self._leases,
             self._items,
-            nonce=self._nonce,
+            incarnation=self._incarnation,
             timeout_s=config.step_timeout_s,
             clock=clock,
         )
-        self._probes = EngineProbes(self._nonce, self._group, self._leases)
+        self._probes = EngineProbes(self._incarnation, self._group, self._leases)
         self._poller = zmq.Poller()
         self._poller.register(self._frontend.channel.socket, zmq.POLLIN)
         self._poller.register(self._worker_channel.socket, zmq.POLLIN)
@@ -176,7 +176,7 @@ class EngineServer(Closeable):
         """End the workers, give up the entry, close the sockets. A second call does nothing."""
         if self._worker_channel.socket.closed:
             return
-        self._group.send_all(to_worker.Shutdown(self._nonce))
+        self._group.send_all(to_worker.Shutdown(self._incarnation))
         self._closing.close()
 
     # ---- the frontend
@@ -384,10 +384,10 @@ class EngineServer(Closeable):
         self._steps.void()
         for token in self._probes.take_all():
             self._frontend.send(to_frontend.EngineProbed(token, []))
-        self._group.send_all(to_worker.ClearCaches(self._nonce))
+        self._group.send_all(to_worker.ClearCaches(self._incarnation))
 
     def _on_worker_probed(self, message: received.WorkerProbed) -> None:
-        if message.engine_nonce != self._nonce:
+        if message.engine_incarnation != self._incarnation:
             return
         checksums = self._probes.answered(message)
         if checksums is not None:

@@ -37,7 +37,7 @@ class StepRunner:
         leases: HeldLeases,
         items: ItemFrames,
         *,
-        nonce: int,
+        incarnation: int,
         timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -45,7 +45,7 @@ class StepRunner:
         self._group = group
         self._leases = leases
         self._items = items
-        self._nonce = nonce
+        self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._clock = clock
         self._in_flight: StepResults | None = None
@@ -65,7 +65,7 @@ class StepRunner:
         links = self._group.in_rank_order()
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
         try:
-            plan, payload = build_plan(step, self._items, engine_nonce=self._nonce, worker_epoch=0)
+            plan, payload = build_plan(step, self._items, engine_incarnation=self._incarnation, worker_epoch=0)
             # Noted before the first plan is sent: a fast worker's read_done may not come first.
             self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
         except Exception as error:
@@ -88,7 +88,7 @@ class StepRunner:
     def take(self, result: Result, payload: list[Frame]) -> StepResults | None:
         """Take a rank's answer; return the step's results if it was the last one awaited."""
         link = self._group.by_epoch(result.worker_epoch)
-        if link is None or result.engine_nonce != self._nonce:
+        if link is None or result.engine_incarnation != self._incarnation:
             return None
         for done in result.read_done:
             self._leases.read_done(result.worker_epoch, done.step, done.seq)

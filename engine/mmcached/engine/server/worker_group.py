@@ -42,10 +42,12 @@ class WorkerLink:
 class WorkerGroup:
     """The ranks of one engine."""
 
-    def __init__(self, channel: RouterChannel[FromWorker], world_size: int, *, nonce: int, config_digest: str) -> None:
+    def __init__(
+        self, channel: RouterChannel[FromWorker], world_size: int, *, incarnation: int, config_digest: str
+    ) -> None:
         self._channel = channel
         self._world_size = world_size
-        self._nonce = nonce
+        self._incarnation = incarnation
         self._config_digest = config_digest
         self._links: dict[int, WorkerLink] = {}
 
@@ -74,8 +76,10 @@ class WorkerGroup:
     def attach(self, link: WorkerLink, entry: ReaderEntry | None) -> None:
         link.is_attached = False
         announcement = None if entry is None else entry.announcement
-        reader_id, nonce = (0, 0) if entry is None else (entry.reader_id, entry.nonce)
-        self._send_or_log(link.peer, link.rank, to_worker.Attach(self._nonce, announcement, reader_id, nonce))
+        reader_id, incarnation = (0, 0) if entry is None else (entry.reader_id, entry.incarnation)
+        self._send_or_log(
+            link.peer, link.rank, to_worker.Attach(self._incarnation, announcement, reader_id, incarnation)
+        )
 
     def attach_all(self, entry: ReaderEntry | None) -> None:
         for link in self.in_rank_order():
@@ -85,7 +89,7 @@ class WorkerGroup:
         """Take note of an answer; return the link unless it is stale, of another process, ring or engine."""
         link = self.by_epoch(message.worker_epoch)
         ring_epoch = 0 if entry is None else entry.announcement.epoch
-        if link is None or message.engine_nonce != self._nonce or message.ring_epoch != ring_epoch:
+        if link is None or message.engine_incarnation != self._incarnation or message.ring_epoch != ring_epoch:
             return None
         link.is_attached = True
         if message.embedding_width:

@@ -72,10 +72,10 @@ class StoreSession:
             return self._reader
 
     @property
-    def nonce(self) -> int:
+    def incarnation(self) -> int:
         """The incarnation that leases may be granted to; 0 for none."""
         reader = self._reader
-        return reader.nonce if reader is not None and self.is_attached else 0
+        return reader.incarnation if reader is not None and self.is_attached else 0
 
     def lost_contact(self) -> None:
         """Take note that the connection over which the reader was announced is no more."""
@@ -127,8 +127,8 @@ class StoreSession:
         with self._lock:
             if self._reader is None:
                 return None
-            received = self._reader.answer_barrier(barrier.nonce, barrier.last_seq, barrier.slots)
-        return None if received is None else Reconcile(barrier.nonce, barrier.barrier_id, received)
+            received = self._reader.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
+        return None if received is None else Reconcile(barrier.incarnation, barrier.barrier_id, received)
 
     # ---- the index
 

@@ -117,7 +117,7 @@ class StoreVerbs:
             return [None] * len(keys)
         hits: list[Hit | None] = []
         for batch in _batches(keys):
-            ask = GetRecords(*self._ids(), batch, self._contact.options.tenant, session.nonce)
+            ask = GetRecords(*self._ids(), batch, self._contact.options.tenant, session.incarnation)
             message, payload = yield from self._contact.exchange(ask, deadline)
             hits += self._open(session, expect(message, Records), payload, reading, len(batch))
         return hits
@@ -177,7 +177,7 @@ class StoreVerbs:
         """Ask for a record or the right to compute it; None: neither, compute it without storing."""
         session = yield from self._in_contact(deadline)
         tenant = self._contact.options.tenant
-        ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.nonce)
+        ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.incarnation)
         message, payload = yield from self._contact.exchange(ask, deadline)
         if isinstance(message, Claimed):
             return _Claim(message.claim, message.store_epoch, session.ring)
@@ -202,7 +202,7 @@ class StoreVerbs:
             self._guard.warn_once("no reader", warning)
         if (reader := session.take_announcement()) is not None:
             try:
-                ask = RegisterReader(*self._ids(), reader.announcement.epoch, reader.reader_id, reader.nonce)
+                ask = RegisterReader(*self._ids(), reader.announcement.epoch, reader.reader_id, reader.incarnation)
                 message, _ = yield from self._contact.exchange(ask, deadline)
                 session.is_attached = expect(message, ReaderRegistered).is_attached
             except BaseException:

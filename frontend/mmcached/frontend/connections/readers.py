@@ -3,7 +3,7 @@
     attach ──> granting ──ask──> asked ──the answer to the last question──> granting       asked: it takes no lease
                   └── its entry's lock is free, or another process has its place ──> gone
 
-A reader takes its entry by itself and says so; the entry must hold the nonce. It is asked which leases have arrived
+A reader takes its entry and says so; the entry must hold the incarnation. It is asked which leases have arrived
 when it reports a gap, when it has connected anew, and, where a connection may lose single messages, whenever leases are
 out although nothing was granted for a while: the last descriptor before a silence leaves no gap. The question goes down
 the queue of the descriptors, so its answer knows of all of them. One that is not answered is asked again, ever less
@@ -65,7 +65,7 @@ class Reader(Generic[OwnerT]):
     peer: bytes
     ring: RingWriter
     reader_id: int
-    nonce: int
+    incarnation: int
     ask_at: float
     wait_s: float = IDLE_S
     is_moved: bool = False
@@ -89,7 +89,9 @@ class Readers(Generic[OwnerT]):
     def get(self, owner: OwnerT) -> Reader[OwnerT] | None:
         return self._readers.get(owner)
 
-    def attach(self, owner: OwnerT, peer: bytes, *, epoch: int, reader_id: int, nonce: int) -> Reader[OwnerT] | None:
+    def attach(
+        self, owner: OwnerT, peer: bytes, *, epoch: int, reader_id: int, incarnation: int
+    ) -> Reader[OwnerT] | None:
         """Accept a reader that says it has taken an entry, also if it says so again; return None if that is not true.
 
         Args:
@@ -99,15 +101,17 @@ class Readers(Generic[OwnerT]):
         if isinstance(ring, NoRing) or epoch != ring.announcement.epoch:
             return None
         if any(
-            (one.reader_id, one.nonce) == (reader_id, nonce) for one in self._readers.values() if one.owner != owner
+            (one.reader_id, one.incarnation) == (reader_id, incarnation)
+            for one in self._readers.values()
+            if one.owner != owner
         ):
             return None
-        if not ring.attach(reader_id, nonce):
+        if not ring.attach(reader_id, incarnation):
             self.leave(owner)
             return None
         reader = self._readers.get(owner)
-        if reader is None or reader.nonce != nonce:
-            reader = Reader(owner, peer, ring, reader_id, nonce, ask_at=self._clock() + IDLE_S)
+        if reader is None or reader.incarnation != incarnation:
+            reader = Reader(owner, peer, ring, reader_id, incarnation, ask_at=self._clock() + IDLE_S)
             self._readers[owner] = reader
         self.move(owner, peer)
         return reader
@@ -128,7 +132,7 @@ class Readers(Generic[OwnerT]):
         dead = []
         for event in self.ring.poll_deaths():
             for reader in list(self._readers.values()):
-                if (reader.reader_id, reader.nonce) == (event.reader_id, event.nonce):
+                if (reader.reader_id, reader.incarnation) == (event.reader_id, event.incarnation):
                     self.leave(reader.owner)
                     reason = event.reason if isinstance(event, ReaderStopped) else "no process holds its entry"
                     dead.append((reader.owner, reason))
@@ -194,11 +198,11 @@ class Readers(Generic[OwnerT]):
                 granted until a better answer comes.
         """
         for reader in self._readers.values():
-            if (reader.peer, reader.nonce) == (peer, message.nonce):
+            if (reader.peer, reader.incarnation) == (peer, message.incarnation):
                 break
         else:
-            raise RemoteProtocolError("this connection has no entry of that incarnation", "nonce")
-        num_lost = reader.ring.reconcile(reader.reader_id, message.nonce, message.barrier_id, message.received)
+            raise RemoteProtocolError("this connection has no entry of that incarnation", "incarnation")
+        num_lost = reader.ring.reconcile(reader.reader_id, message.incarnation, message.barrier_id, message.received)
         if num_lost is not None:
             reader.wait_s = IDLE_S
         if num_lost:

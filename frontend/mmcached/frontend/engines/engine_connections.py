@@ -2,7 +2,7 @@
 
     engine   EngineHello ->        frontend  refused while another process with this index lives
              <- Ring | Refused             at any time `Detached`: dropped although it lives, it says hello anew
-             ReaderHello ->                the entry must hold the nonce
+             ReaderHello ->                the entry must hold the incarnation
              <- ReaderAttached
              EngineReady ->                requests may go there
 
@@ -145,16 +145,18 @@ class EngineConnections:
             self._readers.ask(reader)
 
     def attach_reader(self, connection: EngineConnection, message: received.ReaderHello) -> None:
-        epoch, reader_id, nonce = message.epoch, message.reader_id, message.nonce
+        epoch, reader_id, incarnation = message.epoch, message.reader_id, message.incarnation
         if (
-            self._readers.attach(connection.incarnation, connection.peer, epoch=epoch, reader_id=reader_id, nonce=nonce)
+            self._readers.attach(
+                connection.incarnation, connection.peer, epoch=epoch, reader_id=reader_id, incarnation=incarnation
+            )
             is None
         ):
             log.warning(
-                "reader refused: its entry does not hold the nonce", engine=connection.index, reader_id=reader_id
+                "reader refused: its entry does not hold the incarnation", engine=connection.index, reader_id=reader_id
             )
             return
-        self.tell(connection, to_engine.ReaderAttached(epoch, reader_id, nonce))
+        self.tell(connection, to_engine.ReaderAttached(epoch, reader_id, incarnation))
 
     def make_ready(self, connection: EngineConnection, message: received.EngineReady) -> None:
         """Let requests go to an engine, if it reads the ring."""
@@ -165,7 +167,7 @@ class EngineConnections:
     def ask_after_gap(self, connection: EngineConnection, message: received.LeaseGap) -> None:
         """Ask an engine that misses leases which have arrived."""
         reader = self._readers.get(connection.incarnation)
-        if reader is not None and reader.nonce == message.nonce:
+        if reader is not None and reader.incarnation == message.incarnation:
             self._readers.ask(reader)
 
     def reconcile(self, connection: EngineConnection, message: received.Reconcile) -> None:

@@ -50,7 +50,7 @@ class RecordSender:
         """Lease what lies in the ring, send the rest as frames; a client that is gone costs no lease."""
         reader = self._readers.get(message.client_id)
         # Over a former connection a lease would be lost, and nobody would ask for it.
-        if reader is not None and (reader.peer, reader.nonce) != (peer, message.nonce):
+        if reader is not None and (reader.peer, reader.incarnation) != (peer, message.incarnation):
             reader = None
         payload: list[Frame] = []
         records: list[Handle | Inline | None] = []

@@ -181,8 +181,8 @@ class StoreService(Closeable):
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self.greet(peer, message.client_id)
-        epoch, reader_id, nonce = message.ring_epoch, message.reader_id, message.nonce
-        reader = self.readers.attach(message.client_id, peer, epoch=epoch, reader_id=reader_id, nonce=nonce)
+        epoch, reader_id, incarnation = message.ring_epoch, message.reader_id, message.incarnation
+        reader = self.readers.attach(message.client_id, peer, epoch=epoch, reader_id=reader_id, incarnation=incarnation)
         if reader is None:
             log.info("reader refused", client_id=message.client_id, reader_id=reader_id)
         self._send(peer, to_client.ReaderRegistered(message.request_id, reader is not None))

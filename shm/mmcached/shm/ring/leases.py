@@ -60,7 +60,7 @@ class _Reader:
         frozen_slots: None while the reader's words count.
     """
 
-    nonce: int
+    incarnation: int
     at_attach: Counts
     granted: Counts
     seen: Counts
@@ -105,7 +105,7 @@ class LeaseTable:
         self._holders: dict[int, set[int]] = {}
         self._num_barriers = 0
 
-    def attach(self, reader_id: int, nonce: int) -> bool:
+    def attach(self, reader_id: int, incarnation: int) -> bool:
         """Begin an incarnation; what the cells hold now counts as granted. A former one's leases are void.
 
         Returns:
@@ -114,7 +114,7 @@ class LeaseTable:
         at_attach = self._returned[reader_id].copy()
         if at_attach.max() > MAX_RETURNED:
             return False
-        self._readers[reader_id] = _Reader(nonce, at_attach, at_attach.copy(), at_attach)
+        self._readers[reader_id] = _Reader(incarnation, at_attach, at_attach.copy(), at_attach)
         return True
 
     def void(self, reader_id: int) -> None:
@@ -154,7 +154,7 @@ class LeaseTable:
         books.granted[slot] += np.uint64(1)
         books.seq += 1
         self._holders.setdefault(slot, set()).add(reader_id)
-        return LeaseId(books.nonce, books.seq, slot)
+        return LeaseId(books.incarnation, books.seq, slot)
 
     def undo(self, reader_id: int, slot: int, lease: LeaseId) -> None:
         """Take back the last grant of a reader, which provably was not sent: count and seq are as before.
@@ -162,7 +162,7 @@ class LeaseTable:
         A grant to a former incarnation changes nothing; any but the last grant raises LocalProtocolError.
         """
         books = self._readers.get(reader_id)
-        if books is None or books.nonce != lease.nonce:
+        if books is None or books.incarnation != lease.incarnation:
             return
         if books.seq != lease.seq:
             raise LocalProtocolError(
@@ -187,10 +187,10 @@ class LeaseTable:
         if not slots and books.barrier is None:
             return None
         self._num_barriers += 1
-        books.barrier = Barrier(books.nonce, self._num_barriers, books.seq, slots)
+        books.barrier = Barrier(books.incarnation, self._num_barriers, books.seq, slots)
         return books.barrier
 
-    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+    def reconcile(self, reader_id: int, incarnation: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
         """Take the answer to a barrier: what did not arrive was never granted. Granting goes on.
 
         Args:
@@ -201,7 +201,11 @@ class LeaseTable:
             RemoteProtocolError: not the slots that were asked, or counts that cannot be; nothing has changed.
         """
         books = self._readers.get(reader_id)
-        if books is None or books.barrier is None or (books.nonce, books.barrier.barrier_id) != (nonce, barrier_id):
+        if (
+            books is None
+            or books.barrier is None
+            or (books.incarnation, books.barrier.barrier_id) != (incarnation, barrier_id)
+        ):
             return None
         if received.keys() != set(books.barrier.slots):
             raise RemoteProtocolError(f"{len(received)} slots, asked were {len(books.barrier.slots)}", "received")
@@ -221,8 +225,8 @@ class LeaseTable:
     # ---- looking
 
     def incarnations(self) -> dict[int, int]:
-        """Return reader id -> nonce of every incarnation that has leases, also of stopped and frozen ones."""
-        return {reader_id: books.nonce for reader_id, books in sorted(self._readers.items())}
+        """Return reader id -> incarnation of every reader that has leases, also of stopped and frozen ones."""
+        return {reader_id: books.incarnation for reader_id, books in sorted(self._readers.items())}
 
     def is_stopped(self, reader_id: int) -> bool:
         return self._readers[reader_id].is_stopped

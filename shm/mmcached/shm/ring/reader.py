@@ -72,7 +72,7 @@ class RingReader(Closeable):
             reader._populator = Populator(mapping, Advice.READ)
         return reader
 
-    def join_entry(self, reader_id: int, nonce: int, rank: int) -> None:
+    def join_entry(self, reader_id: int, incarnation: int, rank: int) -> None:
         """Read under the leases of an engine's incarnation from now on.
 
         The rank's own byte, once it is ours, certifies that the former worker of this rank is dead.
@@ -94,7 +94,7 @@ class RingReader(Closeable):
                 raise InvalidRequest(field, value, f"must be between 0 and {limit - 1}")
         control = open_control(self.announcement)
         try:
-            _lock_share(control, reader_id, nonce, rank)
+            _lock_share(control, reader_id, incarnation, rank)
         except BaseException:
             control.close()
             raise
@@ -174,13 +174,13 @@ class RingReader(Closeable):
         return self._mapping
 
 
-def _lock_share(control: Control, reader_id: int, nonce: int, rank: int) -> None:
+def _lock_share(control: Control, reader_id: int, incarnation: int, rank: int) -> None:
     layout = control.layout
-    # First the share, then the look at the nonce: while we hold the share nobody can lock the byte exclusively, so the
-    # nonce cannot change any more. The other way round a new engine could take the entry between look and lock.
+    # First the share, then the look at the incarnation: while we hold the share nobody can lock the byte alone, so the
+    # incarnation cannot change any more. The other way round a new engine could take the entry between look and lock.
     if not locks.try_shared(control.fd, locks.reader_byte(reader_id)):
         raise PeerGone(f"entry {reader_id} is being taken by another engine", reader_id=reader_id)
-    if control.nonce(reader_id) != nonce:
+    if control.incarnation(reader_id) != incarnation:
         raise PeerGone(
             f"entry {reader_id} belongs to another incarnation; this worker has outlived its engine",
             reader_id=reader_id,

@@ -4,10 +4,10 @@ In the service the entry belongs to an engine; its workers read under its leases
 order:
 
     1. lock the reader's byte exclusively  that alone proves: nobody of a former life can read any more. Busy: the next
-    2. write a fresh random nonce          from here on descriptors of the former life are nobody's
+    2. write a random incarnation          from here on descriptors of the former life are nobody's
     3. downgrade the byte to shared        in one step of the kernel; now workers can join
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
-    5. tell the writer (reader_id, nonce)    the caller's part; the writer checks it against the entry
+    5. tell the writer both                the caller's part; the writer checks it against the entry
 
 The cells keep their values: the writer takes them at attach as granted, and until it has heard of the new life it still
 compares them with what it granted to the former one. Only this entry is mapped, so a stray write of this process
@@ -25,7 +25,7 @@ import numpy as np
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.segment.layout import FIRST_CELL_WORD, MAX_RETURNED, NONCE_WORD, PID_WORD
+from mmcached.shm.segment.layout import FIRST_CELL_WORD, INCARNATION_WORD, MAX_RETURNED, PID_WORD
 from mmcached.shm.segment.mapped import Control, open_control
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
@@ -33,24 +33,26 @@ from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
 
-def random_nonce() -> int:
-    """Return 63 random bits, never 0, which is the nonce of an entry that was never taken."""
+def random_incarnation() -> int:
+    """Return 63 random bits, never 0, which is the incarnation of an entry that was never taken."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
 class ReaderEntry(Closeable):
     """An entry that this process has taken; made by `attach`, given up by `close` or death."""
 
-    def __init__(self, announcement: RingAnnouncement, control: Control, reader_id: int, nonce: int) -> None:
+    def __init__(self, announcement: RingAnnouncement, control: Control, reader_id: int, incarnation: int) -> None:
         self.announcement = announcement
         self.reader_id = reader_id
-        self.nonce = nonce
-        self._received = ReceivedLeases(nonce)
+        self.incarnation = incarnation
+        self._received = ReceivedLeases(incarnation)
         self._control: Control | None = control
         self._words = require_word_store()
 
     @classmethod
-    def attach(cls, announcement: RingAnnouncement, new_nonce: Callable[[], int] = random_nonce) -> ReaderEntry:
+    def attach(
+        cls, announcement: RingAnnouncement, new_incarnation: Callable[[], int] = random_incarnation
+    ) -> ReaderEntry:
         """Take the first entry that nobody uses.
 
         Raises:
@@ -64,16 +66,16 @@ class ReaderEntry(Closeable):
             for reader_id in range(layout.max_readers):
                 if locks.try_exclusive(control.fd, locks.reader_byte(reader_id)):
                     crash_point("entry.after_lock")
-                    nonce = new_nonce()
+                    incarnation = new_incarnation()
                     control.map_entry(reader_id)
                     _reset_impossible_cells(control)
                     control.words[PID_WORD] = os.getpid()
-                    words.store_release(control.words, NONCE_WORD, nonce)
-                    crash_point("entry.after_nonce")
+                    words.store_release(control.words, INCARNATION_WORD, incarnation)
+                    crash_point("entry.after_incarnation")
                     locks.downgrade(control.fd, locks.reader_byte(reader_id))
                     crash_point("entry.after_downgrade")
                     _lock_engine_byte(control, reader_id)
-                    return cls(announcement, control, reader_id, nonce)
+                    return cls(announcement, control, reader_id, incarnation)
             raise SegmentError(
                 f"all {layout.max_readers} entries of the ring are in use; raise ring_max_readers (for clients: "
                 "store_max_clients), or stop a reader",
@@ -88,7 +90,7 @@ class ReaderEntry(Closeable):
 
         Any other is dropped, and *not* given back. While a lease is out its slot holds one chunk.
         """
-        return self._is_of_this_ring(handle) and lease.nonce == self.nonce and lease.slot == handle.slot
+        return self._is_of_this_ring(handle) and lease.incarnation == self.incarnation and lease.slot == handle.slot
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
         """Count a descriptor that has arrived, once, before it is used; return whether it is owned and new."""
@@ -100,9 +102,9 @@ class ReaderEntry(Closeable):
         """Return whether descriptors before this one, which is about to be received, were lost; tell the writer so."""
         return self._is_of_this_ring(handle) and self._received.has_gap_before(lease)
 
-    def answer_barrier(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+    def answer_barrier(self, incarnation: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
         """Return slot -> leases ever received, for the writer's `reconcile`; None if another incarnation is asked."""
-        return self._received.answer(nonce, last_seq, slots)
+        return self._received.answer(incarnation, last_seq, slots)
 
     def give_back(self, handle: Handle) -> None:
         """Return one lease of the handle's slot: once per owned lease, when nothing reads under it any more.

@@ -1,4 +1,4 @@
-"""Accepts readers' Hellos and sees which readers have died, by the entries' nonces and the kernel's byte locks.
+"""Accepts readers' Hellos and sees which readers have died, by the entries' incarnations and the kernel's byte locks.
 
 Writes no word: an entry's words belong to its reader. Death is read from locks alone, never from silence: a process
 that is stopped for an hour and then goes on reading is alive.
@@ -19,7 +19,7 @@ class ReaderStopped:
     """Nothing more is granted to this incarnation; its leases still pin."""
 
     reader_id: int
-    nonce: int
+    incarnation: int
     reason: str
 
 
@@ -28,7 +28,7 @@ class ReaderVoided:
     """All that could read under this incarnation's leases are dead: they are void. May come without `ReaderStopped`."""
 
     reader_id: int
-    nonce: int
+    incarnation: int
 
 
 class ReaderWatch:
@@ -37,21 +37,25 @@ class ReaderWatch:
         self._leases = leases
         self._unreported: list[ReaderStopped | ReaderVoided] = []
 
-    def attach(self, reader_id: int, nonce: int) -> bool:
+    def attach(self, reader_id: int, incarnation: int) -> bool:
         """Accept a reader's Hello if it is true now; return whether it is attached. A repeated one changes nothing.
 
         Refused is a Hello that arrives late: another incarnation has taken the entry, or the engine is dead already.
         """
         layout = self._control.layout
-        if not 0 <= reader_id < layout.max_readers or nonce == 0 or self._control.nonce(reader_id) != nonce:
+        if (
+            not 0 <= reader_id < layout.max_readers
+            or incarnation == 0
+            or self._control.incarnation(reader_id) != incarnation
+        ):
             return False
         former = self._leases.incarnations().get(reader_id)
-        if former == nonce:
+        if former == incarnation:
             return self._leases.takes_leases(reader_id)
-        # The entry's nonce is this one, so the engine's byte is held by this engine: it locked it before its Hello.
+        # The entry has this incarnation, so the engine's byte is held by this engine: it locked it before its Hello.
         if locks.is_free(self._control.fd, locks.engine_byte(reader_id, layout.max_readers)):
             return False
-        if not self._leases.attach(reader_id, nonce):
+        if not self._leases.attach(reader_id, incarnation):
             return False
         if former is not None:  # the new engine has had the entry's byte exclusively: all of the former life are dead
             self._unreported.append(ReaderVoided(reader_id, former))
@@ -60,30 +64,32 @@ class ReaderWatch:
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         """Look at the locks and cells of all entries with an incarnation; return the changes, each once."""
         events, self._unreported = self._unreported, []
-        nonces = self._leases.incarnations()
-        for reader_id, nonce in nonces.items():
-            events += self._judge(reader_id, nonce)
+        incarnations = self._leases.incarnations()
+        for reader_id, incarnation in incarnations.items():
+            events += self._judge(reader_id, incarnation)
         for reader_id, overrun in self._leases.fence_overruns().items():
             reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.granted}"
-            events.append(ReaderStopped(reader_id, nonces[reader_id], reason))
+            events.append(ReaderStopped(reader_id, incarnations[reader_id], reason))
         return events
 
-    def _judge(self, reader_id: int, nonce: int) -> list[ReaderStopped | ReaderVoided]:
+    def _judge(self, reader_id: int, incarnation: int) -> list[ReaderStopped | ReaderVoided]:
         fd, max_readers = self._control.fd, self._control.layout.max_readers
         if locks.is_free(fd, locks.reader_byte(reader_id)):  # the last holder is gone
             crash_point("deaths.before_void")
             self._leases.void(reader_id)
-            return [ReaderVoided(reader_id, nonce)]
+            return [ReaderVoided(reader_id, incarnation)]
         if self._leases.is_frozen(reader_id):
             return []
-        if self._control.nonce(reader_id) != nonce:
+        if self._control.incarnation(reader_id) != incarnation:
             # A new engine has had the byte exclusively, and all of the life that we know are dead; or it is a stray
             # write. The new one's Hello, or the free byte, tells which; until then the leases stay.
             self._leases.freeze(reader_id)
             return [
-                ReaderStopped(reader_id, nonce, "another process has taken the entry, or has overwritten its nonce")
+                ReaderStopped(
+                    reader_id, incarnation, "another process has taken the entry, or has overwritten its incarnation"
+                )
             ]
         if not self._leases.is_stopped(reader_id) and locks.is_free(fd, locks.engine_byte(reader_id, max_readers)):
             self._leases.stop(reader_id)
-            return [ReaderStopped(reader_id, nonce, "its engine is dead")]
+            return [ReaderStopped(reader_id, incarnation, "its engine is dead")]
         return []

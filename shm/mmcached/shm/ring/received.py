@@ -14,14 +14,14 @@ from mmcached.wire.handle import LeaseId
 
 
 class ReceivedLeases:
-    def __init__(self, nonce: int) -> None:
-        self.nonce = nonce
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
         self.last_seq = 0
         self._slot_to_count: Counter[int] = Counter()
 
     def receive(self, slot: int, lease: LeaseId) -> bool:
         """Count a lease that has just arrived; return False if it is another incarnation's or came before."""
-        if lease.nonce != self.nonce or lease.seq <= self.last_seq:
+        if lease.incarnation != self.incarnation or lease.seq <= self.last_seq:
             return False
         self.last_seq = lease.seq
         self._slot_to_count[slot] += 1
@@ -29,11 +29,11 @@ class ReceivedLeases:
 
     def has_gap_before(self, lease: LeaseId) -> bool:
         """Return whether leases before this one, which is about to be received, are missing."""
-        return lease.nonce == self.nonce and lease.seq > self.last_seq + 1
+        return lease.incarnation == self.incarnation and lease.seq > self.last_seq + 1
 
-    def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+    def answer(self, incarnation: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
         """Answer a barrier: slot -> leases ever received, no gap from now on; None to another incarnation's."""
-        if nonce != self.nonce:
+        if incarnation != self.incarnation:
             return None
         self.last_seq = max(self.last_seq, last_seq)
         return {slot: self._slot_to_count[slot] for slot in slots}

@@ -258,10 +258,10 @@ class RingWriter(Closeable):
 
     # ---- readers
 
-    def attach(self, reader_id: int, nonce: int) -> bool:
+    def attach(self, reader_id: int, incarnation: int) -> bool:
         """Accept a reader that says it has taken entry `reader_id`, see `ReaderWatch.attach`."""
         self._check_open()
-        return self._watch.attach(reader_id, nonce)
+        return self._watch.attach(reader_id, incarnation)
 
     def grantable_readers(self) -> list[int]:
         """Return the readers that take leases now."""
@@ -296,10 +296,10 @@ class RingWriter(Closeable):
         self._check_open()
         return self._leases.open_barrier(reader_id)
 
-    def reconcile(self, reader_id: int, nonce: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
+    def reconcile(self, reader_id: int, incarnation: int, barrier_id: int, received: Mapping[int, int]) -> int | None:
         """Take the answer to a reader's last barrier, see `LeaseTable.reconcile`."""
         self._check_open()
-        return self._leases.reconcile(reader_id, nonce, barrier_id, received)
+        return self._leases.reconcile(reader_id, incarnation, barrier_id, received)
 
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         """Look which readers have died; their leases become void or stay, see the two events."""

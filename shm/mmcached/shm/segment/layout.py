@@ -11,7 +11,7 @@ process.
     │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes, check
     ├──────────────────────────┤ 4096            │ payload, nbytes          │
     │ entry 0  (its reader):   │                 │ padding to 64            │
-    │   +0   nonce             │                 ├──────────────────────────┤
+    │   +0   incarnation       │                 ├──────────────────────────┤
     │   +8   pid, for people   │                 │ chunk header             │
     │   +64  cell of slot 0    │                 │ …                        │
     │   +72  cell of slot 1 …  │                 ├──────────────────────────┤
@@ -39,7 +39,7 @@ whole pages, so that a reader maps its own and no other:
 >>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_readers=8)
 >>> layout.entry_offset(0), layout.entry_bytes, layout.entry_offset(1), layout.ctl_bytes
 (4096, 36864, 40960, 299008)
->>> [8 * layout.nonce_word(1), 8 * layout.cell_word(1, 0), 8 * layout.cell_word(1, 1)]
+>>> [8 * layout.incarnation_word(1), 8 * layout.cell_word(1, 0), 8 * layout.cell_word(1, 1)]
 [40960, 41024, 41032]
 >>> chunk_bytes(1), chunk_bytes(64), chunk_bytes(65)
 (128, 128, 192)
@@ -55,7 +55,7 @@ chunk that is evicted from it; hand out the buffer. Commit: write generation, sl
 count the lease in private memory, then send the descriptor. Only when the entry's cell has reached the private count
 may the bytes be used again.
 
-**Reader's algorithm.** Take an entry (see `reader_entry`). A descriptor that carries this incarnation's nonce: check
+**Reader's algorithm.** Take an entry (see `reader_entry`). A descriptor of this incarnation: check
 the chunk header, read in place, and when the last view is gone add 1 to the cell of the slot, with a release store
 (see `words`). The writer reads that cell before it overwrites: this pair orders the last read before the first write.
 
@@ -86,7 +86,7 @@ HAS_CRC32 = 1
 MAX_RETURNED = 1 << 62
 """The largest count that a cell can hold: no reader lives long enough to reach it."""
 
-NONCE_WORD, PID_WORD, FIRST_CELL_WORD = 0, 1, 8
+INCARNATION_WORD, PID_WORD, FIRST_CELL_WORD = 0, 1, 8
 """Words of an entry."""
 _VERSION = struct.Struct("<II")
 _BODY = struct.Struct("<II16sQQQ16sQIIQQIIQ")
@@ -158,9 +158,9 @@ class Layout:
     def entry_offset(self, reader_id: int) -> int:
         return PAGE_BYTES + reader_id * self.entry_bytes
 
-    def nonce_word(self, reader_id: int) -> int:
+    def incarnation_word(self, reader_id: int) -> int:
         """Return the index, in words of 8 bytes, of the entry's incarnation; 0 = never taken."""
-        return self.entry_offset(reader_id) // 8 + NONCE_WORD
+        return self.entry_offset(reader_id) // 8 + INCARNATION_WORD
 
     def cell_word(self, reader_id: int, slot: int) -> int:
         """Return the index of the count of leases of `slot` that the entry has given back."""

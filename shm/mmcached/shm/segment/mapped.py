@@ -45,9 +45,9 @@ class Control:
         self._mapping = map_object(self.fd, nbytes, offset=offset)
         self.words = memoryview(self._mapping).cast("Q")
 
-    def nonce(self, reader_id: int) -> int:
+    def incarnation(self, reader_id: int) -> int:
         """Return the incarnation that an entry names."""
-        return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.nonce_word(reader_id)), "little")
+        return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.incarnation_word(reader_id)), "little")
 
     def cells(self) -> npt.NDArray[np.uint64]:
         """Return all cells as `(max_readers, num_slots)`, a live view, of an object that is mapped whole.
@@ -56,7 +56,9 @@ class Control:
         """
         layout = self.layout
         assert self._mapping is not None
-        words = np.frombuffer(self._mapping, np.uint64)[layout.nonce_word(0) : layout.nonce_word(layout.max_readers)]
+        words = np.frombuffer(self._mapping, np.uint64)[
+            layout.incarnation_word(0) : layout.incarnation_word(layout.max_readers)
+        ]
         return words.reshape(layout.max_readers, -1)[:, FIRST_CELL_WORD : FIRST_CELL_WORD + layout.num_slots]
 
     def close(self) -> None:

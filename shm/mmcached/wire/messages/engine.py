@@ -54,7 +54,7 @@ class ReaderAttached(Message, frozen=True):
 
     epoch: Count
     reader_id: Count
-    nonce: Count
+    incarnation: Count
 
 
 class AddRequest(Message, frozen=True):
@@ -122,7 +122,7 @@ class WorkerAttached(Message, frozen=True):
     """
 
     worker_epoch: Count
-    engine_nonce: Count
+    engine_incarnation: Count
     ring_epoch: Count
     embedding_width: Count = 0
     embedding_itemsize: Count = 1
@@ -166,7 +166,7 @@ class StepOutput(Message, frozen=True):
     `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
     """
 
-    engine_nonce: Count
+    engine_incarnation: Count
     worker_epoch: Count
     step: Count
     digest: bytes
@@ -182,7 +182,7 @@ class StepOutput(Message, frozen=True):
 class StepFailed(Message, frozen=True):
     """The worker could not run the step and has kept nothing of it; `prefix_report` tells what it gave up for it."""
 
-    engine_nonce: Count
+    engine_incarnation: Count
     worker_epoch: Count
     step: Count
     error: ErrorInfo
@@ -193,7 +193,7 @@ class StepFailed(Message, frozen=True):
 class WorkerProbed(Message, frozen=True):
     """What a probe's item holds, as this worker reads it: hex digest of its bytes; the view of it is gone."""
 
-    engine_nonce: Count
+    engine_incarnation: Count
     worker_epoch: Count
     token: Count
     checksum: Text

@@ -124,7 +124,7 @@ class Flush(Message, frozen=True):
 
 
 class RegisterReader(Message, frozen=True):
-    """The client has taken entry `reader_id` of the store's ring and written `nonce` into it: leases may come now.
+    """The client has taken entry `reader_id` of the store's ring and written `incarnation` into it: leases may come.
 
     Sent again over a new connection: what was under way over the old one is lost.
     """
@@ -133,21 +133,21 @@ class RegisterReader(Message, frozen=True):
     request_id: Count
     ring_epoch: Count
     reader_id: Count
-    nonce: Count
+    incarnation: Count
 
 
 class GetRecords(Message, frozen=True):
     """Which records do these keys have?
 
     Attributes:
-        nonce: incarnation of the client as a reader; 0: it has none, the records come inline.
+        incarnation: the client as a reader; 0: it is none, the records come inline.
     """
 
     client_id: ClientId
     request_id: Count
     keys: Keys
     tenant: Text = ""
-    nonce: Count = 0
+    incarnation: Count = 0
 
 
 class HaveRecords(Message, frozen=True):
@@ -186,7 +186,7 @@ class ClaimRecord(Message, frozen=True):
     key: Text
     timeout_s: Timeout
     tenant: Text = ""
-    nonce: Count = 0
+    incarnation: Count = 0
 
 
 class DropClaim(Message, frozen=True):
@@ -205,9 +205,9 @@ class DropRecord(Message, frozen=True):
 
 
 class Reconcile(Message, frozen=True):
-    """Answer of an engine or a client to `Barrier`: slot -> leases that incarnation `nonce` has ever received."""
+    """Answer of an engine or a client to `Barrier`: slot -> leases that `incarnation` has ever received."""
 
-    nonce: Count
+    incarnation: Count
     barrier_id: Count
     received: dict[Count, Count]
 
@@ -252,17 +252,17 @@ class EngineHello(Message, frozen=True):
 
 
 class ReaderHello(Message, frozen=True):
-    """The engine has taken entry `reader_id` of ring `epoch` and written `nonce` into it."""
+    """The engine has taken entry `reader_id` of ring `epoch` and written `incarnation` into it."""
 
     epoch: Count
     reader_id: Count
-    nonce: Count
+    incarnation: Count
 
 
 class LeaseGap(Message, frozen=True):
     """A lease came whose predecessor did not: descriptors were lost, ask with a `Barrier`."""
 
-    nonce: Count
+    incarnation: Count
 
 
 class EngineReady(Message, frozen=True):

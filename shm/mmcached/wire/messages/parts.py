@@ -24,12 +24,12 @@ class Barrier(Message, frozen=True):
     It follows the descriptors through the same queue: one that has not arrived by now was lost.
 
     Attributes:
-        nonce: the incarnation that is asked; any other does not answer.
+        incarnation: the one that is asked; any other does not answer.
         last_seq: of the last lease before it.
         slots: of which the counts are wanted.
     """
 
-    nonce: Count
+    incarnation: Count
     barrier_id: Count
     last_seq: Count
     slots: tuple[Count, ...]

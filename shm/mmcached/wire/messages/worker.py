@@ -14,10 +14,10 @@ from mmcached.wire.messages.parts import Inline, Message, Part, Text, TokenId
 class Attach(Message, frozen=True):
     """Attach to the ring under the engine's entry, or, with `announcement` None, expect inline items only."""
 
-    engine_nonce: Count
+    engine_incarnation: Count
     announcement: RingAnnouncement | None
     reader_id: Count
-    reader_nonce: Count
+    reader_incarnation: Count
 
 
 class EncodeItem(Part, frozen=True):
@@ -77,7 +77,7 @@ class StepPlan(Message, frozen=True):
     Another `row_epoch` than that of the plan before: all prefix rows come from weights that are no more; forget them.
     """
 
-    engine_nonce: Count
+    engine_incarnation: Count
     worker_epoch: Count
     step: Count
     freed_keys: list[Text]
@@ -91,19 +91,19 @@ class StepPlan(Message, frozen=True):
 class ClearCaches(Message, frozen=True):
     """Forget KV, encoder outputs and prefix rows: the engine's books were cleared."""
 
-    engine_nonce: Count
+    engine_incarnation: Count
 
 
 class Shutdown(Message, frozen=True):
     """Finish and exit with status 0."""
 
-    engine_nonce: Count
+    engine_incarnation: Count
 
 
 class ProbeWorker(Message, frozen=True):
     """Read a small item, whose frames follow if it is inline, and answer `WorkerProbed`."""
 
-    engine_nonce: Count
+    engine_incarnation: Count
     worker_epoch: Count
     token: Count
     payload: Handle | Inline

@@ -4,7 +4,7 @@ It keeps no item itself: the ring is the cache, and the sender decides what is i
 ring; the sender grants a lease to every attached reader with each item. Knows nothing of what is in an item.
 
     sender                                   receiver
-    writer.attach(receiver.reader_id, receiver.nonce)
+    writer.attach(receiver.reader_id, receiver.incarnation)
     get_and_update_item -> ShmItem(handle, {reader_id: lease}) ──> get_and_update_item -> tensors in place
                                                              … the last view dies: its finalizer appends to a deque
                                              flush()      -> the lease is given back
@@ -45,9 +45,9 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         self._entry = ReaderEntry.attach(announcement)
         self._reader = RingReader.open(announcement)
         # A share of the entry that lasts as long as the last view: `close` with a view alive must not void its lease.
-        self._reader.join_entry(self._entry.reader_id, self._entry.nonce, rank=0)
+        self._reader.join_entry(self._entry.reader_id, self._entry.incarnation, rank=0)
         self._store = ObjectStoreReader(self._reader)
-        self._taken = TakenLeases(self._entry.nonce)
+        self._taken = TakenLeases(self._entry.incarnation)
         self._held: dict[LeaseId, Handle] = {}
         self._released: deque[LeaseId] = deque()
         self._is_closed = False
@@ -58,9 +58,9 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         return self._entry.reader_id
 
     @property
-    def nonce(self) -> int:
+    def incarnation(self) -> int:
         """The incarnation that the writer has to attach."""
-        return self._entry.nonce
+        return self._entry.incarnation
 
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
         """Return the item itself.
@@ -78,7 +78,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         if isinstance(mm_item, MultiModalKwargsItem):
             return mm_item
         lease = mm_item.leases.get(self.reader_id) if mm_item is not None else None
-        if mm_item is None or lease is None or lease.nonce != self.nonce:
+        if mm_item is None or lease is None or lease.incarnation != self.incarnation:
             raise CacheMiss([mm_hash])
         if lease.slot != mm_item.handle.slot:
             raise LocalProtocolError(f"this lease is on slot {lease.slot}, the item lies in {mm_item.handle.slot}")
@@ -104,7 +104,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         """Return what the writer's `reconcile` wants to know: items handed out so far that are still to come are given
         up, and will be missed. None if another incarnation is asked.
         """
-        return self._taken.answer(barrier.nonce, barrier.last_seq, barrier.slots)
+        return self._taken.answer(barrier.incarnation, barrier.last_seq, barrier.slots)
 
     def flush(self) -> int:
         """Give back the leases whose views have died; return how many. Call it at every turn of the owner's loop."""
@@ -134,7 +134,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         return len(self._held)
 
     def check_integrity(self) -> None:
-        if any(lease.nonce != self.nonce for lease in self._held):
+        if any(lease.incarnation != self.incarnation for lease in self._held):
             raise InvariantError("a lease is held that is not of this incarnation")
 
     def _give_back_unread(self, lease: LeaseId) -> None:

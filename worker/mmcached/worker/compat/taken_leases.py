@@ -19,28 +19,28 @@ from mmcached.wire.handle import LeaseId
 class TakenLeases:
     """The leases of one incarnation, by their numbers."""
 
-    def __init__(self, nonce: int) -> None:
-        self.nonce = nonce
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
         self._all_up_to = 0
         self._beyond: set[int] = set()
         self._slot_to_count: Counter[int] = Counter()
 
     def take(self, slot: int, lease: LeaseId) -> bool:
         """Count a lease; return whether it is ours and new. Any other must not be given back."""
-        if lease.nonce != self.nonce or lease.seq <= self._all_up_to or lease.seq in self._beyond:
+        if lease.incarnation != self.incarnation or lease.seq <= self._all_up_to or lease.seq in self._beyond:
             return False
         self._beyond.add(lease.seq)
         self._advance()
         self._slot_to_count[slot] += 1
         return True
 
-    def answer(self, nonce: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
+    def answer(self, incarnation: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
         """Answer a barrier: slot -> leases ever taken. What has not come up to `last_seq` never will be taken.
 
         Returns:
             None if it asks another incarnation.
         """
-        if nonce != self.nonce:
+        if incarnation != self.incarnation:
             return None
         self._all_up_to = max(self._all_up_to, last_seq)
         self._beyond = {seq for seq in self._beyond if seq > self._all_up_to}

@@ -101,10 +101,10 @@ class ModelRunner:
         read_done = self._close_reads(plan.step, reads, made.viewed)
         if error is not None:
             report = self._rows.withdraw()
-            return StepFailed(plan.engine_nonce, plan.worker_epoch, plan.step, error, read_done, report), []
+            return StepFailed(plan.engine_incarnation, plan.worker_epoch, plan.step, error, read_done, report), []
         report = self._rows.commit()
         output = StepOutput(
-            plan.engine_nonce,
+            plan.engine_incarnation,
             plan.worker_epoch,
             plan.step,
             digest,
