@@ -58,7 +58,7 @@ FLOODS = {
     "stats": words(said.GetStats(1)),
     "probe": words(said.Probe(1, 5.0)),
     "flush": words(said.Flush(1)),
-    "row": words(said.RegisterReader(ID, 1, 2, 3, 4)),
+    "reader": words(said.RegisterReader(ID, 1, 2, 3, 4)),
     "get": words(said.GetRecords(ID, 1, KEYS[:1])),
     "get 256": words(said.GetRecords(ID, 1, KEYS)),
     "have": words(said.HaveRecords(1, KEYS[:1])),
