@@ -2,18 +2,18 @@
 
 `python -m scripts.bench.AREA [--only SECTION …] [--quick] [--json]`; an area is one of
 
-ring            puts, hits, laps, copies, hops, growth     processes, drivers, reader, ours, peers, growth: `ring_*`
+ring            puts, hits, laps, copies, hops, growth     processes, drivers, ours, peers: `ring_*`
 caches          hashing, processor caches, decoders        processing
-kv              the KV cache manager                       kv_sides, kv_samplers, kv_hits
-scheduler       the scheduler and its encoder books        scheduler_sides, scheduler_steps, engine_overhead
+kv              the KV cache manager                       kv_samplers, sides, traces
+scheduler       the scheduler and its encoder books        scheduler_steps, sides
 prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis
-eviction        what the ring keeps and refuses            policies, traces
+eviction        what the ring keeps and refuses            traces
 flood           a client's cheapest call beside a flood
 
 replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`
 harness         the command line, the clock, the table, the bounds
-vllm            makes vLLM's and vllm-omni's modules importable
+peers           makes vLLM's and vllm-omni's modules importable, runs Redis
 
 A peer that is not installed leaves its rows out and says so: `make bench-peers` installs them.
 """

@@ -32,8 +32,9 @@ from mmcached.frontend.processing.hasher import MultiModalHasher
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.worker import ShmObjectStoreReceiverCache
-from scripts.bench import harness, vllm
+from scripts.bench import harness
 from scripts.bench.harness import Call, Row, Section, calls_row
+from scripts.bench.peers import load_vllm
 from scripts.bench.processing import pool_rows
 
 REPEATS = 5
@@ -66,7 +67,7 @@ def hash_rows(repeats: int) -> Iterator[Row]:
         calls=1,
         repeats=60 * repeats,
     )
-    vllm.load()
+    load_vllm()
     theirs = importlib.import_module("vllm.multimodal.hasher").MultiModalHasher
     for name, ours in (
         ("hasher: fixed cost of item_key", lambda: hasher.item_key(small, **PARTS)),
@@ -87,7 +88,7 @@ class Vllm:
     """vLLM's modules, and its settings as stand-ins. Raises `Unavailable`."""
 
     def __init__(self) -> None:
-        _, self.inputs = vllm.load()
+        _, self.inputs = load_vllm()
         self.caches = importlib.import_module("vllm.multimodal.cache")
         self.base = importlib.import_module("vllm.multimodal.cache.base")
         settings = SimpleNamespace(mm_processor_cache_gb=CACHE_GB, mm_shm_cache_max_object_size_mb=16)

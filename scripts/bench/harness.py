@@ -1,8 +1,9 @@
-"""Runs a benchmark area: one command line, one clock, one table, one way to state a bound.
+"""Runs a benchmark area: one command line, one clock, one view of memory, one table, one way to state a bound.
 
 An area is a list of sections; a section is a function of how often everything is measured, and yields rows. What a
 section needs of a peer that is not installed raises `Unavailable`: its further rows are left out, and a line says so.
-Absolute times of a busy machine mean little, so every row is a ratio within one run.
+Absolute times of a busy machine mean little, so every row is a ratio within one run. Memory is what the kernel's tables
+in /proc say, so that no transport can claim to be zero-copy and be believed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rich.console import Console
@@ -159,6 +161,28 @@ def calls_row(name: str, params: str, ours: Call, *, peer: str, peer_call: Call,
     batches = {"ours": lambda: wall_us(ours, calls), peer: lambda: wall_us(peer_call, calls)}
     figures = compare(batches, repeats)
     return row(name, params, figures["ours"], "us", peer=peer, peer_value=figures[peer])
+
+
+# ---- memory
+
+
+def private_bytes(address: int, nbytes: int) -> int:
+    """Return how many of the bytes at an address lie in mappings that no other process can share."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, permissions, *_ = line.split(maxsplit=2)
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        if permissions.endswith("p"):
+            total += max(0, min(end, address + nbytes) - max(begin, address))
+    return total
+
+
+def anonymous_bytes() -> int:
+    """Return the size of this process's resident private memory."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon")
 
 
 # ---- the command line

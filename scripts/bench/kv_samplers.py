@@ -8,14 +8,16 @@ figure. Those in steps run inside `begin_step` and `commit`, as the service's sc
 from __future__ import annotations
 
 import gc
+import hashlib
 import random
 import secrets
+import struct
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from scripts.bench.harness import Sampler, cpu_ns
-from scripts.bench.kv_sides import BLOCK_SIZE, PLAIN, Kind, Side
+from scripts.bench.sides import BLOCK_SIZE, PLAIN, Kind, Side
 
 REQUEST_BLOCKS = 64
 PROMPT_TOKENS = 256
@@ -38,7 +40,7 @@ class Book:
     def __init__(self, side: Side, num_blocks: int, kind: Kind = PLAIN) -> None:
         self.side = side
         self.num_blocks = num_blocks
-        self.manager = side.manager(num_blocks * len(kind.groups), kind)
+        self.manager = side.kv_manager(num_blocks * len(kind.groups), kind)
         self.known: list[Any] = []
         self.step_ids = count(1)
 
@@ -221,7 +223,7 @@ def large_pool(side: Side) -> Sampler:
     """A manager is made while the collector leaves the rest of the process alone."""
 
     def sample() -> float:
-        taken = cpu_ns(lambda: side.manager(LARGE_POOL, PLAIN))
+        taken = cpu_ns(lambda: side.kv_manager(LARGE_POOL, PLAIN))
         gc.collect()
         return taken
 
@@ -267,6 +269,45 @@ def blocked(side: Side) -> Sampler:
     if step() is not None:
         raise RuntimeError(f"{side.name}: the waiting request is not blocked")
     return sample
+
+
+def packed_tokens() -> Sampler:
+    """SHA-256 over packed tokens: the plainest loop for `hashing`."""
+    token_ids = random.Random(0).choices(range(150_000), k=HASHED_TOKENS)
+    pack = struct.Struct(f"<{HASHED_TOKENS}I").pack
+    block_bytes = 4 * BLOCK_SIZE
+
+    def run() -> list[bytes]:
+        packed = pack(*token_ids)
+        digest = bytes(_DIGEST_BYTES)
+        found = []
+        for start in range(0, len(packed), block_bytes):
+            digest = hashlib.sha256(digest + packed[start : start + block_bytes]).digest()
+            found.append(digest)
+        return found
+
+    def many() -> None:
+        for _ in range(HASH_CALLS):
+            run()
+
+    return lambda: cpu_ns(many) / HASH_CALLS
+
+
+def dict_alone() -> Sampler:
+    """One dict and no more: the plainest loop for `long_hit`."""
+    digests = [secrets.token_bytes(_DIGEST_BYTES) for _ in range(LONG_HIT)]
+    block_ids = {digest: block_id for block_id, digest in enumerate(digests, 1)}
+
+    def run() -> list[int]:
+        found = []
+        for digest in digests:
+            block_id = block_ids.get(digest)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    return lambda: cpu_ns(run)
 
 
 def _per_block(book: Book, run: Callable[[list[Any]], None]) -> float:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from scripts.bench import harness
-from scripts.bench.harness import Bound, Row, Section, compare, row
+from scripts.bench.harness import Bound, Row, Section, anonymous_bytes, compare, row
 from scripts.bench.prefix_sides import (
     BUDGET_BYTES,
     PREFIX_REQUESTS,
@@ -26,7 +26,6 @@ from scripts.bench.prefix_sides import (
     Store,
     StoreReadBack,
 )
-from scripts.bench.ring_reader import anonymous_bytes
 
 ROUNDS = 11
 QUICK_ROUNDS = 3

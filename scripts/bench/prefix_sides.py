@@ -20,7 +20,7 @@ import torch
 from mmcached.worker import InputBatch, OmniTensorPrefixCache
 from mmcached.worker.hidden_states import KeySpec, RowChunk, RowSpan, TensorPrefixStore
 from scripts.bench.harness import Sampler, cpu_ns
-from scripts.bench.vllm import load_omni_class, load_omni_manager
+from scripts.bench.peers import load_omni_class, load_omni_manager
 
 BLOCK_SIZE = 16
 HIDDEN_SIZE = 2_048

@@ -4,7 +4,7 @@ hit rate        share of all prompt blocks that a lookup finds, in percent. A pr
                 and is never found (the last token is always computed), so even what holds everything stays below the
                 share of repeated blocks; of long prompts that are mixed in, nothing is counted
 infinite        everything that ever came is still there
-Belady          knows the future; no policy finds more (`policies` says why)
+Belady          knows the future; no policy finds more
 ideal LRU       exact LRU over blocks; nothing is held for running requests
 LRU, segmented  the real manager with its eviction policies, with requests that run
 
@@ -25,16 +25,34 @@ Requests run `num_running` at a time, first come, first served: the next one beg
 if there is room for it neither in free blocks nor in what can be evicted; then the oldest ones end until there is. One
 at a time means that blocks are freed as soon as they are computed. A prompt larger than the pool is turned away. What
 requests generate takes no slots: no trace says what it was.
+
+**The ideals.** `ideal_lru` and `belady` hold nothing for running requests: between two prompts, all blocks are
+theirs to keep or to give up. A block is found if all blocks before it are (the prefix rule) and it is not the prompt's
+last (the last token is always computed).
+
+ideal_lru  gives up tails before heads, like a request that is freed
+belady     knows all prompts to come. After each prompt it keeps, of what was there and what the prompt brought, the
+           blocks whose next use is nearest; of one prompt's, its head. A block that a prompt will bring anew without
+           finding it has no next use before that, and is given up at once
+
+Why Belady is the optimum: leave the prefix rule out. Then a block found is a span kept from the last prompt that
+brought it to the one that finds it, and no more spans may lie over any gap between prompts than there are blocks. To
+keep as many spans as possible, giving up the one that ends last is optimal. And this choice obeys the prefix rule by
+itself: when a tail is found, its head is wanted by the same prompt, and whoever brought the tail brought the head. So
+the head's span began no earlier and ends at the same time, and of such spans the tail's is given up first. So no policy
+under the rule finds more, not even one that leaves new blocks out; one that holds blocks for running requests can only
+find less. It is a bound for blocks found; the best policy for time or for requests would keep others.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import math
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -43,7 +61,6 @@ from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.steps.request import Request
 from scripts.bench.harness import Row, print_rows, print_table
-from scripts.bench.policies import belady, ideal_lru, num_counted
 from scripts.bench.traces import BLOCK_TOKENS, Prompt, read_trace, with_scans
 
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 50_000, 100_000)
@@ -140,6 +157,76 @@ def print_tables(measured: Sequence[Curves]) -> None:
             figures = (f"{rate:.2f}" for rate in rates.values())
             lines.append((f"{size:,}", f"{size * BLOCK_TOKENS / 1e6:,.1f}M", *figures, f"{gain:+.2f}", share))
         print_table(f"hit rate in %: {curves.title}", [f"{column}>" for column in columns], lines)
+
+
+NEVER = 1 << 40
+
+
+def ideal_lru(prompts: Sequence[Prompt], num_blocks: int) -> int:
+    """Return how many blocks of the counted prompts are found."""
+    cached: OrderedDict[int, None] = OrderedDict()
+    found = 0
+    for prompt in prompts:
+        found += _num_found(prompt, cached)
+        for block_id in reversed(prompt.block_ids[: prompt.num_full]):
+            cached[block_id] = None
+            cached.move_to_end(block_id)
+        while len(cached) > num_blocks:
+            cached.popitem(last=False)
+    return found
+
+
+def belady(prompts: Sequence[Prompt], num_blocks: int) -> int:
+    """Return how many blocks of the counted prompts are found."""
+    cached: dict[int, int] = {}  # block: the prompt of its next use
+    furthest: list[tuple[int, int, int]] = []  # (-next use, -position, block), perhaps out of date
+    found = 0
+    for prompt, next_uses in zip(prompts, _next_uses(prompts), strict=True):
+        found += _num_found(prompt, cached)
+        for position, next_use in enumerate(next_uses):
+            block_id = prompt.block_ids[position]
+            if next_use == NEVER:
+                cached.pop(block_id, None)
+            else:
+                cached[block_id] = next_use
+                heapq.heappush(furthest, (-next_use, -position, block_id))
+        while len(cached) > num_blocks:
+            next_use, _, block_id = heapq.heappop(furthest)
+            if cached.get(block_id) == -next_use:
+                del cached[block_id]
+    return found
+
+
+def num_counted(prompts: Sequence[Prompt]) -> int:
+    """Return how many blocks the counted prompts have."""
+    return sum(len(prompt.block_ids) for prompt in prompts if prompt.is_counted)
+
+
+def _num_found(prompt: Prompt, cached: Container[int]) -> int:
+    if not prompt.is_counted:
+        return 0
+    for position, block_id in enumerate(prompt.block_ids[:-1]):
+        if block_id not in cached:
+            return position
+    return len(prompt.block_ids) - 1
+
+
+def _next_uses(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return for each full block of each prompt the index of the next prompt that would find it.
+
+    `NEVER` if none does, or if another prompt brings it before that: as its last block, which is computed in any case,
+    or without being counted. Nothing is worth keeping for these.
+    """
+    next_uses: list[list[int]] = []
+    block_to_next: dict[int, int] = {}
+    for index in range(len(prompts) - 1, -1, -1):
+        prompt = prompts[index]
+        brought = prompt.block_ids[: prompt.num_full]
+        next_uses.append([block_to_next.get(block_id, NEVER) for block_id in brought])
+        block_to_next.update(dict.fromkeys(brought, NEVER))
+        if prompt.is_counted:
+            block_to_next.update(dict.fromkeys(prompt.block_ids[:-1], index))
+    return next_uses[::-1]
 
 
 class Replay:

@@ -11,7 +11,7 @@ hand-off    the message says nothing but which tensor, and the reader holds them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import torch
@@ -82,9 +82,9 @@ class RingWriterEnd(WriterEnd):
         """Open the readers' ends; return (entry, incarnation) of each that has an entry."""
         options: Options = {"ring": encode(self._ring.announcement), "copy": copy}
         if not two_hops:
-            return self.open_readers("ring", options)
-        engine = self.pool.open(self.session, "ring, engine", {0: {**options, "worker": 1}})
-        self.pool.open(self.session, "ring, worker", {1: {**options, "engine": 0, "entry": engine[0]}})
+            return self.open_readers(EntryReaderEnd, options)
+        engine = self.pool.open(self.session, EngineEnd, {0: {**options, "worker": 1}})
+        self.pool.open(self.session, WorkerEnd, {1: {**options, "engine": 0, "entry": engine[0]}})
         return engine
 
     def _send(self, handle: Handle) -> None:
@@ -176,7 +176,7 @@ class InlineWriterEnd(WriterEnd):
 
     def __init__(self, pool: ReaderPool, shape: Shape) -> None:
         super().__init__(pool, shape.num_readers)
-        self.open_readers("inline", {})
+        self.open_readers(InlineReaderEnd, {})
 
     def put(self, key: int, item: torch.Tensor) -> None:
         frames = [self._header, *encode_record({"pixel_values": item}).frames()]
@@ -186,9 +186,6 @@ class InlineWriterEnd(WriterEnd):
 
 class InlineReaderEnd(ReaderEnd):
     """Makes the record of its frames; its tensors lie in them."""
-
-    def __init__(self, options: Options, link: Link) -> None:
-        pass
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         frames: list[zmq.Frame] = link.inbox.recv_multipart(copy=False)
@@ -202,7 +199,7 @@ class HandOffWriterEnd(WriterEnd):
 
     def __init__(self, pool: ReaderPool, shape: Shape) -> None:
         super().__init__(pool, shape.num_readers)
-        self.open_readers("hand-off", {})
+        self.open_readers(HandOffReaderEnd, {})
 
     def put(self, key: int, item: torch.Tensor) -> None:
         self.hit(int(item[0].item()))
@@ -223,13 +220,3 @@ class HandOffReaderEnd(ReaderEnd):
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         self._tensor.fill_(int.from_bytes(message[1:]))
         yield self._tensor
-
-
-READER_ENDS: dict[str, Callable[[Options, Link], ReaderEnd]] = {
-    "ring": EntryReaderEnd,
-    "ring, engine": EngineEnd,
-    "ring, worker": WorkerEnd,
-    "inline": InlineReaderEnd,
-    "hand-off": HandOffReaderEnd,
-}
-"""The readers' ends by the name that the writer opens them by."""

@@ -19,7 +19,7 @@ import importlib.util
 import itertools
 import os
 import pickle  # noqa: TID251 — it is what is measured
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import resource_tracker, shared_memory  # noqa: TID251 — it is what is measured
 from typing import Any
 
@@ -28,7 +28,7 @@ import numpy as np
 import posix_ipc
 import torch
 
-from scripts.bench import redis_server, vllm
+from scripts.bench import peers
 from scripts.bench.harness import Unavailable
 from scripts.bench.ring_processes import DEADLINE_MS, Link, Options, ReaderEnd, ReaderPool, Shape, WriterEnd
 
@@ -44,7 +44,7 @@ class StoreWriterEnd(WriterEnd):
     name = "vLLM"
 
     def __init__(self, pool: ReaderPool, shape: Shape, *, two_hops: bool = False) -> None:
-        module, self._inputs = vllm.load()
+        module, self._inputs = peers.load_vllm()
         super().__init__(pool, 2 if two_hops else shape.num_readers)
         self.num_told = 1 if two_hops else shape.num_readers
         buffer = module.SingleWriterShmRingBuffer(data_buffer_size=shape.ring_bytes, create=True)
@@ -61,10 +61,10 @@ class StoreWriterEnd(WriterEnd):
                 "lock": lock_name,
             }
             if two_hops:
-                pool.open(self.session, "vLLM, forwarder", {0: {"forward_to": 1}})
-                pool.open(self.session, "vLLM", {1: options})
+                pool.open(self.session, ForwarderEnd, {0: {"forward_to": 1}})
+                pool.open(self.session, StoreReaderEnd, {1: options})
             else:
-                self.open_readers("vLLM", options)
+                self.open_readers(StoreReaderEnd, options)
         finally:
             posix_ipc.unlink_semaphore(lock_name)
 
@@ -95,7 +95,7 @@ class StoreReaderEnd(ReaderEnd):
     """A reader of the store."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        module, _ = vllm.load()
+        module, _ = peers.load_vllm()
         self._lock: Any = posix_ipc.Semaphore(options["lock"])
         size, name = options["buffer"]
         buffer = module.SingleWriterShmRingBuffer(size, name)
@@ -139,7 +139,7 @@ class PublisherEnd(WriterEnd):
         builder = self._services[1].publisher_builder().initial_max_slice_len(shape.item_bytes)
         self._publisher: Any = builder.create()
         self._notifier: Any = self._services[2].notifier_builder().create()
-        self.open_readers("iceoryx2", {"name": name, "num_readers": shape.num_readers})
+        self.open_readers(SubscriberEnd, {"name": name, "num_readers": shape.num_readers})
 
     def begin(self, num_puts: int) -> None:
         self.send(num_puts.to_bytes(4))
@@ -202,14 +202,14 @@ class RedisWriterEnd(WriterEnd):
     name = "Redis"
 
     def __init__(self, pool: ReaderPool, shape: Shape) -> None:
-        if not (redis_server.has_server() and redis_server.has_client()):
+        if not (peers.has_redis_server() and peers.has_redis_client()):
             raise Unavailable("redis-server or the Python package redis is not installed")
         super().__init__(pool, shape.num_readers)
         path = f"{pool.directory}/redis{self.session}"
         with contextlib.ExitStack() as undo:
-            undo.enter_context(redis_server.redis_server(path))
-            self._client = undo.enter_context(redis_server.connect(path))
-            self.open_readers("Redis", {"path": path})
+            undo.enter_context(peers.redis_server(path))
+            self._client = undo.enter_context(peers.connect_redis(path))
+            self.open_readers(RedisReaderEnd, {"path": path})
             self._undo = undo.pop_all()
 
     def put(self, key: int, item: torch.Tensor) -> None:
@@ -233,7 +233,7 @@ class RedisReaderEnd(ReaderEnd):
     """A client; what it gets is a copy of its own."""
 
     def __init__(self, options: Options, link: Link) -> None:
-        self._client = redis_server.connect(options["path"])
+        self._client = peers.connect_redis(options["path"])
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         yield torch.frombuffer(bytearray(self._client.get(message[1:])), dtype=torch.float32)
@@ -253,7 +253,7 @@ class PickleWriterEnd(WriterEnd):
         self._buffer = memoryview(self._memory.buf or b"")
         place_bytes = shape.item_bytes + PICKLE_HEADER_BYTES
         self._places = itertools.cycle(range(0, shape.ring_bytes - place_bytes + 1, place_bytes))
-        self.open_readers("pickle", {"name": self._memory.name})
+        self.open_readers(PickleReaderEnd, {"name": self._memory.name})
 
     def put(self, key: int, item: torch.Tensor) -> None:
         packed = pickle.dumps({"pixel_values": item}, pickle.HIGHEST_PROTOCOL)
@@ -288,13 +288,3 @@ class PickleReaderEnd(ReaderEnd):
     def close(self) -> None:
         self._buffer.release()
         self._memory.close()
-
-
-READER_ENDS: dict[str, Callable[[Options, Link], ReaderEnd]] = {
-    "vLLM": StoreReaderEnd,
-    "vLLM, forwarder": ForwarderEnd,
-    "iceoryx2": SubscriberEnd,
-    "Redis": RedisReaderEnd,
-    "pickle": PickleReaderEnd,
-}
-"""The readers' ends by the name that the writer opens them by."""

@@ -1,40 +1,48 @@
-"""The processes of the ring's benchmark, as the writer sees them, and what both ends of a transport promise.
+"""Runs the processes of the ring's benchmark, and says what both ends of a transport promise.
 
     writer process                                             reader process, one per reader
     WriterEnd.put ──────────────(ZeroMQ ipc)─────────────────> ReaderEnd.serve ──> tensor, first and last element read
-    ReaderPool    <──────── when, and what was read ────────── ring_reader
+    ReaderPool    <──────── when, and what was read ────────── ReaderProcess
 
     writer → reader    session (1 byte), then what the transport says
     reader → writer    reader, session, when (CLOCK_MONOTONIC, ns), first and last element of the tensor
     session 255        control: MessagePack in both directions
 
-Knows no transport. Several sessions are open at a time, so that rounds of one transport lie between those of others.
-Readers are spawned with one torch thread each and import everything before the first measurement. Every wait has a
-deadline, and a tensor with wrong contents ends the run: a fast wrong answer is not a figure.
+Knows no transport: a reader imports its end of one by name. Several sessions are open at a time, so that rounds of one
+transport lie between those of others. Readers are spawned with one torch thread each, open their ends before the first
+measurement, and say on demand what a tensor takes of their own memory. Every wait has a deadline, and a tensor with
+wrong contents ends the run: a fast wrong answer is not a figure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from pkgutil import resolve_name
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 import zmq
 
+from mmcached.wire.closeable import Closeable
+from scripts.bench.harness import anonymous_bytes, private_bytes
+
 CONTROL = 255
 READY = struct.Struct("<BBQff")
 DEADLINE_MS = 60_000
 """The longest wait; then the measurement ends with an error."""
+PARENT_CHECK_MS = 5_000
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 Options = dict[str, Any]
@@ -76,9 +84,9 @@ class WriterEnd:
         self.session = pool.new_session()
         self._header = bytes([self.session])
 
-    def open_readers(self, transport: str, options: Options) -> dict[int, Any]:
+    def open_readers(self, end: type[ReaderEnd], options: Options) -> dict[int, Any]:
         """Open the same end in all readers; return what each greets with."""
-        return self.pool.open(self.session, transport, dict.fromkeys(range(self.num_processes), options))
+        return self.pool.open(self.session, end, dict.fromkeys(range(self.num_processes), options))
 
     def send(self, message: bytes) -> None:
         """Tell the readers."""
@@ -113,6 +121,9 @@ class ReaderEnd:
     """
 
     greeting: object = None
+
+    def __init__(self, options: Options, link: Link) -> None:
+        """Open it with what the writer says; what fails is told to the writer."""
 
     def serve(self, message: bytes, link: Link) -> Iterator[torch.Tensor]:
         """Yield the tensors that a message brings; when resumed, the tensor is no longer in use."""
@@ -151,7 +162,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], directory: str, index: int)
     return socket
 
 
-class ReaderPool:
+class ReaderPool(Closeable):
     """`num_readers` processes and the sockets to them: started once, used by all sessions, ended at the end."""
 
     def __init__(self, num_readers: int) -> None:
@@ -163,9 +174,9 @@ class ReaderPool:
             self._replies.set(zmq.RCVTIMEO, DEADLINE_MS)
             self._replies.bind(f"ipc://{self.directory}/writer")
             self.links = [undo.enter_context(connect(context, self.directory, index)) for index in range(num_readers)]
-            command = [sys.executable, "-m", "scripts.bench.ring_reader", self.directory]
+            serves = f"from {__name__} import serve; serve({self.directory!r}, %d)"
             for index in range(num_readers):
-                process = subprocess.Popen([*command, str(index)], cwd=CHECKOUT)
+                process = subprocess.Popen([sys.executable, "-c", serves % index], cwd=CHECKOUT)
                 undo.callback(process.wait)
                 undo.callback(process.kill)
             self._undo = undo.pop_all()
@@ -179,9 +190,9 @@ class ReaderPool:
         """Return a session number that nobody uses."""
         return self._free_sessions.popleft()
 
-    def open(self, session: int, transport: str, options: Mapping[int, Options]) -> dict[int, Any]:
+    def open(self, session: int, end: type[ReaderEnd], options: Mapping[int, Options]) -> dict[int, Any]:
         """Open a session in the readers that are named; return what each end greets with."""
-        call = {"do": "open", "session": session, "transport": transport}
+        call = {"do": "open", "session": session, "end": f"{end.__module__}:{end.__qualname__}"}
         return self._control({index: {**call, "options": each} for index, each in options.items()})
 
     def watch_memory(self, num_readers: int, *, on: bool) -> list[tuple[int, int]]:
@@ -217,14 +228,6 @@ class ReaderPool:
     def close(self) -> None:
         self._undo.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _control_all(self, num_readers: int, call: Options) -> dict[int, Any]:
         return self._control(dict.fromkeys(range(num_readers), call))
 
@@ -242,3 +245,78 @@ class ReaderPool:
                 raise RuntimeError(f"reader {index}: {error}")
             answers[index] = answer
         return {index: answers[index] for index in calls}
+
+
+def serve(directory: str, index: int) -> None:
+    """Be one reader: blocks for messages, and ends with the parent."""
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:
+        inbox.set(zmq.RCVTIMEO, PARENT_CHECK_MS)
+        inbox.bind(f"ipc://{directory}/reader{index}")
+        outbox.set(zmq.LINGER, 0)
+        outbox.connect(f"ipc://{directory}/writer")
+        process = ReaderProcess(Link(index, inbox, outbox, context, directory))
+        while os.getppid() == parent:
+            try:
+                message = inbox.recv()
+            except zmq.Again:
+                continue
+            process.handle(message)
+
+
+class ReaderProcess:
+    """The sessions of one process."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._ends: dict[int, ReaderEnd] = {}
+        self._watches_memory = False
+        self._memory = (0, 0)
+
+    def handle(self, message: bytes) -> None:
+        """Do what one message asks; failures are told to the writer, which ends the run."""
+        session = message[0]
+        try:
+            if session == CONTROL:
+                self._answer(self._control(msgspec.msgpack.decode(message[1:])), None)
+            else:
+                self._serve(session, message)
+        except Exception:
+            self._answer(None, traceback.format_exc())
+
+    def _serve(self, session: int, message: bytes) -> None:
+        link = self._link
+        if self._watches_memory:
+            self._serve_watched(session, message)
+            return
+        for tensor in self._ends[session].serve(message, link):
+            first, last = tensor[0].item(), tensor[-1].item()
+            link.outbox.send(READY.pack(link.index, session, time.monotonic_ns(), first, last))
+            del tensor
+
+    def _serve_watched(self, session: int, message: bytes) -> None:
+        """As `_serve`, but note what each tensor takes of this process's own memory; not for timing."""
+        before = anonymous_bytes()
+        for tensor in self._ends[session].serve(message, self._link):
+            first, last = tensor[0].item(), tensor[-1].item()
+            grown = anonymous_bytes() - before
+            self._memory = (private_bytes(tensor.data_ptr(), tensor.nbytes), grown)
+            self._link.outbox.send(READY.pack(self._link.index, session, time.monotonic_ns(), first, last))
+            del tensor
+
+    def _control(self, call: dict[str, Any]) -> object:
+        if call["do"] == "hello":
+            return os.getpid()
+        if call["do"] == "watch":
+            self._watches_memory = call["on"]
+            return self._memory
+        if call["do"] == "close":
+            self._ends.pop(call["session"]).close()
+            return None
+        opened = resolve_name(call["end"])(call["options"], self._link)
+        self._ends[call["session"]] = opened
+        return opened.greeting
+
+    def _answer(self, answer: object, error: str | None) -> None:
+        self._link.outbox.send(bytes([CONTROL]) + msgspec.msgpack.encode((self._link.index, answer, error)))

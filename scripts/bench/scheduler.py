@@ -5,10 +5,9 @@ encoder_miss   an item that must be encoded. The cache is full of entries that n
                before, as it is after a message. The loop of the caller is part of every figure
 encoder_hit    an item that is there. "With commit": in steps of several items; vLLM has no such calls, so its figure
                is the same
-schedule, commit, step    see `scheduler_steps`
+schedule, commit, step, overhead    see `scheduler_steps`
 limits         what the plainest books would take for the two cycles: a dict, a queue and a count; no class, no calls
 growth         ours alone: the cost of a cycle as the cache grows
-overhead       ours alone, see `engine_overhead`
 
 Times are CPU time of this process. vLLM is measured where it is installed: `make bench-peers`. Without it the cost of
 steps, the limits, the growth and the engine's overhead are left.
@@ -27,9 +26,9 @@ from typing import Any
 
 from mmcached.engine.steps.request import Request
 from scripts.bench import harness, scheduler_steps
-from scripts.bench.engine_overhead import overhead
 from scripts.bench.harness import STEPS, Bound, Row, Sampler, Section, against_first, beside_peer, compare, cpu_ns, row
-from scripts.bench.scheduler_sides import Ours, Side, Vllm
+from scripts.bench.scheduler_steps import overhead
+from scripts.bench.sides import Ours, Side, Vllm
 
 ROUNDS = 21
 QUICK_ROUNDS = 5
@@ -80,20 +79,25 @@ def committed_miss(side: Side, num_entries: int) -> Sampler:
     manager, _ = full_manager(side, num_entries)
     step_ids = count()
 
-    def run(requests: list[Any]) -> None:
+    def run(requests: list[Any], by_id: Mapping[int, Any]) -> None:
         for start in range(0, len(requests), STEP_ITEMS):
             step_id = next(step_ids)
             manager.begin_step(step_id)
             for request in requests[start : start + STEP_ITEMS]:
                 if not manager.check_and_update_cache(request, 0) and manager.can_allocate(request, 0, ITEM_EMBEDS, 0):
                     manager.allocate(request, 0)
-            manager.reserved_inputs()
+            manager.reserved_inputs(by_id)
             manager.take_freed()
             manager.commit(step_id)
             for request in requests[start : start + STEP_ITEMS]:
                 manager.free(request)
 
-    return lambda: per_item(run, _requests(side, (new_hash() for _ in range(NUM_ITEMS))))
+    def sample() -> float:
+        requests = _requests(side, (new_hash() for _ in range(NUM_ITEMS)))
+        by_id = {request.request_id: request for request in requests}
+        return per_item(lambda asked: run(asked, by_id), requests)
+
+    return sample
 
 
 def hit(side: Side, num_entries: int) -> Sampler:
@@ -119,7 +123,7 @@ def committed_hit(side: Side, num_entries: int) -> Sampler:
             manager.begin_step(step_id)
             for request in requests[start : start + STEP_ITEMS]:
                 manager.check_and_update_cache(request, 0)
-            manager.reserved_inputs()
+            manager.reserved_inputs({})
             manager.take_freed()
             manager.commit(step_id)
             for request in requests[start : start + STEP_ITEMS]:
@@ -160,7 +164,7 @@ def per_item(run: Callable[[list[Any]], None], requests: list[Any]) -> float:
 
 
 def _requests(side: Side, hashes: Iterator[str] | list[str]) -> list[Any]:
-    return [side.request([mm_hash], ITEM_EMBEDS) for mm_hash in hashes]
+    return [side.request_of_items([mm_hash], ITEM_EMBEDS) for mm_hash in hashes]
 
 
 def growth(num_rounds: int) -> list[Row]:
@@ -194,7 +198,7 @@ class _Plain:
         self.side = Ours()
 
     def requests(self, hashes: list[str]) -> list[Request]:
-        return [self.side.request([mm_hash], ITEM_EMBEDS) for mm_hash in hashes]
+        return [self.side.request_of_items([mm_hash], ITEM_EMBEDS) for mm_hash in hashes]
 
 
 def _miss() -> Sampler:

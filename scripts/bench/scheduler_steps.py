@@ -1,4 +1,4 @@
-"""Samples whole steps while everybody decodes: to decide one, to book what has come back from it, and both.
+"""Samples whole steps while everybody decodes: deciding one, booking what has come back, and all that an engine does.
 
 Prompts that nobody has seen, of 256 tokens and up to 15 more, were computed in earlier steps. Each decode step gives
 every request one token, and every sixteenth a new block, which nearly always evicts one; another sixteenth fills its
@@ -7,22 +7,50 @@ made between the calls and are part of no figure; what a call returns is dropped
 
 "With tokens told": our commit from the worker's list of tokens to the list of what each stream is told, all being
 streamed, because vLLM's call makes an output for every request too; its figure is the same.
+
+**Engine overhead**, the engine's own work between two steps of its worker, for 1 to 256 running requests. In the
+figure, with the service's own `StepRunner`, books and encoder, and one worker:
+
+    frames in ─ decode the `StepOutput` ─ commit ─ schedule ─ book leases ─ build the plan ─ encode ─ frames out
+
+"With tokens told": and the message that tells the frontend what each stream has got, all being streamed. Not in the
+figure: the sockets, the worker, and what an engine does when a request begins or ends. Everybody decodes; each
+sixteenth request needs a block in a step. Workers keep no requests, so a plan carries whole block tables: what it costs
+grows with the tokens that requests have, and that is a family of its own.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import ScheduledStep
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.leases import HeldLeases
+from mmcached.engine.server.step_runner import StepRunner
+from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.messages.engine import Sampled
-from scripts.bench.harness import Row, Sampler, compare, row
-from scripts.bench.scheduler_sides import BLOCK_SIZE, NUM_KV_BLOCKS, Ours, OurSteps, Side, Steps, our_config
+from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
+from mmcached.wire.messages.worker import FromEngineToWorker, StepPlan
+from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
+from scripts.bench.harness import Row, Sampler, against_first, compare, cpu_ns, row
+from scripts.bench.sides import (
+    BLOCK_SIZE,
+    NUM_KV_BLOCKS,
+    SAMPLED_TOKEN_ID,
+    Ours,
+    OurSteps,
+    Side,
+    Steps,
+    our_config,
+)
 
 NUM_RUNNING = 256
 PARAMS = f"{NUM_RUNNING} decoding"
@@ -31,6 +59,16 @@ TOKEN_IDS = range(150_000)
 NUM_STEPS = 2 * BLOCK_SIZE
 UNIT = "us per step"
 TOLD = "commit, with tokens told"
+OVERHEAD = "engine overhead"
+OVERHEAD_TOLD = f"{OVERHEAD}, with tokens told"
+RUNNING = (1, 4, 16, 64, NUM_RUNNING)
+CONTEXTS = (PROMPT_TOKENS, 1_024, 4_096)
+INCARNATION = 1
+WORKER_EPOCH = 2
+DIGEST = bytes(16)
+
+_from_worker = make_decoder(FromWorker)
+_to_worker = make_decoder(FromEngineToWorker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +181,139 @@ def _timed(call: Callable[..., Any], *arguments: Any) -> tuple[int, Any]:
     started = time.thread_time_ns()
     result = call(*arguments)
     return time.thread_time_ns() - started, result
+
+
+# ---- all that an engine does between two steps of its worker
+
+
+def overhead(num_rounds: int) -> list[Row]:
+    """Return each figure against the smallest of its family."""
+    rows: list[Row] = []
+    for name, is_told in ((OVERHEAD, False), (OVERHEAD_TOLD, True)):
+        by_running = {f"{number} decoding": _by_running(number, is_told=is_told) for number in RUNNING}
+        rows += _rows(name, by_running, num_rounds)
+    by_context = {f"{NUM_RUNNING} decoding, {number:,} tokens each": _by_context(number) for number in CONTEXTS}
+    return rows + _rows(OVERHEAD, by_context, num_rounds)
+
+
+def _rows(name: str, family: Mapping[str, Sampler], num_rounds: int) -> list[Row]:
+    figures = {params: value / 1_000 for params, value in compare(family, num_rounds).items()}
+    return against_first(name, UNIT, figures)
+
+
+def _by_running(num_running: int, *, is_told: bool) -> Sampler:
+    engine, draw = Engine(our_config(NUM_RUNNING), is_told=is_told), random.Random(0)
+    fill(engine.steps, draw)
+    return lambda: per_step(engine, num_running, partial(start_decoding, engine.steps, num_running, draw))
+
+
+def _by_context(prompt_tokens: int) -> Sampler:
+    num_blocks = NUM_RUNNING * (prompt_tokens + BLOCK_SIZE + 2 * NUM_STEPS) // BLOCK_SIZE
+    config = replace(
+        our_config(NUM_RUNNING), num_kv_blocks=max(NUM_KV_BLOCKS, 2 * num_blocks), max_num_batched_tokens=1 << 17
+    )
+    engine, draw = Engine(config), random.Random(0)
+    start = partial(start_decoding, engine.steps, NUM_RUNNING, draw, prompt_tokens=prompt_tokens)
+    return lambda: per_step(engine, NUM_RUNNING, start)
+
+
+def per_step(engine: Engine, num_running: int, start: Callable[[], None]) -> float:
+    """Return what a step takes: requests start, decode for two blocks, and end.
+
+    Raises:
+        RuntimeError: the first or the last step is not one token for everybody, or not so many blocks were needed.
+    """
+    start()
+    engine.start()
+    plan = read_plan(engine.plan, num_running)
+    # Made beforehand: a worker's work, in between and in this process, would drive the books out of the caches.
+    *answers, last_answer = [answer(plan, step) for step in range(plan.step, plan.step + NUM_STEPS + 1)]
+    num_held = engine.steps.num_held_blocks()
+    taken = sum(cpu_ns(partial(engine.turn, frames)) for frames in answers)
+    read_plan(engine.plan, num_running)
+    num_new = engine.steps.num_held_blocks() - num_held
+    if num_new != num_running * NUM_STEPS // BLOCK_SIZE:
+        raise RuntimeError(f"{num_new} new blocks for {num_running} requests in {NUM_STEPS} steps")
+    engine.stop(last_answer)
+    return taken / NUM_STEPS
+
+
+class Engine:
+    """What stands between the sockets of an engine, with one worker; `turn` is what `EngineServer` does in a step.
+
+    Attributes:
+        plan: the frames that were last sent to the worker.
+        told: the same to the frontend.
+    """
+
+    def __init__(self, config: ServiceConfig, *, is_told: bool = False) -> None:
+        self.plan: list[Frame] = []
+        self.told: list[Frame] = []
+        self.steps = OurSteps(config)
+        self._results = Results()
+        self._is_told = is_told
+        group = WorkerGroup(cast(Any, self), 1, incarnation=INCARNATION, config_digest=config.digest())
+        group.hello(b"worker", WorkerHello(0, WORKER_EPOCH, config.digest(), "cpu"))
+        group.attached(WorkerAttached(WORKER_EPOCH, INCARNATION, 0), None)
+        self._runner = StepRunner(
+            self.steps.scheduler,
+            group,
+            HeldLeases(lambda handle: None),
+            ItemFrames(config),
+            incarnation=INCARNATION,
+            timeout_s=config.step_timeout_s,
+            clock=time.monotonic,
+        )
+
+    def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
+        """In place of a socket."""
+        self.plan = encode_frames(message, payload)
+
+    def start(self) -> None:
+        """Send the first plan, with all requests streamed."""
+        self._results = Results()
+        for request in self.steps.added if self._is_told else ():
+            self._results.open(request, is_streamed=True)
+        self._runner.start()
+
+    def turn(self, frames: list[Frame]) -> None:
+        """Book what the worker has answered, tell of it, and send the next plan."""
+        self._book(frames)
+        self._runner.start()
+
+    def stop(self, frames: list[Frame]) -> None:
+        """Book the last answer, and end all requests."""
+        self._book(frames)
+        self.steps.end_all()
+
+    def _book(self, frames: list[Frame]) -> None:
+        message, payload = decode_frames(frames, _from_worker)
+        finished = self._runner.take(message, payload)
+        if finished is None or finished.failure() is not None:
+            raise RuntimeError(f"the worker's answer is not taken: {message}")
+        sampled = {entry.request_id: entry.token_id for entry in finished.answer()[0].sampled}
+        self.steps.commit(finished.step, sampled)
+        if self._results.has_streams:
+            message, _ = self._results.unsent((chunk.request for chunk in finished.step.chunks if chunk.sample), ())
+            self.told = encode_frames(message)
+            self._results.mark_sent(message)
+
+
+def read_plan(frames: list[Frame], num_running: int) -> StepPlan:
+    """Return what a worker receives.
+
+    Raises:
+        RuntimeError: it is not one token for everybody.
+    """
+    plan, _ = decode_frames(frames, _to_worker)
+    if not isinstance(plan, StepPlan):
+        raise RuntimeError(f"not a plan: {plan}")
+    if [(len(chunk.token_ids), chunk.sample) for chunk in plan.chunks] != [(1, True)] * num_running:
+        raise RuntimeError(f"not {num_running} requests with one token each: {plan}")
+    return plan
+
+
+def answer(plan: StepPlan, step: int) -> list[Frame]:
+    """Return what a worker says to a plan, or to another one for the same requests."""
+    sampled = [Sampled(chunk.request_id, SAMPLED_TOKEN_ID) for chunk in plan.chunks]
+    return encode_frames(StepOutput(INCARNATION, WORKER_EPOCH, step, DIGEST, sampled, [], [], []))

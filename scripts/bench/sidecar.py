@@ -32,9 +32,9 @@ from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.death import environment_for_children
-from scripts.bench import harness, redis_server
+from scripts.bench import harness, peers
 from scripts.bench.harness import Bound, Row, Section, row, tell_once, wall_us
-from scripts.bench.redis_server import RawRedis
+from scripts.bench.peers import RawRedis
 
 NUM_BYTES = 4_928_307  # 4.7 MiB
 CLIENTS = {f"{number} client{'s' * (number > 1)}": number for number in (1, 4, 16)}
@@ -67,7 +67,7 @@ def main_child(run_dir: Path) -> None:
         if RAW in _peers():
             kinds[RAW] = partial(RawRedis(str(run_dir / "redis"), NUM_BYTES).get, KEY)
         if REDIS_PY in _peers():
-            redis = redis_server.connect(str(run_dir / "redis"))
+            redis = peers.connect_redis(str(run_dir / "redis"))
             kinds[REDIS_PY] = lambda: np.frombuffer(redis.get(KEY), np.uint8)[-1]
         for hit in kinds.values():
             hit()  # connects, maps, faults
@@ -106,7 +106,7 @@ def service() -> Iterator[Path]:
         with Client(run_dir, fail_open=False) as client:
             client.put(KEY, {"x": record})
         if _peers():
-            stack.enter_context(redis_server.redis_server(str(run_dir / "redis")))
+            stack.enter_context(peers.redis_server(str(run_dir / "redis")))
             with contextlib.closing(RawRedis(str(run_dir / "redis"), NUM_BYTES)) as redis:
                 redis.set(KEY, record.data)
         for left_out in sorted({RAW, REDIS_PY} - set(_peers())):
@@ -116,8 +116,8 @@ def service() -> Iterator[Path]:
 
 def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
     """Measure all kinds with so many client processes."""
-    peers = _peers()
-    kinds = ["view", "owned", *peers]
+    redis = _peers()
+    kinds = ["view", "owned", *redis]
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     copies: list[float] = []
@@ -136,11 +136,11 @@ def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
     rows = []
     for kind in ("view", "owned"):
         rows.append(row(f"hit, {kind}, p50", params, p50[kind], "us", peer="memcpy", peer_value=min(copies)))
-        for peer in peers:
+        for peer in redis:
             rows.append(row(f"hit, {kind}, p50", params, p50[kind], "us", peer=peer, peer_value=p50[peer]))
             rows.append(row(f"hit, {kind}, p99", params, p99[kind], "us", peer=peer, peer_value=p99[peer]))
             rows.append(row(f"hits, {kind}", params, rate[kind], "1/s", peer=peer, peer_value=rate[peer]))
-        if not peers:
+        if not redis:
             rows.append(row(f"hits, {kind}", params, rate[kind], "1/s", peer="memcpy", peer_value=1e6 / min(copies)))
     return rows
 
@@ -203,9 +203,9 @@ def _answer(process: subprocess.Popen[str]) -> list[float]:
 
 def _peers() -> list[str]:
     """Return the kinds of Redis that can be measured here."""
-    if not redis_server.has_server():
+    if not peers.has_redis_server():
         return []
-    return [RAW, *([REDIS_PY] if redis_server.has_client() else [])]
+    return [RAW, *([REDIS_PY] if peers.has_redis_client() else [])]
 
 
 def open_sections(undo: ExitStack) -> Mapping[str, Section]:

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scripts.bench.policies import belady, ideal_lru, num_counted
-from scripts.bench.replay import OURS, Panel, Replay, svg
+from scripts.bench.replay import OURS, Panel, Replay, belady, ideal_lru, num_counted, svg
 from scripts.bench.traces import BLOCK_TOKENS, Prompt, read_trace, with_scans
 from tests.house import REPOSITORY
 

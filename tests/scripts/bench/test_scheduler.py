@@ -6,7 +6,7 @@ import pytest
 
 from mmcached.engine import SharedEncoderCacheManager
 from scripts.bench import scheduler
-from scripts.bench.scheduler_sides import Ours
+from scripts.bench.sides import Ours
 
 
 class Watched(Ours):

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from scripts.bench import engine_overhead as overhead
 from scripts.bench import scheduler
 from scripts.bench import scheduler_steps as steps
-from scripts.bench.scheduler_sides import NUM_KV_BLOCKS, SAMPLED_TOKEN_ID, Ours, our_config
+from scripts.bench.sides import NUM_KV_BLOCKS, SAMPLED_TOKEN_ID, Ours, our_config
 
 
 def test_in_a_whole_step_every_sixteenth_request_takes_a_block() -> None:
@@ -46,24 +45,24 @@ def test_without_a_peer_a_step_has_no_rows() -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_turn_of_the_engine_books_an_answer_and_sends_the_next_plan(*, is_told: bool) -> None:
-    engine = overhead.Engine(our_config(steps.NUM_RUNNING), is_told=is_told)
+    engine = steps.Engine(our_config(steps.NUM_RUNNING), is_told=is_told)
     steps.start_decoding(engine.steps, 16, random.Random(0))
     engine.start()
-    first = overhead.read_plan(engine.plan, 16)
-    engine.turn(overhead.answer(first, first.step))
-    second = overhead.read_plan(engine.plan, 16)
+    first = steps.read_plan(engine.plan, 16)
+    engine.turn(steps.answer(first, first.step))
+    second = steps.read_plan(engine.plan, 16)
     assert second.step == first.step + 1
     assert {chunk.token_ids[0] for chunk in second.chunks} == {SAMPLED_TOKEN_ID}
     assert bool(engine.told) == is_told
     with pytest.raises(RuntimeError, match="not taken"):
-        engine.turn(overhead.answer(second, first.step))
+        engine.turn(steps.answer(second, first.step))
     with pytest.raises(RuntimeError, match="not 15 requests"):
-        overhead.read_plan(engine.plan, 15)
-    engine.stop(overhead.answer(second, second.step))
+        steps.read_plan(engine.plan, 15)
+    engine.stop(steps.answer(second, second.step))
     assert not engine.steps.num_held_blocks()
 
 
 def test_overhead_is_told_for_more_requests_and_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "RUNNING", (1, 16))
-    monkeypatch.setattr(overhead, "CONTEXTS", (256, 512))
-    assert len(overhead.overhead(1)) == 3
+    monkeypatch.setattr(steps, "RUNNING", (1, 16))
+    monkeypatch.setattr(steps, "CONTEXTS", (256, 512))
+    assert len(steps.overhead(1)) == 3

@@ -1,13 +1,15 @@
-"""Bridges where two schedulers and encoder cache managers differ: how they are made, and what a request is.
+"""Bridges where our scheduler and cache managers differ from vLLM's: how they are made, and what a request is.
 
-Everything else has the same names and the same parameters on both sides, and is called directly. The two schedulers
-differ in what a step is and in what comes back from it: see `Steps`.
+Everything else has the same names and the same first parameters on both sides, and is called directly. The two
+schedulers differ in what a step is and in what comes back from it: see `Steps`.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -15,19 +17,46 @@ from typing import Any, Protocol
 import torch
 
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
+from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
+from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from mmcached.engine.steps.request import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.parts import Feature, Inline
-from scripts.bench import vllm
 from scripts.bench.harness import Unavailable
+from scripts.bench.peers import load_vllm
 
-NUM_KV_BLOCKS = 16_384
 BLOCK_SIZE = 16
+WINDOW = 1_024
+LONGEST_TEXT = 1 << 20
+"""Of a KV manager alone, in tokens."""
+NUM_KV_BLOCKS = 16_384
 MAX_MODEL_LEN = 8_192
 MAX_TOKENS = 1_024
 MAX_NUM_BATCHED_TOKENS = 8_192
 SAMPLED_TOKEN_ID = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a manager is made for.
+
+    Attributes:
+        groups: of layers: tokens per block, and the window in tokens, None with full attention.
+        has_events: whether it tells what it stores and removes.
+    """
+
+    groups: tuple[tuple[int, int | None], ...] = ((BLOCK_SIZE, None),)
+    has_events: bool = False
+
+    @property
+    def block_sizes(self) -> list[int]:
+        return [block_size for block_size, _ in self.groups]
+
+
+PLAIN = Kind()
+FOUR_GROUPS = Kind(((BLOCK_SIZE, None), *[(BLOCK_SIZE, WINDOW)] * 3))
 
 
 class Steps(Protocol):
@@ -57,17 +86,28 @@ class Steps(Protocol):
 
 
 class Side(Protocol):
-    """One encoder cache manager with entries by content, and its requests."""
+    """The managers of one side and their requests; prefixes are cached, and encoder entries go by content."""
 
     name: str
 
+    def kv_manager(self, num_blocks: int, kind: Kind) -> Any: ...
+
+    def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
+        """Return a request that waits, with the digests of its full blocks."""
+
+    def reserve(self, manager: Any, request: Any) -> None:
+        """Hand out the slots of all its tokens, and publish none."""
+
+    def hasher(self, token_ids: Sequence[int]) -> Callable[[], object]:
+        """Return a call that hashes all full blocks of a prompt anew, by SHA-256."""
+
     def encoder_manager(self, cache_size: int) -> Any: ...
 
-    def request(self, mm_hashes: Sequence[str], num_embeds: int) -> Any:
+    def request_of_items(self, mm_hashes: Sequence[str], num_embeds: int) -> Any:
         """Return a request with one item of `num_embeds` embeddings for each content key, one behind the other."""
 
     def steps(self, max_num_seqs: int) -> Steps:
-        """Return a scheduler with prefix caching."""
+        """Return a scheduler."""
 
 
 class Ours:
@@ -78,10 +118,37 @@ class Ours:
     def __init__(self) -> None:
         self._ids = count()
 
+    def kv_manager(self, num_blocks: int, kind: Kind) -> KVCacheManager:
+        specs = [
+            FullAttentionSpec(block_size) if window is None else SlidingWindowSpec(block_size, window)
+            for block_size, window in kind.groups
+        ]
+        config = KVCacheConfig(num_blocks, [KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)])
+        return KVCacheManager(config, LONGEST_TEXT, enable_kv_cache_events=kind.has_events)
+
+    def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Request:
+        made = Request(next(self._ids), "generate", token_ids, [], max_tokens=1)
+        made.block_hashes = list(block_hashes)
+        return made
+
+    def reserve(self, manager: KVCacheManager, request: Request) -> None:
+        manager.begin_step(0)
+        manager.allocate_slots(request, request.num_tokens)
+        manager.withdraw(0)
+
+    def hasher(self, token_ids: Sequence[int]) -> Callable[[], object]:
+        request = self.request(token_ids, ())
+
+        def run() -> None:
+            request.block_hashes.clear()
+            extend_block_hashes(request, BLOCK_SIZE)
+
+        return run
+
     def encoder_manager(self, cache_size: int) -> SharedEncoderCacheManager:
         return SharedEncoderCacheManager(cache_size)
 
-    def request(self, mm_hashes: Sequence[str], num_embeds: int) -> Request:
+    def request_of_items(self, mm_hashes: Sequence[str], num_embeds: int) -> Request:
         features = [
             Feature(mm_hash, "image", index * num_embeds, num_embeds, num_embeds, 0, Inline(0, 0))
             for index, mm_hash in enumerate(mm_hashes)
@@ -98,16 +165,55 @@ class Vllm:
     name = "vLLM"
 
     def __init__(self) -> None:
-        _, self._inputs = vllm.load()
-        self._manager = importlib.import_module("vllm.v1.core.encoder_cache_manager").EncoderCacheManager
+        _, self._inputs = load_vllm()
+        self._kv_manager = importlib.import_module("vllm.v1.core.kv_cache_manager").KVCacheManager
+        self._encoder_manager = importlib.import_module("vllm.v1.core.encoder_cache_manager").EncoderCacheManager
+        self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self._config = importlib.import_module("vllm.v1.kv_cache_interface")
         self._request = importlib.import_module("vllm.v1.request").Request
         self._sampling = importlib.import_module("vllm.sampling_params").SamplingParams(max_tokens=1)
+        self._sha256 = importlib.import_module("vllm.utils.hashing").sha256
+        self._utils.init_none_hash(self._sha256)
         self._ids = count()
 
-    def encoder_manager(self, cache_size: int) -> Any:
-        return self._manager(cache_size)
+    def kv_manager(self, num_blocks: int, kind: Kind) -> Any:
+        layer = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
+        specs = [
+            self._config.FullAttentionSpec(block_size=block_size, **layer)
+            if window is None
+            else self._config.SlidingWindowSpec(block_size=block_size, sliding_window=window, **layer)
+            for block_size, window in kind.groups
+        ]
+        config = self._config.KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[self._config.KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(specs)],
+        )
+        return self._kv_manager(
+            config,
+            LONGEST_TEXT,
+            scheduler_block_size=math.lcm(*kind.block_sizes),
+            hash_block_size=math.gcd(*kind.block_sizes),
+            enable_kv_cache_events=kind.has_events,
+        )
 
-    def request(self, mm_hashes: Sequence[str], num_embeds: int) -> Any:
+    def request(self, token_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Any:
+        made = self._request(str(next(self._ids)), list(token_ids), self._sampling, None)
+        made.block_hashes = list(block_hashes)
+        return made
+
+    def reserve(self, manager: Any, request: Any) -> None:
+        manager.allocate_slots(request, request.num_tokens, delay_cache_blocks=True)
+
+    def hasher(self, token_ids: Sequence[int]) -> Callable[[], object]:
+        hash_blocks = self._utils.get_request_block_hasher(BLOCK_SIZE, self._sha256)
+        request = self.request(token_ids, ())
+        return lambda: hash_blocks(request)
+
+    def encoder_manager(self, cache_size: int) -> Any:
+        return self._encoder_manager(cache_size)
+
+    def request_of_items(self, mm_hashes: Sequence[str], num_embeds: int) -> Any:
         features = [
             self._inputs.MultiModalFeatureSpec(
                 None, "image", mm_hash, self._inputs.PlaceholderRange(index * num_embeds, num_embeds), mm_hash
