@@ -13,7 +13,8 @@ import pytest
 
 from mmcached.engine import Request, SharedEncoderCacheManager
 from mmcached.engine.encoder.encoder_budget import EncoderCacheScope
-from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable, ReservedInput
+from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
+from mmcached.engine.steps.request import ScheduledItem
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError
 from tests.engine.builders import encode
 from tests.engine.naive_encoder_book import Key, NaiveEncoderBook, OtherSizeError
@@ -210,13 +211,16 @@ class Pair:
     def _send(self) -> None:
         if self._plan is not None:
             return
-        reserved = self.book.reserved_inputs()
+        reserved = self._reserved()
         self._plan = Plan(self._take_freed(), {each.key: self._size(each) for each in reserved})
 
-    def _size(self, reserved: ReservedInput) -> int:
-        request = next(request for request in self._requests if request.request_id == reserved.request_id)
-        assert self.book.entry_key(request, reserved.input_id) == reserved.key, "it does not refer to it"
-        return request.features[reserved.input_id].num_embeds
+    def _reserved(self) -> list[ScheduledItem]:
+        return self.book.reserved_inputs({request.request_id: request for request in self._requests})
+
+    def _size(self, reserved: ScheduledItem) -> int:
+        request, input_id, key = reserved
+        assert self.book.entry_key(request, input_id) == key, "it does not refer to it"
+        return request.features[input_id].num_embeds
 
     def _commit(self) -> None:
         self._send()
@@ -291,7 +295,7 @@ class Pair:
         assert book.holders() == {req for entry in model.entries for req, _ in entry.references}
         assert book.ready_keys() == {self._keys[key] for key in model.keys(is_ready=True)}
         assert book.lingering_keys() == {self._keys[key] for key in model.lingering()}
-        assert [each.key for each in book.reserved_inputs()] == [
+        assert [each.key for each in self._reserved()] == [
             self._keys[entry.key] for entry in model.entries if not entry.is_ready
         ]
         if isinstance(book, SharedEncoderCacheManager):
@@ -323,7 +327,7 @@ class Pair:
         assert stats.evictions == model.num_evicted
 
     def _compare_workers(self) -> None:
-        ready, reserved = self.book.ready_keys(), {each.key for each in self.book.reserved_inputs()}
+        ready, reserved = self.book.ready_keys(), {each.key for each in self._reserved()}
         for worker in self.workers:
             assert ready <= worker.keys(), "listed as READY, and a worker does not hold it"
             assert worker.keys() <= ready | reserved | self.book.lingering_keys(), "nobody will tell the worker"

@@ -18,6 +18,7 @@ from tests.engine.encoder_mutants import KeepsWhatWasGivenUp, ListsWhatIsNotEnco
 
 SIZE = 20
 REQUESTS = {"R": encode(1, ("image", 6)), "W": encode(2, ("image", 6)), "X": encode(3, ("another", 2))}
+BY_ID = {request.request_id: request for request in REQUESTS.values()}
 
 SET_BACK = "+X +R -R run +R run"
 SET_BACK_AND_WANTED_BY_ANOTHER = "+X +R -R run +W run"
@@ -57,7 +58,7 @@ def play(table: EncoderCacheTable, history: str) -> None:
             del reads[action[1:]]
             table.free(request)
         else:
-            encoded, freed = {reserved.key for reserved in table.reserved_inputs()}, table.take_freed()
+            encoded, freed = {reserved.key for reserved in table.reserved_inputs(BY_ID)}, table.take_freed()
             for held in ranks if action == "run" else ranks[:1]:
                 held.difference_update(freed)
                 held.update(encoded)

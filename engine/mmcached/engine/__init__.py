@@ -26,8 +26,8 @@ from mmcached.engine.kv.blocks import KVCacheBlock, KVCacheBlocks
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.kv.stats import PrefixCacheStats
-from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledItem, ScheduledStep, Scheduler
-from mmcached.engine.steps.request import LoraKey, Request, RequestStatus
+from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep, Scheduler
+from mmcached.engine.steps.request import LoraKey, Request, RequestStatus, ScheduledItem
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.messages.parts import Feature
 

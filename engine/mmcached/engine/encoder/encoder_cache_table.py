@@ -24,21 +24,13 @@ Invariant: free slots + sizes of all entries = cache size; freeable slots = free
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from mmcached.engine.encoder.encoder_entry import EncoderEntry, all_entries, check_entries
-from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.request import Request, ScheduledItem
 from mmcached.engine.steps.step_log import StepLog
 from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolError
 from mmcached.wire.stats import EncoderCacheStats
-
-
-class ReservedInput(NamedTuple):
-    """An entry that the open step must encode, and one of the items that refer to it."""
-
-    key: str
-    request_id: int
-    input_id: int
 
 
 class EncoderCacheTable:
@@ -219,12 +211,17 @@ class EncoderCacheTable:
             if not held:
                 del self._held[request_id]
 
-    def reserved_inputs(self) -> list[ReservedInput]:
-        """Return what the open step must encode, in the order of reservation."""
-        return [
-            ReservedInput(key, *self._reference(entry, request_id, input_id))
-            for key, (entry, request_id, input_id) in self._reserved.items()
-        ]
+    def reserved_inputs(self, requests: Mapping[int, Request]) -> list[ScheduledItem]:
+        """Return what the open step must encode, in the order of reservation, each with one item that refers to it.
+
+        Args:
+            requests: by id, all that refer to an entry of the step.
+        """
+        found = []
+        for key, (entry, *made_for) in self._reserved.items():
+            request_id, input_id = self._reference(entry, *made_for)
+            found.append(ScheduledItem(requests[request_id], input_id, key))
+        return found
 
     # ---- looking in
 

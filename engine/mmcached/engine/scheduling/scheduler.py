@@ -27,7 +27,7 @@ from mmcached.engine.scheduling.admission import check_request
 from mmcached.engine.scheduling.block_admission import BlockAdmission
 from mmcached.engine.scheduling.caches import Caches
 from mmcached.engine.scheduling.request_queue import RequestQueue
-from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledItem, ScheduledStep
+from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledStep
 from mmcached.engine.scheduling.step_builder import ScheduleOutcome, StepBuilder
 from mmcached.engine.scheduling.suspects import MAX_PROGRESS, Suspects
 from mmcached.engine.steps.request import Request, RequestStatus
@@ -42,7 +42,7 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.messages.engine import RowsMissing
 
-__all__ = ["ScheduledChunk", "ScheduledItem", "ScheduledStep", "Scheduler"]
+__all__ = ["ScheduledChunk", "ScheduledStep", "Scheduler"]
 
 
 # Asked for every request of every step; looking it up in the enum takes 60 ns each time.

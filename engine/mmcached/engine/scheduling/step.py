@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
 from mmcached.engine.hidden_states.tensor_prefix_index import NO_NEW_HASHES, NewBlockHashes
-from mmcached.engine.steps.request import Request
+from mmcached.engine.steps.request import Request, ScheduledItem
 from mmcached.wire.messages.worker import EmbedSpan
-
-
-class ScheduledItem(NamedTuple):
-    """One multimodal item of a request, and the key of its encoder output."""
-
-    request: Request
-    input_id: int
-    key: str
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):

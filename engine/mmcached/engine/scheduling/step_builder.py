@@ -20,8 +20,8 @@ from mmcached.engine.hidden_states.tensor_prefix_index import NO_NEW_HASHES
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.scheduling.block_admission import BlockAdmission
 from mmcached.engine.scheduling.caches import Caches
-from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledItem, ScheduledStep
-from mmcached.engine.steps.request import Request, RequestStatus
+from mmcached.engine.scheduling.step import ScheduledChunk, ScheduledStep
+from mmcached.engine.steps.request import Request, RequestStatus, ScheduledItem
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.worker import EmbedSpan
 
@@ -111,10 +111,7 @@ class StepBuilder:
         return outcome
 
     def build(self, step_id: int, requests: dict[int, Request]) -> ScheduledStep:
-        encode = [
-            ScheduledItem(requests[reserved.request_id], reserved.input_id, reserved.key)
-            for reserved in self._encoder.reserved_inputs()
-        ]
+        encode = self._encoder.reserved_inputs(requests)
         freed, released = self._encoder.take_freed(), self._rows.take_released()
         return ScheduledStep(step_id, self._chunks, encode, self._emit, freed, released, self._rows.index.epoch)
 

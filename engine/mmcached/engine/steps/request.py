@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mmcached.wire.messages.parts import Feature, RowsWanted
 from mmcached.wire.vocabulary import END_TOKEN_ID
@@ -154,3 +154,11 @@ class Request:
                 return
             if feature.offset + feature.length > start:
                 yield index, feature
+
+
+class ScheduledItem(NamedTuple):
+    """One multimodal item of a request, and the key of its encoder output."""
+
+    request: Request
+    input_id: int
+    key: str
