@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import zmq
 
 from mmcached.engine.server.server import EngineServer
 from mmcached.shm import ObjectStoreWriter, RingWriter
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId
@@ -59,7 +59,7 @@ class FakeWorker:
         return [to_engine.ReadDone(plan.step, item.lease.seq) for item in plan.encode if item.lease is not None]
 
 
-class Bench:
+class Bench(Closeable):
     """Everything around one EngineServer; a step is taken by `step` in this thread, nothing runs by itself."""
 
     def __init__(self, run_dir: Path, config: ServiceConfig, clock: Callable[[], float]) -> None:
@@ -218,12 +218,7 @@ class Bench:
     def leases(self) -> int:
         return self.ring.stats().leases
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.engine.close()
         for worker in self.workers:
             worker.channel.close()

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from PIL import Image
 
@@ -17,6 +16,7 @@ from mmcached.frontend.server import Frontend
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, decode_record_frames, encode
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.shm.store.codec import Record
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
@@ -141,7 +141,7 @@ class FakeClient:
             self.entry.close()
 
 
-class Bench:
+class Bench(Closeable):
     """Everything around one Frontend; it polls only inside `pump`."""
 
     def __init__(self, run_dir: Path, config: ServiceConfig, clock: Callable[[], float]) -> None:
@@ -238,12 +238,7 @@ class Bench:
             engine.receive()
         return stats
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.frontend.close()
         for engine in self.engines:
             engine.close()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-from types import TracebackType
-from typing import Self
 
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.sockets.zmtp import COMMAND, GREETING, LONG, MORE
 
 DEADLINE_S = 20.0
@@ -27,7 +26,7 @@ def head(num_bytes: int, *, more: bool = False) -> bytes:
     return bytes([LONG | (MORE if more else 0)]) + num_bytes.to_bytes(8, "big")
 
 
-class RawPeer:
+class RawPeer(Closeable):
     """One connection. With `shakes_hands` it has said who it is."""
 
     def __init__(self, address: str, *, shakes_hands: bool = True, identity: bytes = b"") -> None:
@@ -66,11 +65,3 @@ class RawPeer:
 
     def close(self) -> None:
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

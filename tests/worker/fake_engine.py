@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import Attach
 from mmcached.wire.sockets.channels import Frame, RouterChannel
@@ -16,7 +16,7 @@ DEADLINE_S = 60.0
 MessageT = TypeVar("MessageT")
 
 
-class FakeEngine:
+class FakeEngine(Closeable):
     """Binds the workers' address; remembers the peer of the last hello."""
 
     def __init__(self, address: str, incarnation: int) -> None:
@@ -65,11 +65,3 @@ class FakeEngine:
     def close(self) -> None:
         self._channel.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import pytest
@@ -15,6 +13,7 @@ import zmq
 from mmcached.client.kv_events.order import ReceivedBatch
 from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import KVEventsConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError, DeadlineExceeded
 from mmcached.wire.messages.kv_events import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, KVEvent, KVEventBatch
@@ -52,7 +51,7 @@ def names(received: list[ReceivedBatch]) -> list[object]:
     return [event.block_hashes[0] for each in received for event in each.events if isinstance(event, BlockRemoved)]
 
 
-class FakePublisher:
+class FakePublisher(Closeable):
     """The two sockets of a publisher; a test says what is sent, and serves what is asked."""
 
     def __init__(self, context: Context, *addresses: str) -> None:
@@ -88,12 +87,7 @@ class FakePublisher:
     def receive(self, subscriber: KVEventSubscriber, num_batches: int) -> list[ReceivedBatch]:
         return receive(subscriber, num_batches, self.serve)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.pub.close(linger=0)
         self.router.close(linger=0)
 

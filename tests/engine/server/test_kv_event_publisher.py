@@ -6,8 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +20,7 @@ from mmcached.engine.server.kv_event_publisher import (
     KVEventPublisher,
     kv_event_publisher_from_config,
 )
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import KVEventsConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.messages.kv_events import (
@@ -47,7 +47,7 @@ def context() -> Iterator[Context]:
         yield context
 
 
-class Bench:
+class Bench(Closeable):
     """One publisher on two sockets in a folder, and how to reach it; leave to close all sockets."""
 
     def __init__(self, context: Context, folder: Path, **config: Any) -> None:
@@ -63,12 +63,7 @@ class Bench:
             clock=lambda: FIRST,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.publisher.close()
         for reader in self.readers:
             reader.close(linger=0)
