@@ -8,12 +8,14 @@ copy knows: a new field must be added here, or a test fails.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mmcached.engine.server.leases import HeldLeases, _Held
 from mmcached.engine.server.worker_group import WorkerGroup, WorkerLink
-from mmcached.shm.ring.allocator import RingAllocator, _Chunk
+from mmcached.shm.ring.allocator import RingAllocator
+from mmcached.shm.ring.chain import Chunk
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable, _Reader
 from mmcached.shm.ring.reader_entry import ReaderEntry
@@ -25,8 +27,8 @@ from mmcached.wire.handle import Handle
 FIELDS: dict[type, set[str]] = {
     RingAllocator: {
         *("capacity", "num_slots", "_hand", "_paid", "_placed_bytes", "_used_bytes"),
-        *("_chunks", "_offsets", "_slot_to_chunk", "_free_slots"),
-        *("_slot_to_use", "_life_bytes", "_long_wait_bytes", "_first_idle_at", "_shielded_until"),
+        *("_edge", "_last", "_cooler", "_cooled", "_slot_to_chunk", "_freed_slots", "_next_slot"),
+        *("_life_bytes", "_long_wait_bytes", "_first_idle_at", "_shielded_until"),
     },
     ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
     LeaseTable: {
@@ -114,16 +116,21 @@ def copy_chunks(chunks: ChunkTable, is_leased: Callable[[int], bool]) -> ChunkTa
 
 def _copy_allocator(allocator: RingAllocator) -> RingAllocator:
     made = copy.copy(allocator)
-    made._chunks = [_copy_chunk(chunk) for chunk in allocator._chunks]
-    made._slot_to_chunk = {chunk.extent.slot: chunk for chunk in made._chunks}
-    made._offsets, made._free_slots = allocator._offsets.copy(), allocator._free_slots.copy()
-    made._slot_to_use = allocator._slot_to_use.copy()
+    made._edge = Chunk.edge(allocator.capacity)
+    copies = {-1: made._edge}
+    for chunk in allocator._edge.others():
+        copies[chunk.extent.slot] = copied = _copy_chunk(chunk)
+        copied.link(made._edge.prev)
+    made._last, made._cooled = copies[allocator._last.extent.slot], copies[allocator._cooled.extent.slot]
+    made._slot_to_chunk = OrderedDict((slot, copies[slot]) for slot in allocator._slot_to_chunk)
+    made._freed_slots = allocator._freed_slots.copy()
     return made
 
 
-def _copy_chunk(chunk: _Chunk) -> _Chunk:
-    made = _Chunk(chunk.extent)
+def _copy_chunk(chunk: Chunk) -> Chunk:
+    made = Chunk(chunk.extent)
     made.set_heat(chunk.heat)
+    made.used_at = chunk.used_at
     return made
 
 
@@ -137,10 +144,12 @@ def chunks_key(chunks: ChunkTable) -> object:
 
 
 def _allocator_key(allocator: RingAllocator) -> object:
-    chunks = tuple((chunk.extent, chunk.heat) for chunk in allocator._chunks)
-    # The free slot ids in their order: the last one is the next to be given out.
-    uses = (tuple(allocator._slot_to_use.items()), allocator._shielded_until)
-    return (allocator._hand, allocator._paid, allocator._placed_bytes, chunks, uses, tuple(allocator._free_slots))
+    chunks = tuple((chunk.extent, chunk.heat) for chunk in allocator._edge.others())
+    # The free slot ids in their order: the last one is the next to be given out, then those that were never taken.
+    free = (tuple(allocator._freed_slots), allocator._next_slot)
+    uses = tuple((slot, chunk.used_at) for slot, chunk in allocator._slot_to_chunk.items())
+    progress = (allocator._hand, allocator._paid, allocator._placed_bytes, allocator._shielded_until)
+    return (*progress, chunks, uses, free)
 
 
 def copy_reader_entry(entry: ReaderEntry) -> ReaderEntry:

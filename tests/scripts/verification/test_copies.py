@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from mmcached.shm.ring.allocator import _Chunk
+from mmcached.shm.ring.chain import Chunk
 from scripts.verification.lease_between import modelled_locks
 from scripts.verification.lease_copies import FIELDS, SLOTS
 from scripts.verification.lease_scenarios import Setting
@@ -38,7 +38,7 @@ def test_no_field_is_forgotten(world: World) -> None:
 
 
 def test_no_slot_of_a_chunk_is_forgotten() -> None:
-    assert set(_Chunk.__slots__) == {"end", "extent", "heat", "worth"}
+    assert set(Chunk.__slots__) == {"end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "worth"}
 
 
 @pytest.mark.parametrize("kind", SLOTS)

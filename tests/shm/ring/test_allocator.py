@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from collections import Counter
 from math import isqrt
+from random import Random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -230,6 +231,71 @@ def test_integrity_finds_a_plan_that_was_not_made_here(extent: Extent) -> None:
     allocator.apply(Plan(extent, ()))
     with pytest.raises(InvariantError):
         allocator.check_integrity()
+
+
+def test_a_ring_goes_on_with_what_lies_in_it_already() -> None:
+    former, chunks = full_ring(8)
+    former.free(chunks[3].slot)
+    former.hit(chunks[6].slot)
+    last = place(former, 5).extent  # half of what is free; the hand is behind it
+    successor = RingAllocator(former.capacity, former.num_slots)
+    for slot in former.slots():
+        successor.place(former.extent(slot), heats(former)[slot])
+    successor.resume_at(last.end)
+    successor.check_integrity()
+    assert successor.slots() == former.slots()
+    assert (successor.used_bytes, heats(successor)) == (former.used_bytes, heats(former))
+    plan = place(successor, 5)
+    assert (plan.extent.offset, plan.victims) == (last.end, ())
+    for _ in range(6):
+        assert chunks[6] not in place(successor, 10).victims
+
+
+@given(st.randoms(use_true_random=False))
+def test_what_lies_in_a_ring_may_be_entered_in_any_order(rng: Random) -> None:
+    allocator, chunks = full_ring(12)
+    kept = [chunk for chunk in chunks if rng.random() < 0.7]
+    for chunk in set(chunks) - set(kept):
+        allocator.free(chunk.slot)
+    successor = RingAllocator(allocator.capacity, allocator.num_slots)
+    for chunk in rng.sample(kept, len(kept)):
+        successor.place(chunk)
+    successor.resume_at(0)
+    successor.check_integrity()
+    assert successor.slots() == allocator.slots()
+    free = [place(successor, 10) for _ in range(12 - len(kept))]
+    assert not any(plan.victims for plan in free)
+    assert successor.used_bytes == successor.capacity
+
+
+@pytest.mark.parametrize(
+    ("extent", "heat"),
+    [
+        (Extent(2, 90, 20), 0),
+        (Extent(2, -10, 10), 0),
+        (Extent(2, 20, 20), 0),
+        (Extent(2, 40, 10), 0),
+        (Extent(2, 30, 70), 0),
+        (Extent(2, 0, 0), 0),
+        (Extent(1, 0, 10), 0),
+        (Extent(10, 0, 10), 0),
+        (Extent(-1, 0, 10), 0),
+        (Extent(2, 0, 10), MAX_HEAT + 1),
+        (Extent(2, 0, 10), -1),
+    ],
+)
+def test_what_cannot_lie_in_a_ring_is_refused(extent: Extent, heat: int) -> None:
+    allocator = RingAllocator(100, 10)
+    allocator.place(Extent(1, 30, 30))
+    with pytest.raises(InvariantError):
+        allocator.place(extent, heat)
+    for inside in (31, 59, 101):
+        with pytest.raises(InvariantError):
+            allocator.resume_at(inside)
+    for behind in (60, 100, 0, 30):
+        allocator.resume_at(behind)
+        allocator.check_integrity()
+    assert allocator.slots() == [1]
 
 
 def heats(allocator: RingAllocator) -> dict[int, int]:

@@ -7,7 +7,8 @@
     (they begin at the hand and behind each chunk, once around; the chunks that begin in one are its victims)
 
 Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of the alignment by the caller's care. Two
-resources are given out, bytes and slot ids, and either may run out first.
+resources are given out, bytes and slot ids, and either may run out first. Both hands walk along linked chunks: nothing
+is searched, so the cost of a place is that of what is passed and evicted for it, however many chunks there are.
 
 **Worth.** A chunk has a heat: 2 when it is placed, 5 more at each hit, at most 15. It is worth its heat times the root
 of its size: between one value per chunk, which keeps what is small, and one per byte, which keeps what is large.
@@ -54,32 +55,21 @@ refused
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import chain
 from math import isqrt
 from typing import NamedTuple
 
+from mmcached.shm.ring.chain import NEW_HEAT, Chunk, Extent
 from mmcached.shm.ring.places import Pins, Place, choose
 from mmcached.wire.errors import InvariantError
 
-NEW_HEAT = 2
+__all__ = ["NEW_HEAT", "Extent", "Plan", "RingAllocator"]
+
 HIT_HEAT = 5
 MAX_HEAT = 15
 COOLER_SPEED = 2  # placed bytes per byte that the cooler moves
 IDLE_RINGS = 2  # what was not hit while so many rings were placed goes
-
-
-class Extent(NamedTuple):
-    """Bytes `[offset, offset + size)` that carry slot id `slot`."""
-
-    slot: int
-    offset: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.size
 
 
 class Plan(NamedTuple):
@@ -88,12 +78,14 @@ class Plan(NamedTuple):
     Attributes:
         idle: chunks elsewhere that go too, because nobody has asked for them.
         used: slots of idle chunks that are pinned: they count as hit.
+        after: slot of the chunk behind which extent and victims begin; -1 at the ring's begin.
     """
 
     extent: Extent
     victims: tuple[Extent, ...]
     idle: tuple[Extent, ...] = ()
     used: tuple[int, ...] = ()
+    after: int = -1
 
     @property
     def evicted(self) -> tuple[Extent, ...]:
@@ -106,7 +98,11 @@ class RingAllocator:
     def __init__(self, capacity: int, num_slots: int) -> None:
         self.capacity = capacity
         self.num_slots = num_slots
+        self._edge = Chunk.edge(capacity)
         self._hand = 0
+        self._last = self._edge  # before the hand
+        self._cooler = 0
+        self._cooled = self._edge  # before the cooler, and none between but what was placed since
         self._paid = (0, 1)  # what the last chunk cost: worth of its victims, root of its size
         self._placed_bytes = 0  # ever
         self._life_bytes = IDLE_RINGS * capacity
@@ -114,11 +110,9 @@ class RingAllocator:
         self._first_idle_at = 0  # placed bytes before which nothing goes for idleness; for speed, may be too early
         self._shielded_until = 0  # the same for the sake of a hit on what was idle for long
         self._used_bytes = 0
-        self._chunks: list[_Chunk] = []  # ascending by offset
-        self._offsets: list[int] = []  # theirs, to search in
-        self._slot_to_chunk: dict[int, _Chunk] = {}
-        self._slot_to_use: dict[int, int] = {}  # placed bytes when it was placed or hit last; the latest are last
-        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._slot_to_chunk: OrderedDict[int, Chunk] = OrderedDict()  # what was placed or hit latest is last
+        self._freed_slots: list[int] = []
+        self._next_slot = 0  # slots from here on were never taken
 
     def plan(self, size: int, is_pinned: Callable[[int], bool]) -> Plan | None:
         """Find room for `size` bytes; change nothing.
@@ -128,65 +122,98 @@ class RingAllocator:
         Returns:
             the place and its victims, or None if nothing fits or no slot id can be had.
         """
-        pins = Pins(lambda index: is_pinned(self._chunks[index].extent.slot))
+        row: list[int] = []
+        pins = Pins(row, is_pinned)
         paid, root = self._paid
         bargain = paid * isqrt(size) // root
-        found = choose(self._places(size), pins, bargain=bargain)
+        found = choose(self._places(size, row), pins, bargain=bargain)
         if found is None:
             return None
         _, offset, first, last = found
-        if first == last and not self._free_slots:  # bytes are free, slot ids are not
-            single = choose(self._singles(), pins, bargain=bargain)
-            if single is None:
-                return None
-            _, _, first, last = single
-        victims = tuple(chunk.extent for chunk in self._chunks[first:last])
-        slot = self._free_slots[-1] if self._free_slots else victims[0].slot
-        extent = Extent(slot, offset, size)
-        if self._placed_bytes + size < self._first_idle_at:
-            return Plan(extent, victims)
-        return Plan(extent, victims, *self._idle(self._placed_bytes + size, victims, is_pinned))
+        after = row[first - 1]
+        slot = self._freed_slots[-1] if self._freed_slots else self._next_slot
+        if slot == self.num_slots:
+            if first == last:  # bytes are free, slot ids are not
+                single = choose(self._singles(row), pins, bargain=bargain)
+                if single is None:
+                    return None
+                _, _, first, last = single
+            slot = row[first]
+        victims = tuple([self._slot_to_chunk[each].extent for each in row[first:last]])
+        idle, used = self._idle(self._placed_bytes + size, victims, is_pinned)
+        return Plan(Extent(slot, offset, size), victims, idle, used, after)
 
     def apply(self, plan: Plan) -> None:
         """Evict the victims, take the place and move both hands. The plan must be fresh."""
         extent = plan.extent
-        is_slot_free = bool(self._free_slots)
-        if is_slot_free:
-            self._free_slots.pop()
+        chunk = Chunk(extent)
+        chunk.link(self._slot_to_chunk.get(plan.after, self._edge))
+        is_victims_slot = not self._freed_slots and self._next_slot == self.num_slots
+        if self._freed_slots:
+            self._freed_slots.pop()
+        elif not is_victims_slot:
+            self._next_slot += 1
         worth = 0
         for victim in plan.victims:
-            worth += self._slot_to_chunk[victim.slot].worth
-            self._forget(victim)
-            if not extent.offset <= victim.offset < extent.end:  # only its slot id was wanted
-                self._unlist(victim)
-        self._paid = worth, isqrt(extent.size)
-        for chunk in plan.idle:
-            self._forget(chunk)
-            self._unlist(chunk)
-        if not is_slot_free:
-            self._free_slots.remove(extent.slot)  # the first victim's
+            worth += self._remove(victim.slot).worth
+        self._paid = worth, chunk.root
+        for each in plan.idle:
+            self._remove(each.slot)
+        if is_victims_slot:
+            self._freed_slots.remove(extent.slot)  # the first
         for slot in plan.used:
-            self._use(slot)
-        self._put(_Chunk(extent))
-        self._hand = extent.end
+            self._use(self._slot_to_chunk[slot])
+        self._hand, self._last = chunk.end, chunk
         self._cool(extent.size)
-        self._slot_to_use[extent.slot] = self._placed_bytes
+        self._slot_to_chunk[extent.slot] = chunk
+        self._used_bytes += extent.size
+        chunk.used_at = self._placed_bytes
 
     def hit(self, slot: int) -> None:
         """Make a chunk young: it was asked for."""
-        if self._placed_bytes - self._slot_to_use[slot] > self._long_wait_bytes:
-            self._shielded_until = self._placed_bytes + self._life_bytes
-        self._use(slot)
         chunk = self._slot_to_chunk[slot]
+        if self._placed_bytes - chunk.used_at > self._long_wait_bytes:
+            self._shielded_until = self._placed_bytes + self._life_bytes
+        self._use(chunk)
         chunk.set_heat(min(chunk.heat + HIT_HEAT, MAX_HEAT))
 
     def free(self, slot: int) -> None:
         """Give back the bytes and the id of one chunk; the hand goes back to its start if it was placed last."""
-        extent = self._slot_to_chunk[slot].extent
-        self._forget(extent)
-        self._unlist(extent)
-        if self._hand == extent.end:
-            self._hand = extent.offset
+        chunk = self._remove(slot)
+        if self._hand == chunk.end:
+            self._hand = chunk.offset
+
+    def place(self, extent: Extent, heat: int = NEW_HEAT) -> None:
+        """Enter a chunk that lies in the ring already; `resume_at` must follow the last one.
+
+        The cost grows with the number of chunks behind it: enter them in order of their offsets.
+
+        Raises:
+            InvariantError: no room is free there, the slot is not, or the heat cannot be; nothing has changed.
+        """
+        slot, offset, size = extent
+        before = self._edge.last_before(extent.end)
+        if size <= 0 or offset < before.end or extent.end > before.next.offset:
+            raise InvariantError(f"{extent} has no room in a ring of {self.capacity} bytes behind {before.extent}")
+        if not 0 <= slot < self.num_slots or slot in self._slot_to_chunk:
+            raise InvariantError(f"the slot of {extent} is not one of {self.num_slots}, or taken")
+        if not 0 <= heat <= MAX_HEAT:
+            raise InvariantError(f"{extent} has heat {heat}, more than {MAX_HEAT} or less than 0")
+        chunk = Chunk(extent)
+        chunk.set_heat(heat)
+        chunk.link(before)
+        self._slot_to_chunk[slot] = chunk
+        self._used_bytes += size
+        chunk.used_at = self._placed_bytes
+
+    def resume_at(self, offset: int) -> None:
+        """Put the hand where the chunk that was placed last ends, and take all other slots for free."""
+        before = self._edge.last_before(offset)
+        if not before.end <= offset <= self.capacity:
+            raise InvariantError(f"the hand, {offset}, is inside chunk {before.extent} or beyond {self.capacity}")
+        self._hand, self._last = offset, before
+        self._next_slot = max(self._slot_to_chunk, default=-1) + 1
+        self._freed_slots = [slot for slot in range(self._next_slot) if slot not in self._slot_to_chunk]
 
     def extent(self, slot: int) -> Extent:
         return self._slot_to_chunk[slot].extent
@@ -196,7 +223,7 @@ class RingAllocator:
 
     def slots(self) -> list[int]:
         """Return the slots that have a chunk, in order of their offsets."""
-        return [chunk.extent.slot for chunk in self._chunks]
+        return [chunk.extent.slot for chunk in self._edge.others()]
 
     @property
     def used_bytes(self) -> int:
@@ -204,117 +231,123 @@ class RingAllocator:
 
     def check_integrity(self) -> None:
         """Raise InvariantError if an invariant of the module's head does not hold."""
-        end = 0
-        for chunk in self._chunks:
+        before = self._edge
+        used_bytes = num_chunks = 0
+        for chunk in self._edge.others():
             extent = chunk.extent
-            if extent.offset < end or extent.size <= 0:
-                raise InvariantError(f"chunk {extent} begins before {end}")
+            if extent.offset < before.end or extent.size <= 0 or chunk.prev is not before:
+                raise InvariantError(f"chunk {extent} begins before the end of {before.extent}, or is not linked to it")
             if extent.offset < self._hand < extent.end:
                 raise InvariantError(f"the hand, {self._hand}, is inside chunk {extent}")
             if not 0 <= chunk.heat <= MAX_HEAT or chunk.worth != chunk.heat * isqrt(extent.size):
                 raise InvariantError(f"chunk {extent} has heat {chunk.heat} and worth {chunk.worth}")
-            end = extent.end
-        if end > self.capacity:
-            raise InvariantError(f"a chunk ends at {end}, the ring at {self.capacity}")
-        if self._offsets != [chunk.extent.offset for chunk in self._chunks]:
-            raise InvariantError("chunks and their offsets differ")
-        if self._used_bytes != sum(chunk.extent.size for chunk in self._chunks):
-            raise InvariantError(f"the chunks do not have {self._used_bytes} bytes")
-        uses = list(self._slot_to_use.values())
-        if uses != sorted(uses) or self._slot_to_use.keys() != self._slot_to_chunk.keys():
-            raise InvariantError("the last uses are not those of the chunks, or not in order")
-        taken = {chunk.extent.slot: chunk for chunk in self._chunks}
-        if taken != self._slot_to_chunk or len(taken) != len(self._chunks):
-            raise InvariantError("chunks by offset and chunks by slot differ")
-        if sorted([*taken, *self._free_slots]) != list(range(self.num_slots)):
+            if self._slot_to_chunk.get(extent.slot) is not chunk:
+                raise InvariantError(f"slot {extent.slot} has another chunk than {extent}")
+            used_bytes += extent.size
+            num_chunks += 1
+            before = chunk
+        if before.end > self.capacity:
+            raise InvariantError(f"a chunk ends at {before.end}, the ring at {self.capacity}")
+        if num_chunks != len(self._slot_to_chunk) or self._edge.prev is not before:
+            raise InvariantError("not all chunks are linked")
+        if self._used_bytes != used_bytes:
+            raise InvariantError(f"the chunks have {used_bytes} bytes, not {self._used_bytes}")
+        uses = [chunk.used_at for chunk in self._slot_to_chunk.values()]
+        if uses != sorted(uses):
+            raise InvariantError("the chunks are not in order of their last uses")
+        for each in {self._last, self._cooled} - {self._edge}:
+            if self._slot_to_chunk.get(each.extent.slot) is not each:
+                raise InvariantError(f"a hand is behind {each.extent}, which is gone")
+        if self._last.end > self._hand or self._last.next.offset < self._hand:
+            raise InvariantError(f"the hand, {self._hand}, is not behind {self._last.extent}")
+        if sorted([*self._slot_to_chunk, *self._freed_slots]) != list(range(self._next_slot)):
             raise InvariantError("a slot id is both free and taken, or neither")
+        if self._next_slot > self.num_slots:
+            raise InvariantError(f"{self._next_slot} slots were taken, of {self.num_slots}")
 
     def _idle(
         self, now: int, victims: tuple[Extent, ...], is_pinned: Callable[[int], bool]
     ) -> tuple[tuple[Extent, ...], tuple[int, ...]]:
         """Return what goes because nobody has asked for it, and the slots of what stays because it is pinned."""
+        if now < self._first_idle_at:
+            return (), ()
         idle, used = list[Extent](), list[int]()
         self._first_idle_at = self._shielded_until
         if now >= self._shielded_until:
-            for slot, used_at in self._slot_to_use.items():
-                if now - used_at < self._life_bytes:
-                    self._first_idle_at = used_at + self._life_bytes
+            gone = {victim.slot for victim in victims}
+            for slot, chunk in self._slot_to_chunk.items():
+                if now - chunk.used_at < self._life_bytes:
+                    self._first_idle_at = chunk.used_at + self._life_bytes
                     break
                 if is_pinned(slot):
                     used.append(slot)
-                elif (extent := self._slot_to_chunk[slot].extent) not in victims:
-                    idle.append(extent)
+                elif slot not in gone:
+                    idle.append(chunk.extent)
         return tuple(idle), tuple(used)
 
-    def _use(self, slot: int) -> None:
-        self._slot_to_use.pop(slot, None)  # so that it is last
-        self._slot_to_use[slot] = self._placed_bytes
+    def _use(self, chunk: Chunk) -> None:
+        chunk.used_at = self._placed_bytes
+        self._slot_to_chunk.move_to_end(chunk.extent.slot)
 
-    def _places(self, size: int) -> Iterator[Place]:
-        """Yield the places for `size` bytes in hand order, once around or until one has no victims."""
-        offsets, chunks, num_chunks = self._offsets, self._chunks, len(self._chunks)
-        for begin, stop in ((self._hand, self.capacity), (0, self._hand)):
-            offset = begin
-            first = last = bisect_left(offsets, begin)
-            worth = 0  # of chunks[first:last]
-            while offset < stop and offset + size <= self.capacity:
-                end = offset + size
-                while last < num_chunks and offsets[last] < end:
-                    worth += chunks[last].worth
+    def _places(self, size: int, row: list[int]) -> Iterator[Place]:
+        """Yield the places for `size` bytes in hand order, once around or until one has no victims.
+
+        Args:
+            row: gets the slots that are passed: before those of a place stands the one behind which it begins.
+        """
+        for before, offset, stop in ((self._last, self._hand, self.capacity), (self._edge, 0, self._hand)):
+            row.append(before.extent.slot)
+            first = last = len(row)
+            begin = end = before.next  # the place's first chunk, and the first behind it
+            worth = 0
+            start = offset
+            while start < stop and start + size <= self.capacity:
+                place_end = start + size
+                while end.offset < place_end:
+                    worth += end.worth
+                    row.append(end.extent.slot)
                     last += 1
-                yield worth, offset, first, last
+                    end = end.next
+                yield worth, start, first, last
                 if first == last:
                     return  # nothing costs less than no victims
-                passed = chunks[first]
-                offset = passed.end
-                worth -= passed.worth
+                start = begin.end
+                worth -= begin.worth
                 first += 1
+                begin = begin.next
 
-    def _singles(self) -> Iterator[Place]:
+    def _singles(self, row: list[int]) -> Iterator[Place]:
         """Yield each chunk alone in hand order, once around: the places for a slot id without bytes."""
-        at_hand = bisect_left(self._offsets, self._hand)
-        for index in chain(range(at_hand, len(self._chunks)), range(at_hand)):
-            yield self._chunks[index].worth, self._offsets[index], index, index + 1
+        chunk = self._last
+        for _ in range(len(self._slot_to_chunk) + 1):
+            chunk = chunk.next
+            if chunk is not self._edge:
+                row.append(chunk.extent.slot)
+                yield chunk.worth, chunk.offset, len(row) - 1, len(row)
 
     def _cool(self, placed: int) -> None:
         """Move the cooler and halve the heat of the chunks whose begin it passes."""
         before = self._placed_bytes // COOLER_SPEED
         self._placed_bytes += placed
-        moved = self._placed_bytes // COOLER_SPEED - before
-        begin = before % self.capacity
-        for start in (begin, begin - self.capacity):  # the second: what goes over the end of the ring
-            first = bisect_left(self._offsets, start)
-            for chunk in self._chunks[first : bisect_left(self._offsets, start + moved)]:
+        begin = self._cooler
+        end = begin + self._placed_bytes // COOLER_SPEED - before
+        chunk = self._cooled
+        while chunk.next.offset < end:
+            chunk = chunk.next
+            if chunk is self._edge:
+                begin, end = begin - self.capacity, end - self.capacity
+            elif chunk.offset >= begin:
                 chunk.set_heat(chunk.heat // 2)
+        self._cooler, self._cooled = end, chunk
 
-    def _put(self, chunk: _Chunk) -> None:
-        """Enter a chunk in place of those that begin in it: of two long lists the tails move once, or not at all."""
-        extent = chunk.extent
-        first = bisect_left(self._offsets, extent.offset)
-        last = bisect_left(self._offsets, extent.end, first)
-        self._offsets[first:last] = [extent.offset]
-        self._chunks[first:last] = [chunk]
-        self._slot_to_chunk[extent.slot] = chunk
-        self._used_bytes += extent.size
-
-    def _unlist(self, extent: Extent) -> None:
-        index = bisect_left(self._offsets, extent.offset)
-        del self._offsets[index], self._chunks[index]
-
-    def _forget(self, extent: Extent) -> None:
-        del self._slot_to_chunk[extent.slot], self._slot_to_use[extent.slot]
-        self._free_slots.append(extent.slot)
-        self._used_bytes -= extent.size
-
-
-class _Chunk:
-    __slots__ = ("end", "extent", "heat", "worth")
-
-    def __init__(self, extent: Extent) -> None:
-        self.extent = extent
-        self.end = extent.end  # again, for speed
-        self.set_heat(NEW_HEAT)
-
-    def set_heat(self, heat: int) -> None:
-        self.heat = heat
-        self.worth = heat * isqrt(self.extent.size)
+    def _remove(self, slot: int) -> Chunk:
+        """Take a chunk out of all books, and return it."""
+        chunk = self._slot_to_chunk.pop(slot)
+        if chunk is self._last:
+            self._last = chunk.prev
+        if chunk is self._cooled:
+            self._cooled = chunk.prev
+        chunk.unlink()
+        self._freed_slots.append(slot)
+        self._used_bytes -= chunk.extent.size
+        return chunk

@@ -10,14 +10,14 @@ Knows nothing of bytes, offsets and slots. Invariant: each chunk is checked at m
 it has a pinned chunk.
 
 >>> places = [(5, 0, 0, 2), (3, 0, 1, 3), (4, 0, 2, 4)]
->>> choose(iter(places), Pins(lambda index: index == 1), bargain=0)
+>>> choose(iter(places), Pins(range(4), lambda chunk: chunk == 1), bargain=0)
 (4, 0, 2, 4)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
@@ -30,12 +30,17 @@ _price = itemgetter(0)
 
 
 class Pins:
-    """Answers of `is_pinned`, by index of a chunk, kept while one place is looked for."""
+    """Answers of `is_pinned`, kept while one place is looked for.
 
-    def __init__(self, is_pinned: Callable[[int], bool]) -> None:
+    Args:
+        row: the chunks by index, as far as they were looked at; one may be there twice.
+    """
+
+    def __init__(self, row: Sequence[int], is_pinned: Callable[[int], bool]) -> None:
+        self._row = row
         self._is_pinned = is_pinned
-        self._pinned: list[int] = []  # ascending
-        self._not_pinned: set[int] = set()
+        self._answers: dict[int, bool] = {}
+        self._pinned: list[int] = []  # indexes, ascending
 
     def has_none(self, place: Place) -> bool:
         _, _, first, last = place
@@ -43,12 +48,13 @@ class Pins:
         if nearest < len(self._pinned) and self._pinned[nearest] < last:
             return False
         for index in range(first, last):
-            if index in self._not_pinned:
-                continue
-            if self._is_pinned(index):
+            chunk = self._row[index]
+            is_pinned = self._answers.get(chunk)
+            if is_pinned is None:
+                is_pinned = self._answers[chunk] = self._is_pinned(chunk)
+            if is_pinned:
                 insort(self._pinned, index)
                 return False
-            self._not_pinned.add(index)
         return True
 
 
