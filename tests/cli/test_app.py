@@ -16,7 +16,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from mmcached.cli.app import main
+from mmcached.cli import main
 from mmcached.cli.config.fields import SETTINGS
 from mmcached.cli.config.texts import INTERNAL, describe
 from mmcached.wire.config import ServiceConfig
@@ -153,7 +153,7 @@ ERRORS: dict[str, tuple[list[str], dict[str, str], str]] = {
     "out of range": (
         [],
         {"MMC_WORLD_SIZE": "99"},
-        "world_size = 99: must be between 1 and 16 (environment MMC_WORLD_SIZE)",
+        "world_size = 99: must be between 0 and 16 (environment MMC_WORLD_SIZE)",
     ),
 }
 
@@ -282,7 +282,7 @@ def test_a_role_reads_the_run_directory_alone_and_imports_little(
     assert got.split() == [str(run_dir), *handed.split()]
     imported = {module.partition(".")[0] for module in modules.split()}
     assert "mmcached" in imported
-    assert not {"pydantic", "prometheus_client"} & imported
+    assert not {"pydantic", "prometheus_client", "typer"} & imported
 
 
 @pytest.mark.parametrize("role", [["frontend"], ["engine"], ["worker", "--rank", "0"]], ids=lambda role: role[0])

@@ -26,7 +26,7 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("ring_num_slots", 0),
     ("ring_max_readers", 65),
     ("store_gb", -0.1),
-    ("store_max_object_mb", 0),
+    ("store_max_object_mb", -1),
     ("store_num_slots", 0),
     ("store_max_clients", 0),
     ("store_max_clients", 513),
@@ -43,7 +43,7 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("max_num_batched_tokens", 0),
     ("encoder_cache_size", -1),
     ("max_num_encoder_input_tokens", -1),
-    ("world_size", 0),
+    ("world_size", -1),
     ("world_size", 17),
     ("data_parallel_size", 0),
     ("_api_process_count", 0),
@@ -126,12 +126,24 @@ def test_an_object_is_at_most_the_ring() -> None:
 
 def test_a_store_has_quotas_only_where_they_are_set() -> None:
     config = ServiceConfig(store_gb=1.0)
-    assert (config.store_data_bytes, config.store_max_object_bytes) == (GIB, 64 * MIB)
+    assert (config.store_data_bytes, config.store_max_object_bytes) == (GIB, GIB // 4)
     assert (config.store_client_quota_bytes, config.store_tenant_quota_bytes) == (GIB // 4, None)
-    config = ServiceConfig(store_gb=8 * MIB / GIB, store_client_quota_gb=0.5, store_tenant_quota_gb=2.0)
+    config = ServiceConfig(
+        store_gb=8 * MIB / GIB, store_max_object_mb=64, store_client_quota_gb=0.5, store_tenant_quota_gb=2.0
+    )
     assert config.store_max_object_bytes == 8 * MIB
     assert (config.store_client_quota_bytes, config.store_tenant_quota_bytes) == (GIB // 2, 2 * GIB)
     assert ServiceConfig(store_gb=0).store_data_bytes == 0
+
+
+def test_without_workers_there_is_only_a_store() -> None:
+    config = ServiceConfig(world_size=0)
+    assert not config.has_workers
+    assert config.processor_cache_bytes == config.ring_data_bytes == config.max_object_bytes == 0
+    assert config.store_data_bytes == ServiceConfig().store_data_bytes
+    with pytest.raises(ConfigError, match="only a store") as caught:
+        ServiceConfig(world_size=0, store_gb=0.0)
+    assert (caught.value.details["field"], caught.value.details["value"]) == ("store_gb", 0.0)
 
 
 def test_file_round_trip(run_dir: Path) -> None:
@@ -173,7 +185,7 @@ def test_a_file_with_an_impossible_value_names_its_field(run_dir: Path) -> None:
     path.write_text(json.dumps({VERSION_FIELD: PROTOCOL_VERSION, "world_size": 99}))
     with pytest.raises(ConfigError) as caught:
         ServiceConfig.load(path)
-    assert caught.value.details == {"field": "world_size", "value": 99, "limit": "must be between 1 and 16"}
+    assert caught.value.details == {"field": "world_size", "value": 99, "limit": "must be between 0 and 16"}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"world_size": 2'])

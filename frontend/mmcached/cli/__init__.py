@@ -1,6 +1,7 @@
 """The `mmcached` command line.
 
-    app.py     parses arguments, then hands over
+    app.py     parses what people type, then hands over
+    role.py    one process of a service, as the supervisor starts it
     serve/     the supervisor and the roles that it starts
     watch/     status, readiness, metrics, and the pages that show them over HTTP
     admin/     verbs that look at a running service and end it
@@ -11,11 +12,18 @@
 Only the worker role and the demo's proof import torch.
 """
 
+import sys
+
+ROLES = ("frontend", "engine", "worker")
+
 
 def main() -> None:
-    """Run the command line; say what to install where the extra `server` is missing."""
+    """Run a role or the command line; say what to install where the extra `server` is missing."""
     try:
-        from mmcached.cli.app import main as run
+        if sys.argv[1:] and sys.argv[1] in ROLES:
+            from mmcached.cli.role import main as run
+        else:
+            from mmcached.cli.app import main as run
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mmcached"):
             raise

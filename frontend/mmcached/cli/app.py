@@ -1,14 +1,11 @@
 """The command line: parses, then hands over. Every verb's work is in a module of its own.
 
-serve, demo, config, version, …     for people: typer, and settings as flags
-frontend, engine, worker            for the supervisor: they read what to do in the run directory
+For people: typer, and settings as flags. What the supervisor starts is in `role`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -18,9 +15,8 @@ import typer
 from mmcached.cli.admin import verbs
 from mmcached.cli.config import show as config_show
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
-from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
-from mmcached.wire.paths import RunDir, default_run_dir
+from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
 from mmcached.wire.process.signals import StopFlag
 
@@ -38,13 +34,12 @@ RunDirOption = Annotated[
     Path | None, typer.Option("--run-dir", help="Directory of the service's sockets and locks (short path, mode 0700).")
 ]
 WorkersOption = Annotated[
-    str | None, typer.Option("--workers", metavar="N", help="Worker processes (the same as --world-size).")
+    str | None,
+    typer.Option("--workers", metavar="N", help="Worker processes (the same as --world-size); 0: a store alone."),
 ]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:<index>.")
 ]
-
-ROLES = ("frontend", "engine", "worker")
 
 EVERY_FIELD = (
     "Every configuration field is a flag too: --mm-processor-cache-gb 2GiB, --drain-timeout-s 30s, "
@@ -61,7 +56,7 @@ def serve(
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Start the service: frontend, engine and workers. Prints one line when ready; SIGTERM drains."""
+    """Start the service: frontend, engine and workers, or a store alone. Prints one line when ready; SIGTERM drains."""
     stop = StopFlag()  # before what takes long
     from mmcached.cli.logs.lines import set_up_logging
     from mmcached.cli.serve.shm_room import fitted
@@ -126,8 +121,6 @@ config_show.register(app)
 def main() -> NoReturn:
     """Run the command line; a typed error becomes one line on stderr and exit status 1."""
     try:
-        if sys.argv[1:] and sys.argv[1] in ROLES:
-            sys.exit(_run_role(sys.argv[1], sys.argv[2:]))
         app()
     except MmcachedError as error:
         sys.stderr.write(f"mmcached: {error.code}: {error}\n")
@@ -141,38 +134,6 @@ def _tell(words: str) -> None:
 
 def _tell_nobody(words: str) -> None:
     """Keep a log that programs read free of what only people want to know."""
-
-
-def _run_role(role: str, arguments: Sequence[str]) -> int:
-    """Run one role alone, as the supervisor starts it; return its exit status.
-
-    Not a command of typer's, because typer imports pydantic as soon as it parses: every role would carry it for life.
-    """
-    parser = argparse.ArgumentParser(prog=f"mmcached {role}", allow_abbrev=False)
-    parser.add_argument("--run-dir", type=Path, required=True, help="of the service; holds its config.json")
-    if role != "frontend":
-        parser.add_argument("--index", type=int, default=0, metavar="ENGINE")
-    if role == "worker":
-        parser.add_argument("--rank", type=int, required=True)
-    given = parser.parse_args(arguments)
-    from mmcached.cli.logs.lines import set_up_logging
-
-    raise_descriptor_limit()
-    directory = RunDir(given.run_dir)
-    directory.check()
-    number = {"frontend": "", "engine": " {index}", "worker": " {rank}"}[role].format(**vars(given))
-    set_up_logging(role + number, ServiceConfig.load(directory.config))
-    if role == "frontend":
-        from mmcached.frontend import server as frontend
-
-        return frontend.main(given.run_dir)
-    if role == "engine":
-        from mmcached.engine.server import server as engine
-
-        return engine.main(given.run_dir, given.index)
-    from mmcached.worker import server as worker
-
-    return worker.main(given.run_dir, given.index, given.rank)
 
 
 def _as_arguments(workers: str | None, device: str | None) -> tuple[str, ...]:

@@ -10,13 +10,21 @@
     compat/        processor caches with vLLM's names, for programs without the service
 
 Imports no torch.
+
+Names are imported when they are used: the frontend of a store processes no images.
 """
 
-from mmcached.frontend.compat.factories import processor_cache_from_config, processor_only_cache_from_config
-from mmcached.frontend.compat.lru_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
-from mmcached.frontend.compat.shm_sender_cache import ShmObjectStoreSenderCache
-from mmcached.frontend.processing.hasher import MultiModalHasher
-from mmcached.frontend.processing.processor import ImageProcessor
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmcached.frontend.compat.factories import processor_cache_from_config, processor_only_cache_from_config
+    from mmcached.frontend.compat.lru_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
+    from mmcached.frontend.compat.shm_sender_cache import ShmObjectStoreSenderCache
+    from mmcached.frontend.processing.hasher import MultiModalHasher
+    from mmcached.frontend.processing.processor import ImageProcessor
 
 __all__ = [
     "ImageProcessor",
@@ -27,3 +35,19 @@ __all__ = [
     "processor_cache_from_config",
     "processor_only_cache_from_config",
 ]
+
+_MODULES = {
+    "ImageProcessor": "processing.processor",
+    "MultiModalHasher": "processing.hasher",
+    "MultiModalProcessorOnlyCache": "compat.lru_caches",
+    "MultiModalProcessorSenderCache": "compat.lru_caches",
+    "ShmObjectStoreSenderCache": "compat.shm_sender_cache",
+    "processor_cache_from_config": "compat.factories",
+    "processor_only_cache_from_config": "compat.factories",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

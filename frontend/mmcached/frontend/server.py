@@ -12,6 +12,9 @@ deaths and deadlines are looked at when they are due, whatever else there is to 
 client or an engine sent wrong is answered or logged, and what we did wrong ends the one request or message. A request
 is answered exactly once; a miss is sent again and never reaches the client, unless it concerns an image of which the
 client sent no more than its id; nothing here waits for an engine, a client or an image.
+
+In a service without workers it is alone: there is no ring of items, nothing that processes images is imported, and a
+generation or an embedding is refused.
 """
 
 from __future__ import annotations
@@ -110,7 +113,7 @@ class Frontend(Closeable):
         )
         self._presence = ClientPresence(run_dir, self._clients)
         max_askers = config.limits.max_requests_per_client
-        self._probes = Probes(self._connections, None, max_askers)
+        self._probes = Probes(self._connections, None, max_askers, needs_engine=config.has_workers)
         self._flushes = Flushes(
             self._connections,
             forget=self._forget,

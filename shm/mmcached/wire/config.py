@@ -92,9 +92,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mm_processor_workers: int = 0
     mm_processor_max_waiting: int = 512
 
-    # the store that clients get from and put into; 0 = none. A client's quota of 0 is a quarter of the store
+    # the store that clients get from and put into; 0 = none. A largest record, or a client's quota, of 0 is a quarter
     store_gb: float = 0.25
-    store_max_object_mb: int = 64
+    store_max_object_mb: int = 0
     store_num_slots: int = 4096
     store_max_clients: int = 128
     store_client_quota_gb: float = 0.0
@@ -136,7 +136,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # what the engine publishes about its prefix cache
     kv_events: KVEventsConfig = KVEventsConfig()
 
-    # the workers
+    # the workers; 0 = no engine either: the service is a store, and refuses what a model would have to do
     world_size: int = 2
     device: str = "auto"
     enable_tensor_prefix_cache: bool = True
@@ -187,13 +187,22 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.max_model_len > (self.num_kv_blocks - 1) * self.block_size:
             limit = (self.num_kv_blocks - 1) * self.block_size
             raise ConfigError("max_model_len", self.max_model_len, f"the KV pool holds {limit} tokens")
+        if not self.has_workers and not self.store_data_bytes:
+            raise ConfigError(
+                "store_gb", self.store_gb, "must be more than 0: with world_size = 0 there is only a store"
+            )
         _check_device(self.device)
         _check_kv_events(self.kv_events)
 
     @property
+    def has_workers(self) -> bool:
+        """Whether the service computes; one without workers has no engine and processes nothing: it is a store."""
+        return self.world_size > 0
+
+    @property
     def processor_cache_bytes(self) -> int:
         """Capacity of the processor cache in bytes; 0 = off."""
-        return int(self.mm_processor_cache_gb * GIB)
+        return int(self.mm_processor_cache_gb * GIB) if self.has_workers else 0
 
     @property
     def ring_data_bytes(self) -> int:
@@ -237,7 +246,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def store_max_object_bytes(self) -> int:
-        return min(self.store_max_object_mb * MIB, self.store_data_bytes)
+        return min(self.store_max_object_mb * MIB or self.store_data_bytes // 4, self.store_data_bytes)
 
     @property
     def store_client_quota_bytes(self) -> int:
@@ -312,7 +321,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "long_prefill_token_threshold": (0, 1 << 20),
     "encoder_cache_size": (0, 1 << 30),
     "max_num_encoder_input_tokens": (0, 1 << 30),
-    "world_size": (1, 16),
+    "world_size": (0, 16),
     "data_parallel_size": (1, 4096),
     "_api_process_count": (1, 4096),
     "kv_watermark": (0.0, 0.5),

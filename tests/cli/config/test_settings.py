@@ -294,7 +294,7 @@ def test_an_impossible_value_names_field_value_limit_and_layer(path: str, text: 
         ("world_size = [2]", "world_size", "must be a whole number"),
         ("world_size.x = 2", "world_size", "must be a whole number"),
         ("world_size = 2020-01-01", "world_size", "must be a whole number"),
-        ("world_size = 99", "world_size", "must be between 1 and 16"),
+        ("world_size = 99", "world_size", "must be between 0 and 16"),
         ("device = 3", "device", "must be text"),
         ("enable_prefix_caching = 2", "enable_prefix_caching", "must be true or false"),
         ("model = 3", "model", "is a section; set model.seed"),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mmcached.cli.serve.restarts import RestartPolicy
@@ -44,7 +45,16 @@ def readiness(directory: RunDir) -> Iterator[ReadinessWatch]:
 
 
 @pytest.fixture
-def group(directory: RunDir, readiness: ReadinessWatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[RoleGroup]:
+def world_size() -> int:
+    """The number of workers; a test that wants another gives it as a parameter."""
+    return CONFIG.world_size
+
+
+@pytest.fixture
+def group(
+    directory: RunDir, readiness: ReadinessWatch, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RoleGroup]:
+    config = msgspec.structs.replace(CONFIG, world_size=world_size)
     popen = subprocess.Popen
 
     def sleeping(command: list[str], **options: object) -> subprocess.Popen[bytes]:
@@ -54,7 +64,7 @@ def group(directory: RunDir, readiness: ReadinessWatch, monkeypatch: pytest.Monk
     with (
         StatsPage.create(directory.stats_page) as page,
         StatsPageReader(page.path) as reader,
-        RoleGroup(CONFIG, directory.path, directory, reader, readiness) as group,
+        RoleGroup(config, directory.path, directory, reader, readiness) as group,
     ):
         group.start()
         yield group
@@ -89,6 +99,24 @@ def test_a_group_through_which_nothing_goes_is_restarted_then_the_frontend_too(
     group.restart_if_stuck(now)
     assert frontend.process is not None
     assert frontend.process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("world_size", [0])
+def test_a_store_is_a_frontend_alone_and_that_is_killed_at_once_if_it_is_stuck(
+    group: RoleGroup, readiness: ReadinessWatch
+) -> None:
+    (frontend,) = group.roles
+    assert frontend is group.frontend
+    assert group.engine.process is None
+    now = time.monotonic()
+    readiness.not_ready_since = now - 11.0
+    group.restart_if_stuck(now)
+    assert frontend.process is not None
+    assert frontend.process.wait(DEADLINE_S) == -signal.SIGKILL
+    group.keep_alive(now)
+    assert frontend.due is not None
+    group.keep_alive(frontend.due)
+    assert (frontend.is_alive, frontend.num_restarts) == (True, 1)
 
 
 def test_who_cannot_be_started_is_tried_again_for_ever(group: RoleGroup, monkeypatch: pytest.MonkeyPatch) -> None:

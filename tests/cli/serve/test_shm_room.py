@@ -52,6 +52,14 @@ def test_what_was_asked_for_and_does_not_fit_is_refused() -> None:
         require_room_for(config, host(4096, 64))
 
 
+def test_a_store_alone_has_what_two_rings_would_share() -> None:
+    config, note = fitted(*loaded("--workers", "0"), host(64))
+    assert config.ring_data_bytes == 0
+    assert 16 * MIB < config.store_data_bytes < 32 * MIB
+    assert "store_gb = " in note
+    assert "mm_processor_cache_gb" not in note
+
+
 def test_without_rings_nothing_is_needed() -> None:
     config, origins = loaded("--store-gb", "0", "--mm-processor-cache-type", "lru")
     assert rings_bytes(config) == 0

@@ -53,7 +53,7 @@ TEXTS = {
     "kv_events.buffer_mb": "bytes of them, at most",
     "kv_events.hwm": "batches by which a reader may be late before it misses some",
     "kv_events.use_int_block_hashes": "64 bits in the place of each digest, for readers that take numbers only",
-    "world_size": "worker processes (also --workers, workers)",
+    "world_size": "worker processes (also --workers, workers); 0: a store alone, without an engine",
     "device": "auto, cpu, cuda or cuda:<index>",
     "enable_tensor_prefix_cache": "keep the hidden states of prefixes",
     "tensor_prefix_cache_gb": "hidden states that rank 0 keeps",

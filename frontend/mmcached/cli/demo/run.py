@@ -18,6 +18,7 @@ from mmcached.cli.demo.workload import Turn, conversations, num_requests, play
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
 
 
 def all_caches_off(config: ServiceConfig) -> ServiceConfig:
@@ -36,7 +37,11 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
 
     Returns:
         the exit status: 0 if both plays are bit-identical, else 1.
+    Raises:
+        ConfigError: there are no workers to play with.
     """
+    if not config.has_workers:
+        raise ConfigError("world_size", 0, "must be at least 1: the demo generates")
     console = Console()
     photos = load_photos(images)
     users = conversations(photos, num_users, num_turns)

@@ -2,11 +2,12 @@
 
     frontend
     engine 0          a group: when the engine dies, its workers end by themselves, or are killed
-    worker 0 … N-1
+    worker 0 … N-1    none, and no engine: the frontend alone is a store
 
 A role that dies is started again after a backoff, and given up when it dies too often; a worker's death for which the
 engine has found the request does not count. If all live and nothing goes through for long, engine and workers are
-killed, the next time the frontend too. A process that cannot be made is tried again for ever.
+killed, the next time the frontend too (at once where it is alone). A process that cannot be made is tried again for
+ever.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RoleGroup(Closeable):
         readiness: says since when nothing goes through; forgiven when something was done about it.
 
     Attributes:
-        roles: in the order in which they are started.
+        roles: in the order in which they are started; without workers the engine is none of them.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class RoleGroup(Closeable):
             self._make_role(RoleName("worker", 0, rank), "worker", "--rank", str(rank))
             for rank in range(config.world_size)
         ]
-        self.roles = [self.frontend, self.engine, *self.workers]
+        self.roles = [self.frontend, self.engine, *self.workers] if config.has_workers else [self.frontend]
 
     def start(self) -> None:
         """Start all roles."""
@@ -123,6 +124,7 @@ class RoleGroup(Closeable):
         if not all(role.is_alive for role in self.roles):
             return
         victims = [self.frontend, self.engine] if self._was_restarted else [self.engine]
+        victims = [role for role in victims if role in self.roles] or [self.frontend]
         self._was_restarted = True
         self._readiness.forgive()
         names = [str(role.name) for role in victims]
@@ -145,7 +147,7 @@ class RoleGroup(Closeable):
         self._selector.close()
 
     def _make_role(self, name: RoleName, *arguments: str) -> Role:
-        num_threads = max(1, len(os.sched_getaffinity(0)) // self._config.world_size)
+        num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, self._config.world_size))
         command = [*arguments, "--run-dir", str(self._run_dir)]
         return Role(name, command, RestartPolicy.from_config(self._config), num_threads=num_threads)
 

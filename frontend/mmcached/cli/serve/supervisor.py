@@ -115,7 +115,9 @@ class Supervisor(Closeable):
         Raises:
             ServiceUnavailable: it did not become ready, a role was given up, or the run directory is gone.
         """
-        self._tell(f"starting frontend, engine and {self.config.world_size} worker(s) in {self.run_dir}")
+        num_workers = self.config.world_size
+        roles = f"frontend, engine and {num_workers} worker(s)" if num_workers else "the frontend alone, a store,"
+        self._tell(f"starting {roles} in {self.run_dir}")
         self._group.start()
         if not self._wait_until_ready():
             return 0
@@ -159,7 +161,8 @@ class Supervisor(Closeable):
             remove_if_free(path)
 
     def _wait_until_ready(self) -> bool:
-        """Return whether a real request has gone through; False if the stop was asked for before.
+        """Return whether a real request has gone through, or the frontend of a store has answered a probe; False if the
+        stop was asked for before.
 
         Raises:
             ServiceUnavailable: a role has ended, or the time is over.
@@ -172,6 +175,8 @@ class Supervisor(Closeable):
                 now = time.monotonic()
                 self._group.require(now)
                 self._readiness.look(now)
+                if self._readiness.is_ready and not self.config.has_workers:
+                    return True
                 if request is None and self._readiness.is_ready:
                     request = thread.submit(first_request, self.run_dir)
                 if request is not None and request.done():

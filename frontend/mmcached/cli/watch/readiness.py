@@ -112,7 +112,9 @@ def probe(run_dir: Path, timeout_s: float) -> Readiness:
 def verdict(answer: ToClient) -> Readiness:
     """Return what the answer to a probe says of the service."""
     match answer:
-        case Probed(num_engines=engines, num_workers=workers) if engines and workers:
+        case Probed(num_engines=0):  # a frontend that needs an engine and has none says why it fails
+            return Readiness(True, "the frontend answered the probe; it is a store, with no engine to reach")
+        case Probed(num_engines=engines, num_workers=workers) if workers:
             return Readiness(True, f"{engines} engine(s) and {workers} worker(s) answered the probe")
         case Probed():
             return Readiness(False, "no engine with workers took part in the probe")

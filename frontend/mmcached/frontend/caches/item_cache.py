@@ -23,11 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mmcached.frontend.processing.processor import Processed
 from mmcached.wire.handle import Handle
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import ProcessorCacheStats
+
+if TYPE_CHECKING:
+    from mmcached.frontend.processing.processor import Processed
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@ Engines keep nothing, so there may be any number of frontends and engines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
-from mmcached.frontend.processing.processor import Processed
+
+if TYPE_CHECKING:
+    from mmcached.frontend.processing.processor import Processed
 
 
 class LocalItemCache(ItemCache):

@@ -28,10 +28,13 @@ ahead for ever.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
-from mmcached.frontend.processing.processor import Processed
+
+if TYPE_CHECKING:
+    from mmcached.frontend.processing.processor import Processed
 
 
 class MirroredItemCache(ItemCache):

@@ -14,14 +14,17 @@ Invariant: no key is in both places.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.frontend.caches.ring_items import RingItems
-from mmcached.frontend.processing.processor import Processed
 from mmcached.shm import ObjectStoreWriter
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
+
+if TYPE_CHECKING:
+    from mmcached.frontend.processing.processor import Processed
 
 SMALL_SHARE = 16
 """The small items that are kept here take at most this part of the ring's size."""

@@ -41,11 +41,18 @@ class _Item:
 
 
 class Probes(EngineRounds):
-    """The probe that is under way, and who waits for the next; without a `store` its item travels inline."""
+    """The probe that is under way, and who waits for the next; without a `store` its item travels inline.
 
-    def __init__(self, connections: EngineConnections, store: ObjectStoreWriter | None, max_per_peer: int) -> None:
+    Args:
+        needs_engine: a service whose engines are away does not work; one that has none to reach says so, and does.
+    """
+
+    def __init__(
+        self, connections: EngineConnections, store: ObjectStoreWriter | None, max_per_peer: int, *, needs_engine: bool
+    ) -> None:
         super().__init__(connections, max_per_peer)
         self._store = store
+        self._needs_engine = needs_engine
         self._item: _Item | None = None
 
     def use(self, store: ObjectStoreWriter) -> None:
@@ -107,7 +114,7 @@ class Probes(EngineRounds):
 
     def _ready_engines(self) -> list[EngineConnection]:
         connections = [connection for connection in self._connections if connection.is_ready]
-        if not connections:
+        if self._needs_engine and not connections:
             raise ServiceUnavailable("no engine is ready")
         return connections
 

@@ -59,9 +59,7 @@ class EngineRounds(ABC):
         finished: list[tuple[bytes, ToClient]] = []
         if not self._asked and not self._waiting:
             return finished
-        if self._asked and (outcome := self._outcome(list(self._missing.values()))) is not None:
-            finished += self._answers(self._asked, outcome)
-            self._asked = []
+        finished += self._settle()
         for asker in (*self._asked, *self._waiting):
             if asker.deadline <= now:
                 finished += self._answers([asker], DeadlineExceeded(self._waits_for(), asker.timeout_s))
@@ -72,7 +70,16 @@ class EngineRounds(ABC):
             self._end()
             if self._waiting and self._may_begin(now):
                 finished += self._begin_round(now)
+                if not self._missing:  # no engine was asked
+                    finished += self._settle()
         return finished
+
+    def _settle(self) -> list[tuple[bytes, ToClient]]:
+        """Return the answers to the round that is under way, if it has an outcome."""
+        if not self._asked or (outcome := self._outcome(list(self._missing.values()))) is None:
+            return []
+        asked, self._asked = self._asked, []
+        return self._answers(asked, outcome)
 
     def _begin_round(self, now: float) -> list[tuple[bytes, ToClient]]:
         """Ask for all who wait; return what they are answered if that cannot be done."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from mmcached.frontend.processing.fair_queue import fair_share
-from mmcached.frontend.processing.item_processor import Processing
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
+from mmcached.frontend.requests.preprocessing import Preprocessing
 from mmcached.frontend.requests.request_builder import prompt_tokens
 from mmcached.wire.config import MIB, ServiceConfig
-from mmcached.wire.errors import RemoteProtocolError, ServiceUnavailable
+from mmcached.wire.errors import InvalidRequest, RemoteProtocolError, ServiceUnavailable
 
 
 class Admission:
     """The limits of one frontend."""
 
-    def __init__(self, config: ServiceConfig, requests: OpenRequests, processing: Processing) -> None:
+    def __init__(self, config: ServiceConfig, requests: OpenRequests, preprocessing: Preprocessing) -> None:
         self._config = config
         self._requests = requests
-        self._processing = processing
+        self._preprocessing = preprocessing
         self.is_draining = False
 
     def check(self, request: OpenRequest) -> None:
@@ -27,9 +27,11 @@ class Admission:
             RemoteProtocolError: its client uses its number for another.
             InvalidRequest: (often a subclass) it cannot be served.
         """
+        if not self._config.has_workers:
+            raise InvalidRequest("world_size", 0, "must be more than 0 to generate or encode: this service is a store")
         self.check_room(request)
         request.token_ids = prompt_tokens(request.message, len(request.images), self._config)
-        self._processing.check(request.images, request.image_ids)
+        self._preprocessing.check(request)
         self._check_image_bytes(request)
 
     def check_room(self, request: OpenRequest) -> None:

@@ -105,6 +105,10 @@ class PreprocessQueue:
         """Return what becomes readable when `collect` has something."""
         return self._mailbox.fileno()
 
+    def check(self, request: OpenRequest) -> None:
+        """Refuse what can be refused without looking into the files; see `Processing.check`."""
+        self._processing.check(request.images, request.image_ids)
+
     def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None:
         """Return what was processed for a request if it can be sent now; or None: `collect` will name it.
 

@@ -15,16 +15,15 @@ engines through their connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
-from mmcached.frontend.processing.item_processor import Processing
-from mmcached.frontend.processing.processor import Processed
 from mmcached.frontend.requests.admission import Admission
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
-from mmcached.frontend.requests.preprocess_queue import PreprocessQueue
+from mmcached.frontend.requests.preprocessing import preprocessing_from_config
 from mmcached.frontend.requests.request_builder import build_request
 from mmcached.frontend.requests.token_streams import TokenStreams
 from mmcached.wire.config import ServiceConfig
@@ -43,6 +42,9 @@ from mmcached.wire.messages import frontend as received
 from mmcached.wire.process.turns import Guard
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import ProcessorCacheStats
+
+if TYPE_CHECKING:  # a service without workers imports nothing that processes images
+    from mmcached.frontend.processing.processor import Processed
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -69,10 +71,9 @@ class RequestService:
         self.items = items
         self._send = send
         self._clock = clock
-        processing = Processing(config)
         self._requests = OpenRequests()
-        self._admission = Admission(config, self._requests, processing)
-        self._preprocessing = PreprocessQueue(config, processing, items)
+        self._preprocessing = preprocessing_from_config(config, items)
+        self._admission = Admission(config, self._requests, self._preprocessing)
         self.streams = TokenStreams(send)
         self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
         self.num_done = 0

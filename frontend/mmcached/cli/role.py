@@ -1,0 +1,54 @@
+"""Runs one role alone, as the supervisor starts it: frontend, engine or worker. What to do is in the run directory.
+
+Imports no typer, and so nothing that comes with it: a role would carry it for life.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from mmcached.cli.logs.lines import set_up_logging
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.paths import RunDir
+from mmcached.wire.process.descriptors import raise_descriptor_limit
+
+
+def main() -> NoReturn:
+    """Run the role that the command line names; a typed error becomes one line on stderr and exit status 1."""
+    try:
+        sys.exit(_run(sys.argv[1], sys.argv[2:]))
+    except MmcachedError as error:
+        sys.stderr.write(f"mmcached: {error.code}: {error}\n")
+        sys.exit(1)
+
+
+def _run(role: str, arguments: Sequence[str]) -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser(prog=f"mmcached {role}", allow_abbrev=False)
+    parser.add_argument("--run-dir", type=Path, required=True, help="of the service; holds its config.json")
+    if role != "frontend":
+        parser.add_argument("--index", type=int, default=0, metavar="ENGINE")
+    if role == "worker":
+        parser.add_argument("--rank", type=int, required=True)
+    given = parser.parse_args(arguments)
+    raise_descriptor_limit()
+    directory = RunDir(given.run_dir)
+    directory.check()
+    number = {"frontend": "", "engine": " {index}", "worker": " {rank}"}[role].format(**vars(given))
+    set_up_logging(role + number, ServiceConfig.load(directory.config))
+    if role == "frontend":
+        from mmcached.frontend import server as frontend
+
+        return frontend.main(given.run_dir)
+    if role == "engine":
+        from mmcached.engine.server import server as engine
+
+        return engine.main(given.run_dir, given.index)
+    from mmcached.worker import server as worker
+
+    return worker.main(given.run_dir, given.index, given.rank)

@@ -1,0 +1,92 @@
+"""`mmcached serve --workers 0`: a supervisor and a frontend, which is killed once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmcached.cli.admin.observe import fetch
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import Client
+from mmcached.wire.errors import InvalidRequest
+from tests.integration.processes import DEADLINE_S, descendants, eventually, role_pids, segments_of, small_config
+from tests.integration.test_watching import counters, mmcached
+
+MAX_RESIDENT_KIB = 60 << 10
+RECORD = {"x": np.arange(100_000, dtype=np.int64)}
+
+
+def resident_kib(pid: int) -> int:
+    """Return the memory that a process has beside the rings, KiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return sum(int(kib) for kib in re.findall(r"^(?:RssAnon|RssFile):\s+(\d+) kB$", status, re.MULTILINE))
+
+
+def page(service: ChildService, path: str) -> str:
+    return fetch(service.run_dir, path, DEADLINE_S).decode()
+
+
+def frontend_of(service: ChildService) -> int | None:
+    """Return the frontend's pid; nothing else may run."""
+    pids = role_pids(service.process.pid)
+    assert pids["engine"] == pids["worker"] == []
+    return pids["frontend"][0] if pids["frontend"] else None
+
+
+def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path) -> None:
+    config = small_config(world_size=0, restart_backoff_s=0.05)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+        first = frontend_of(service)
+        assert first is not None
+        assert descendants(service.process.pid) == [first]
+        use_the_store(client)
+        assert {path.suffix for path in segments_of([first])} == {".ctl", ".data"}
+        assert len(segments_of([first])) == 2, "the store's ring, and no other"
+        assert resident_kib(first) <= MAX_RESIDENT_KIB
+        with pytest.raises(InvalidRequest, match="this service is a store"):
+            client.generate("hello", max_tokens=1)
+        watch(service)
+        for verb in (["flush"], ["flush", "--epoch"]):
+            assert client.put("key", RECORD)
+            assert mmcached(service, *verb).returncode == 0
+            assert client.get("key") is None
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: frontend_of(service), lambda pid: pid not in (None, first), "another frontend")
+        eventually(lambda: client.put("after", RECORD), bool, "a put after the kill")
+        use_the_store(client)
+        eventually(lambda: page(service, "/readyz"), lambda answer: answer.startswith("ready"), "readiness")
+        restarts = counters(page(service, "/metrics"))["mmcached_process_restarts_total", (("role", "frontend"),)]
+        assert restarts == 1
+        assert service.stop() == 0
+
+
+def use_the_store(client: Client) -> None:
+    assert client.get("other") is None
+    assert client.put("key", RECORD)
+    found = client.get("key")
+    assert found is not None
+    assert np.array_equal(found.record["x"], RECORD["x"])
+    assert client.contains_many(["key", "other"]) == [True, False]
+    computed = client.get_or_compute("computed", lambda: RECORD)
+    assert np.array_equal(computed["x"], RECORD["x"])
+    assert client.drop("key")
+    assert client.drop("computed")
+
+
+def watch(service: ChildService) -> None:
+    """Look at it in every way."""
+    shown = mmcached(service, "status")
+    assert shown.returncode == 0, shown.stdout
+    assert "no engine to reach" in shown.stdout
+    assert mmcached(service, "ping").returncode == 0
+    assert page(service, "/readyz").startswith("ready: the frontend answered the probe")
+    figures = counters(page(service, "/metrics"))
+    assert figures["mmcached_cache_hits_total", (("cache", "store"), ("role", "frontend"))] > 0
+    with Client(service.run_dir) as client:
+        stats = client.stats()
+    assert (stats.engines, stats.ring.data_bytes, stats.processor.queries) == ([], 0, 0)
