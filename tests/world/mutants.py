@@ -1,7 +1,4 @@
-"""The product with one rule removed, for each rule: some world of a small set must find what goes wrong.
-
-The subject of each mutant replaces one method of one class.
-"""
+"""The product with one rule removed, for each rule: some world of a small set must find what goes wrong."""
 
 from __future__ import annotations
 
@@ -28,57 +25,14 @@ from mmcached.worker.hidden_states import Refusal, RowChunk, RowsRead, TensorPre
 from mmcached.worker.steps import prefix_rows
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.step_result import StepResult
-from scripts.verification.mutants import Mutant
-from tests.worker.hidden_states.by_content.delayed_transfer import DelayedTransfer
+from tests.removals import mutants
+from tests.worker.hidden_states.by_content.mutants import sends_aliases, writes_aliases, writes_one_step_late
 
 Patch = pytest.MonkeyPatch
 Outputs = Mapping[str, Any]
 
 
 # ---- the store
-
-
-def writes_one_step_late(patch: Patch) -> None:
-    pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
-    real = TensorPrefixStore.write
-
-    def write(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
-        late = pending.get(store)
-        pending[store] = list(chunks), {key: rows.clone() for key, rows in outputs.items()}
-        return real(store, *late) if late else []
-
-    patch.setattr(TensorPrefixStore, "write", write)
-
-
-def keeps_what_it_was_lent(patch: Patch) -> None:
-    """Copies the rows at the end of the step, or when somebody reads them."""
-    pending: dict[TensorPrefixStore, tuple[list[RowChunk], dict[str, Any]]] = {}
-    write, read, commit = TensorPrefixStore.write, TensorPrefixStore.read, TensorPrefixStore.commit
-
-    def flush(store: TensorPrefixStore) -> None:
-        late = pending.pop(store, None)
-        if late:
-            write(store, *late)
-
-    def write_later(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
-        pending[store] = list(chunks), dict(outputs.items())
-        return []
-
-    def read_now(store: TensorPrefixStore, *args: Any) -> RowsRead:
-        flush(store)
-        return read(store, *args)
-
-    def commit_now(store: TensorPrefixStore) -> Any:
-        flush(store)
-        return commit(store)
-
-    patch.setattr(TensorPrefixStore, "write", write_later)
-    patch.setattr(TensorPrefixStore, "read", read_now)
-    patch.setattr(TensorPrefixStore, "commit", commit_now)
-
-
-def sends_rows_without_a_copy(patch: Patch) -> None:
-    patch.setattr(DelayedTransfer, "clone", lambda _, rows: rows)
 
 
 def takes_positions_from_a_counter(patch: Patch) -> None:
@@ -289,36 +243,33 @@ def does_not_tell_again_what_failed(patch: Patch) -> None:
     patch.setattr(StepLog, "withdraw", StepLog.commit)
 
 
-MUTANTS = [
-    Mutant(removal.__name__.replace("_", " "), removal)
-    for removal in (
-        writes_one_step_late,
-        keeps_what_it_was_lent,
-        sends_rows_without_a_copy,
-        takes_positions_from_a_counter,
-        fills_with_zeros,
-        keeps_rows_of_former_weights,
-        releases_too_early,
-        leaves_half_a_step,
-        forgets_to_release,
-        rounds_a_hit_up,
-        rounds_a_hit_down_and_says_nothing,
-        does_not_clamp_the_hit,
-        lists_rows_before_the_commit,
-        does_not_hear_of_losses,
-        names_blocks_of_another_request,
-        counts_rows_as_delivered_before_the_commit,
-        goes_on_without_the_missing_rows,
-        publishes_blocks_of_a_withdrawn_step,
-        leaves_items_and_tenants_out_of_digests,
-        finds_blocks_of_former_weights,
-        computes_suspects_with_everybody,
-        blames_all_that_were_in_a_deadly_step,
-        blames_nobody,
-        hands_on_rows_twice,
-        lists_encoder_outputs_of_a_withdrawn_step,
-        forgets_to_tell_a_freed_key,
-        tells_a_freed_key_twice,
-        does_not_tell_again_what_failed,
-    )
-]
+MUTANTS = mutants(
+    writes_one_step_late,
+    writes_aliases,
+    sends_aliases,
+    takes_positions_from_a_counter,
+    fills_with_zeros,
+    keeps_rows_of_former_weights,
+    releases_too_early,
+    leaves_half_a_step,
+    forgets_to_release,
+    rounds_a_hit_up,
+    rounds_a_hit_down_and_says_nothing,
+    does_not_clamp_the_hit,
+    lists_rows_before_the_commit,
+    does_not_hear_of_losses,
+    names_blocks_of_another_request,
+    counts_rows_as_delivered_before_the_commit,
+    goes_on_without_the_missing_rows,
+    publishes_blocks_of_a_withdrawn_step,
+    leaves_items_and_tenants_out_of_digests,
+    finds_blocks_of_former_weights,
+    computes_suspects_with_everybody,
+    blames_all_that_were_in_a_deadly_step,
+    blames_nobody,
+    hands_on_rows_twice,
+    lists_encoder_outputs_of_a_withdrawn_step,
+    forgets_to_tell_a_freed_key,
+    tells_a_freed_key_twice,
+    does_not_tell_again_what_failed,
+)

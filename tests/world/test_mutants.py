@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from mmcached.wire.errors import MmcachedError
 from scripts.verification.mutants import Mutant, notice
+from tests.removals import Removal, without_it
 from tests.world.knobs import knobs_of
 from tests.world.mutants import MUTANTS
 from tests.world.world import play
@@ -18,20 +17,15 @@ NOTICED = (AssertionError, MmcachedError, ValueError)
 """Wrong answers, a world that does not end, and books or workers that find it themselves."""
 
 
-Removal = Callable[[pytest.MonkeyPatch], None]
-
-
-def play_without(rule: Removal) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        rule(patch)
-        for seed in SEEDS:
-            play(knobs_of(seed))
+def play_one(seed: int) -> None:
+    play(knobs_of(seed))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_product_without_one_of_its_rules_is_noticed(mutant: Mutant[Removal]) -> None:
-    notice(mutant, [play_without], NOTICED)
+    notice(mutant, without_it(play_one, SEEDS), NOTICED)
 
 
-def test_the_product_with_all_its_rules_is_not() -> None:
-    play_without(lambda patch: None)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_product_with_all_its_rules_is_not(seed: int) -> None:
+    play_one(seed)

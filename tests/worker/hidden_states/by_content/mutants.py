@@ -1,13 +1,13 @@
 """The store with one rule removed, for each rule: the comparison with the plain model must find what goes wrong.
 
-Each mutant replaces one method of one class, for the duration of a test. Those of `ON_THE_WAY` need journeys in which
+Those of `ON_THE_WAY` need journeys in which
 copies take their time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from mmcached.worker.hidden_states.by_content.step_writer import StepWriter
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena
 from mmcached.worker.hidden_states.row_sources import RowSources
+from tests.removals import mutants
 from tests.worker.hidden_states.by_content.delayed_transfer import DelayedTransfer
 
 Patch = pytest.MonkeyPatch
@@ -56,7 +57,7 @@ def writes_aliases(patch: Patch) -> None:
 
     def write_later(store: TensorPrefixStore, chunks: Sequence[RowChunk], outputs: Outputs) -> list[Refusal]:
         flush(store)
-        pending[store] = list(chunks), dict(outputs)
+        pending[store] = list(chunks), dict(outputs.items())
         return []
 
     def read_now(store: TensorPrefixStore, spans: Sequence[RowSpan], keys: Collection[str]) -> RowsRead:
@@ -329,11 +330,7 @@ def loses_its_way_when_rows_move(patch: Patch) -> None:
     patch.setattr(RowSources, "__init__", begin)
 
 
-def _by_name(*mutants: Callable[[Patch], None]) -> dict[str, Callable[[Patch], None]]:
-    return {mutant.__name__.replace("_", " "): mutant for mutant in mutants}
-
-
-MUTANTS = _by_name(
+MUTANTS = mutants(
     writes_one_step_late,
     writes_aliases,
     lends_a_buffer_twice,
@@ -358,7 +355,7 @@ MUTANTS = _by_name(
     drops_a_copy_with_its_rows,
     fills_with_zeros,
 )
-ON_THE_WAY = _by_name(
+ON_THE_WAY = mutants(
     sends_aliases,
     reads_what_is_not_there_yet,
     waits_for_nothing,

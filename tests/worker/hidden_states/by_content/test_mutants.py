@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mmcached.wire.errors import InvariantError
+from scripts.verification.mutants import Mutant, notice
+from tests.removals import Removal, without_it
 from tests.worker.hidden_states.by_content.journeys import DIRECT, drawn
 from tests.worker.hidden_states.by_content.mutants import MUTANTS, ON_THE_WAY
 from tests.worker.hidden_states.by_content.pair import lead
@@ -14,13 +16,19 @@ NUM_HISTORIES = 150
 NUM_ACTIONS = 60
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *ON_THE_WAY])
-def test_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (MUTANTS | ON_THE_WAY)[mutant](monkeypatch)
-    num_histories = NUM_HISTORIES if mutant in MUTANTS else 2 * NUM_HISTORIES
-    for seed in range(num_histories):
-        try:
-            lead(seed, NUM_ACTIONS, journey=DIRECT if mutant in MUTANTS else drawn(seed))
-        except CAUGHT:
-            return
-    pytest.fail(f"{num_histories} histories, and a store that {mutant} was not told from the product")
+def play(seed: int) -> None:
+    lead(seed, NUM_ACTIONS, journey=DIRECT)
+
+
+def play_on_the_way(seed: int) -> None:
+    lead(seed, NUM_ACTIONS, journey=drawn(seed))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_store_without_one_of_its_rules_is_noticed(mutant: Mutant[Removal]) -> None:
+    notice(mutant, without_it(play, range(NUM_HISTORIES)), CAUGHT)
+
+
+@pytest.mark.parametrize("mutant", ON_THE_WAY, ids=str)
+def test_a_rule_for_rows_on_their_way_is_missed(mutant: Mutant[Removal]) -> None:
+    notice(mutant, without_it(play_on_the_way, range(2 * NUM_HISTORIES)), CAUGHT)

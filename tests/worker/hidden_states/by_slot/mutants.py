@@ -1,11 +1,7 @@
-"""The cache with one rule removed, for each rule: the histories of `mini_engine` must find what goes wrong.
-
-Each mutant replaces one method of one class, for the duration of a test.
-"""
+"""The cache with one rule removed, for each rule: the histories of `mini_engine` must find what goes wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +18,7 @@ from mmcached.worker.hidden_states.by_slot.staged_rows import StagedKey, StagedR
 from mmcached.worker.hidden_states.by_slot.staging import Staging
 from mmcached.worker.hidden_states.pending_rows import PendingRows
 from mmcached.worker.hidden_states.row_arena import RowArena
+from tests.removals import mutants
 from tests.worker.hidden_states.by_slot.mini_engine import BLOCK, WIDTH
 
 Patch = pytest.MonkeyPatch
@@ -180,26 +177,23 @@ def reads_what_is_not_there_yet(patch: Patch) -> None:
     patch.setattr(PendingRows, "settle", lambda pending, arenas, indexes: None)
 
 
-MUTANTS: dict[str, Callable[[Patch], None]] = {
-    mutant.__name__.replace("_", " "): mutant
-    for mutant in (
-        hands_out_step_buffers,
-        hands_out_the_cache,
-        stages_views,
-        takes_the_counter_for_the_number_after_the_step,
-        fills_with_what_is_there,
-        rounds_hits_down,
-        discovers_by_the_first_shape,
-        broadcasts,
-        keeps_rows_of_former_tenants,
-        writes_staged_rows_over_later_tenants,
-        keeps_what_was_staged_first,
-        hides_what_is_staged,
-        keeps_what_is_discarded,
-        writes_deferred_keys_at_once,
-        writes_late,
-        fails_for_all_when_one_key_does_not_fit,
-        lets_rows_come_to_later_tenants,
-        reads_what_is_not_there_yet,
-    )
-}
+MUTANTS = mutants(
+    hands_out_step_buffers,
+    hands_out_the_cache,
+    stages_views,
+    takes_the_counter_for_the_number_after_the_step,
+    fills_with_what_is_there,
+    rounds_hits_down,
+    discovers_by_the_first_shape,
+    broadcasts,
+    keeps_rows_of_former_tenants,
+    writes_staged_rows_over_later_tenants,
+    keeps_what_was_staged_first,
+    hides_what_is_staged,
+    keeps_what_is_discarded,
+    writes_deferred_keys_at_once,
+    writes_late,
+    fails_for_all_when_one_key_does_not_fit,
+    lets_rows_come_to_later_tenants,
+    reads_what_is_not_there_yet,
+)
