@@ -70,8 +70,15 @@ def test_who_only_looks_keeps_nobody_out(directory: RunDir, monkeypatch: pytest.
     monkeypatch.setattr(seat, "PATIENCE_S", 60.0)
     fd = directory.open()
     fcntl.flock(fd, fcntl.LOCK_SH)
-    threading.Timer(0.05, os.close, (fd,)).start()
-    Seat(directory).close()
+    has_left: list[bool] = []
+
+    def leave() -> None:
+        has_left.append(True)
+        os.close(fd)
+
+    threading.Timer(0.05, leave).start()
+    with Seat(directory):
+        assert has_left, "it sits beside somebody who looks"
 
 
 def test_the_kernel_says_who_holds_it(directory: RunDir) -> None:

@@ -241,6 +241,14 @@ def test_a_withdrawn_step_is_believed_what_it_lost_and_nothing_else() -> None:
     assert index.stats().blocks == 2
 
 
+def test_a_withdrawn_step_adds_no_rows_to_a_block_that_is_listed() -> None:
+    index, writer = make_index(), a_request(0)
+    write(index, writer, 0, end=6)
+    index.begin_step(1)
+    index.withdraw(1, {writer.block_hashes[1]: {"hidden_states": 4}})
+    assert index.usable_prefix(a_request(1), 16, HIDDEN) == 6
+
+
 def test_rows_of_a_step_that_is_open_can_be_counted_on() -> None:
     index, writer, reader = make_index(), a_request(0), a_request(1)
     write(index, writer, 6, end=3)
