@@ -41,7 +41,7 @@ import numpy.typing as npt
 
 from mmcached.shm.ring.allocator import RingAllocator
 from scripts.bench import harness
-from scripts.bench.harness import Row, Section, compare, row
+from scripts.bench.harness import Row, Section, against_first, compare, row
 from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, zipf
 
 NUM_SEEDS = 8
@@ -49,6 +49,7 @@ QUICK_SEEDS = 2
 NUM_SLOTS = 1 << 15
 NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
+NUM_CHUNKS = (1000, 16_000, 128_000, 1_000_000)
 
 
 class Policy(Protocol):
@@ -331,16 +332,33 @@ def places(num_rounds: int) -> list[Row]:
     return rows
 
 
+def sizes(num_rounds: int) -> list[Row]:
+    """Cost of a put, a hit and a free for 1k–1M chunks, each against the smallest."""
+    rows = []
+    for scarce, slots_per_mib in (("bytes", 2.0), ("slot ids", 0.8)):
+        rings = {number: FullRing(number, 0, slots_per_mib=slots_per_mib) for number in NUM_CHUNKS}
+        samplers = {
+            (name, number): sampler
+            for number, ring in rings.items()
+            for name, sampler in (("put", ring.place_us), ("hit", ring.hit_us), ("free", ring.free_us))
+        }
+        figures = compare(samplers, num_rounds, num_unmeasured=1)
+        for name in ("put", "hit", "free"):
+            by_number = {f"{number:,} chunks": figures[name, number] for number in NUM_CHUNKS}
+            rows += against_first(f"{name}, {scarce} run out", "us", by_number)
+    return rows
+
+
 class FullRing:
     """A ring of about `num_chunks` chunks of 0.5 to 1.5 MiB; a share of them is pinned for good."""
 
-    def __init__(self, num_chunks: int, pinned_share: float) -> None:
+    def __init__(self, num_chunks: int, pinned_share: float, *, slots_per_mib: float = 2) -> None:
         self._rng = np.random.default_rng(0)
         self._num_chunks = num_chunks
-        self._allocator = RingAllocator(num_chunks * MIB, 2 * num_chunks)
+        self._allocator = RingAllocator(num_chunks * MIB, int(slots_per_mib * num_chunks))
         self._pinned: set[int] = set()
-        for _ in range(2):
-            self._place(num_chunks)
+        self._place(num_chunks, hits_of_each=0)
+        self._place(num_chunks)
         slots = self._allocator.slots()
         self._pinned.update(self._rng.choice(slots, int(pinned_share * len(slots)), replace=False).tolist())
 
@@ -348,10 +366,30 @@ class FullRing:
         """Return the median time of a plan and its apply; three hits come before each."""
         return median(self._place(1000)) / 1000
 
-    def _place(self, repeats: int) -> list[int]:
+    def hit_us(self) -> float:
+        """Return the time of a hit of a random chunk."""
+        allocator = self._allocator
+        slots = list(filter(allocator.has, self._rng.integers(0, self._num_chunks, 3000).tolist()))
+        started = time.perf_counter_ns()
+        for slot in slots:
+            allocator.hit(slot)
+        return (time.perf_counter_ns() - started) / len(slots) / 1000
+
+    def free_us(self) -> float:
+        """Return the time of a free of a random chunk; others take the room afterwards."""
+        allocator = self._allocator
+        slots = list(filter(allocator.has, self._rng.permutation(self._num_chunks)[:200].tolist()))
+        started = time.perf_counter_ns()
+        for slot in slots:
+            allocator.free(slot)
+        taken = time.perf_counter_ns() - started
+        self._place(len(slots))
+        return taken / len(slots) / 1000
+
+    def _place(self, repeats: int, *, hits_of_each: int = 3) -> list[int]:
         allocator, times = self._allocator, []
         sizes = (self._rng.integers(MIB // 2, 3 * MIB // 2, repeats) // 64 * 64).tolist()
-        hits = self._rng.integers(0, self._num_chunks, (repeats, 3)).tolist()
+        hits = self._rng.integers(0, self._num_chunks, (repeats, hits_of_each)).tolist()
         for size, slots in zip(sizes, hits, strict=True):
             for slot in filter(allocator.has, slots):
                 allocator.hit(slot)
@@ -364,7 +402,13 @@ class FullRing:
         return times
 
 
-SECTIONS: dict[str, Section] = {"zipf": zipf_rates, "mixed": mixed_rates, "refused": refusals, "place": places}
+SECTIONS: dict[str, Section] = {
+    "zipf": zipf_rates,
+    "mixed": mixed_rates,
+    "refused": refusals,
+    "place": places,
+    "size": sizes,
+}
 
 
 def main() -> None:

@@ -122,15 +122,15 @@ class RingAllocator:
         Returns:
             the place and its victims, or None if nothing fits or no slot id can be had.
         """
-        row: list[int] = []
-        pins = Pins(row, is_pinned)
+        row: list[Chunk] = []
+        pins = Pins(row, lambda chunk: is_pinned(chunk.extent.slot))
         paid, root = self._paid
         bargain = paid * isqrt(size) // root
         found = choose(self._places(size, row), pins, bargain=bargain)
         if found is None:
             return None
         _, offset, first, last = found
-        after = row[first - 1]
+        after = row[first - 1].extent.slot
         slot = self._freed_slots[-1] if self._freed_slots else self._next_slot
         if slot == self.num_slots:
             if first == last:  # bytes are free, slot ids are not
@@ -138,8 +138,8 @@ class RingAllocator:
                 if single is None:
                     return None
                 _, _, first, last = single
-            slot = row[first]
-        victims = tuple([self._slot_to_chunk[each].extent for each in row[first:last]])
+            slot = row[first].extent.slot
+        victims = tuple([chunk.extent for chunk in row[first:last]])
         idle, used = self._idle(self._placed_bytes + size, victims, is_pinned)
         return Plan(Extent(slot, offset, size), victims, idle, used, after)
 
@@ -289,14 +289,14 @@ class RingAllocator:
         chunk.used_at = self._placed_bytes
         self._slot_to_chunk.move_to_end(chunk.extent.slot)
 
-    def _places(self, size: int, row: list[int]) -> Iterator[Place]:
+    def _places(self, size: int, row: list[Chunk]) -> Iterator[Place]:
         """Yield the places for `size` bytes in hand order, once around or until one has no victims.
 
         Args:
-            row: gets the slots that are passed: before those of a place stands the one behind which it begins.
+            row: gets the chunks that are passed: before those of a place stands the one behind which it begins.
         """
         for before, offset, stop in ((self._last, self._hand, self.capacity), (self._edge, 0, self._hand)):
-            row.append(before.extent.slot)
+            row.append(before)
             first = last = len(row)
             begin = end = before.next  # the place's first chunk, and the first behind it
             worth = 0
@@ -305,7 +305,7 @@ class RingAllocator:
                 place_end = start + size
                 while end.offset < place_end:
                     worth += end.worth
-                    row.append(end.extent.slot)
+                    row.append(end)
                     last += 1
                     end = end.next
                 yield worth, start, first, last
@@ -316,13 +316,13 @@ class RingAllocator:
                 first += 1
                 begin = begin.next
 
-    def _singles(self, row: list[int]) -> Iterator[Place]:
+    def _singles(self, row: list[Chunk]) -> Iterator[Place]:
         """Yield each chunk alone in hand order, once around: the places for a slot id without bytes."""
         chunk = self._last
         for _ in range(len(self._slot_to_chunk) + 1):
             chunk = chunk.next
             if chunk is not self._edge:
-                row.append(chunk.extent.slot)
+                row.append(chunk)
                 yield chunk.worth, chunk.offset, len(row) - 1, len(row)
 
     def _cool(self, placed: int) -> None:

@@ -17,9 +17,10 @@ it has a pinned chunk.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
+from typing import Generic, TypeVar
 
 MANY_PLACES = 64
 
@@ -27,19 +28,20 @@ MANY_PLACES = 64
 # is taken.
 Place = tuple[int, int, int, int]
 _price = itemgetter(0)
+Chunk = TypeVar("Chunk", bound=Hashable)
 
 
-class Pins:
+class Pins(Generic[Chunk]):
     """Answers of `is_pinned`, kept while one place is looked for.
 
     Args:
-        row: the chunks by index, as far as they were looked at; one may be there twice.
+        row: the chunks by index, as far as they were passed; one may be there twice.
     """
 
-    def __init__(self, row: Sequence[int], is_pinned: Callable[[int], bool]) -> None:
+    def __init__(self, row: Sequence[Chunk], is_pinned: Callable[[Chunk], bool]) -> None:
         self._row = row
         self._is_pinned = is_pinned
-        self._answers: dict[int, bool] = {}
+        self._answers: dict[Chunk, bool] = {}
         self._pinned: list[int] = []  # indexes, ascending
 
     def has_none(self, place: Place) -> bool:
@@ -58,7 +60,7 @@ class Pins:
         return True
 
 
-def choose(places: Iterator[Place], pins: Pins, *, bargain: int) -> Place | None:
+def choose(places: Iterator[Place], pins: Pins[Chunk], *, bargain: int) -> Place | None:
     """Return the place to take; None if a chunk is pinned in each."""
     while True:
         seen: list[Place] = []
@@ -71,7 +73,7 @@ def choose(places: Iterator[Place], pins: Pins, *, bargain: int) -> Place | None
             return found
 
 
-def _least(places: list[Place], pins: Pins) -> Place | None:
+def _least(places: list[Place], pins: Pins[Chunk]) -> Place | None:
     least = min(places, key=_price, default=None)
     if least is None or pins.has_none(least):  # nearly always: to sort them takes longer
         return least
