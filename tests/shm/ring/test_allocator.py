@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mmcached.shm.ring.allocator import (
     COOLER_SPEED,
     HIT_HEAT,
+    IDLE_AT_ONCE,
     IDLE_RINGS,
     MAX_HEAT,
     NEW_HEAT,
@@ -154,6 +155,22 @@ def test_what_is_pinned_is_in_use() -> None:
     for _ in range(IDLE_RINGS * 8 - 1):
         allocator.hit(place(allocator, 10, pinned).extent.slot)
     assert allocator.has(chunks[0].slot)
+
+
+def test_many_idle_chunks_do_not_go_at_once() -> None:
+    allocator = RingAllocator(8 * IDLE_AT_ONCE, 8 * IDLE_AT_ONCE)
+    chunks = [Extent(slot, slot, 1) for slot in range(8 * IDLE_AT_ONCE)]
+    for chunk in chunks:
+        allocator.place(chunk, MAX_HEAT)
+    allocator.resume_at(0)
+    pinned = {chunk.slot for chunk in chunks[IDLE_AT_ONCE:]}  # the newcomers share a hole
+    for _ in range(8 * IDLE_RINGS - 1):
+        place(allocator, IDLE_AT_ONCE, pinned)
+    pinned = {chunk.slot for chunk in chunks[-IDLE_AT_ONCE // 2 :]}
+    plans = [place(allocator, IDLE_AT_ONCE, pinned) for _ in range(8)]
+    assert max(len(plan.idle) + len(plan.used) for plan in plans) == IDLE_AT_ONCE
+    present = {allocator.extent(slot) for slot in allocator.slots()}
+    assert {chunk.slot for chunk in present.intersection(chunks)} == pinned
 
 
 def test_of_two_as_cold_the_smaller_is_worth_less() -> None:

@@ -20,9 +20,9 @@ was, per root of the size. The hand passes over pinned chunks until it has been 
 that it passes: what nobody hits is worth nothing in the end.
 
 **Idle chunks.** Few large chunks that were hot once would keep the hand among the newcomers for long. So what has not
-been hit while twice the ring was placed goes with the next plan, wherever it lies; if it is pinned, it begins anew. The
-exception is a load that comes back to what it left long ago: after a hit on a chunk that was idle for 3/4 of a ring,
-nothing goes for idleness until twice the ring was placed.
+been hit while twice the ring was placed goes with the next plans, wherever it lies, 256 at a time; if it is pinned, it
+begins anew. The exception is a load that comes back to what it left long ago: after a hit on a chunk that was idle for
+3/4 of a ring, nothing goes for idleness until twice the ring was placed.
 
 Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
 has exactly one chunk; a plan that is refused or not applied has changed nothing.
@@ -70,6 +70,7 @@ HIT_HEAT = 5
 MAX_HEAT = 15
 COOLER_SPEED = 2  # placed bytes per byte that the cooler moves
 IDLE_RINGS = 2  # what was not hit while so many rings were placed goes
+IDLE_AT_ONCE = 256
 
 
 class Plan(NamedTuple):
@@ -279,6 +280,8 @@ class RingAllocator:
                 if now - chunk.used_at < self._life_bytes:
                     self._first_idle_at = chunk.used_at + self._life_bytes
                     break
+                if len(idle) + len(used) == IDLE_AT_ONCE:
+                    break  # the next plan goes on
                 if is_pinned(slot):
                     used.append(slot)
                 elif slot not in gone:
