@@ -155,13 +155,19 @@ ERRORS: dict[str, tuple[list[str], dict[str, str], str]] = {
         {"MMC_WORLD_SIZE": "99"},
         "world_size = 99: must be between 0 and 16 (environment MMC_WORLD_SIZE)",
     ),
+    "no workers": (["--workers", "0"], {}, "world_size = 0: must be at least 1: the demo generates"),
 }
 
 
 @pytest.mark.parametrize(
     ("verb", "error"),
     # One for each of the others: they read their settings as `config show` does.
-    [*product(["config show"], ERRORS), ("serve", "out of range"), ("demo", "unknown flag")],
+    [
+        *product(["config show"], ["unknown flag", "no number", "out of range"]),
+        ("serve", "out of range"),
+        ("demo", "unknown flag"),
+        ("demo", "no workers"),
+    ],
 )
 def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path) -> None:
     arguments, environment, line = ERRORS[error]

@@ -106,7 +106,10 @@ class GetStats(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Ask whether the data path works: an item goes through ring, engines and every worker, and its leases return."""
+    """Ask whether the data path works: an item goes through ring, engines and every worker, and its leases return.
+
+    Where the service has no workers, the answer alone says it.
+    """
 
     request_id: Count
     timeout_s: Timeout
