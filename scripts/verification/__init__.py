@@ -9,6 +9,9 @@ explore      every state of the lease protocol: `python -m scripts.verification.
   lease_between  what lies between them: messages, queues, byte locks, words
   lease_copies   copies and keys of the product's own classes
 
+  weak_memory    processes that share memory through store buffers, as a world that can be explored
+  replay         runs what they do one access to shared memory at a time
+
 chaos        processes killed and stopped at random: `python -m scripts.verification.chaos`
   chaos_nursery  forks the players           chaos_players  the writer, the readers, and those without a rule
   chaos_roles    what they say to each other, and the board of counters that survives them
