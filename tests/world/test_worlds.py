@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from mmcached.engine.scheduling.block_admission import BlockAdmission
 from tests.world.knobs import knobs_of
 from tests.world.world import play
 
@@ -65,6 +67,20 @@ def test_all_is_as_if_nothing_were_cached_and_the_books_never_lie(batch: int) ->
     seen = play_all(range(first, first + WORLDS_PER_BATCH))
     lacking = [what for what in HAPPEN_IN_EACH_BATCH if not seen[what]]
     assert not lacking, f"these worlds show nothing about {lacking}: {seen}"
+
+
+@pytest.mark.parametrize("admits_all", [False, True])
+def test_where_blocks_are_scarce_preemption_puts_right_who_was_admitted(
+    admits_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if admits_all:
+        monkeypatch.setattr(BlockAdmission, "is_room_for", lambda *_: True)
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        seen += play(
+            replace(knobs_of(seed), spare_blocks=0, watermark=0.0, max_num_seqs=8, p_arrival=0.95, num_requests=14)
+        )
+    assert seen["preemptions"] > 9
 
 
 @pytest.mark.soak
