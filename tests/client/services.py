@@ -213,8 +213,9 @@ class StoreService(ServiceThread):
         match message:
             case ClientHello():
                 self.desk.greet(peer, message.client_id)
-                ring, epoch = self.desk.announcement, self.desk.records.epoch
-                self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, message_limits(self.config)))
+                ring, epoch, limits = self.desk.announcement, self.desk.records.epoch, message_limits(self.config)
+                egress_bytes = self.desk.max_egress_bytes
+                self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes))
             case ClientBye():
                 self.desk.end_client(message.client_id)
             case Flush():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mmcached.frontend.connections.listening import message_limits
 from mmcached.shm import encode
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
@@ -78,6 +80,7 @@ def words(message: object, payload: list[bytes] | None = None) -> bytes:
 
 
 KEYS = [f"key {number}" for number in range(100)]
+NO_RING = RingAnnouncement(os.geteuid(), STRANGER, 1, 1 << 20, 64, 1)
 FLOODS: dict[str, bytes] = {
     "hello": words(to_frontend.ClientHello(STRANGER)),
     "generate": words(to_frontend.Generate(STRANGER, 1, "hello", 4, None, 60.0)),
@@ -89,6 +92,7 @@ FLOODS: dict[str, bytes] = {
     "flush": words(to_frontend.Flush(1)),
     "epoch": words(to_frontend.Flush(1, True)),
     "reader": words(to_frontend.RegisterReader(STRANGER, 1, 2, 3, 4)),
+    "egress ring": words(to_frontend.RegisterEgressRing(STRANGER, 1, NO_RING)),
     "get": words(to_frontend.GetRecords(STRANGER, 1, KEYS)),
     "have": words(to_frontend.HaveRecords(1, KEYS)),
     "put": words(to_frontend.PutRecord(STRANGER, 1, "key", 0), [bytes(part) for part in encode({}).frames()]),

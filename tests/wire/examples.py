@@ -10,6 +10,7 @@ from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages import client, engine, frontend, worker
 from mmcached.wire.messages.parts import (
     Barrier,
+    EgressPlace,
     Feature,
     Inline,
     MessageLimits,
@@ -54,7 +55,10 @@ UNIONS: dict[str, Any] = {
 
 EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
-    ("ToClient", client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62, MessageLimits(64, 2**20, 2**40))),
+    (
+        "ToClient",
+        client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62, MessageLimits(64, 2**20, 2**40), 2**26),
+    ),
     ("ToClient", client.Tokens([StreamedTokens(1, 0, [2, 3]), StreamedTokens(4, 17, [5])])),
     ("ToClient", client.Tokens([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),
@@ -65,6 +69,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Flushed(1)),
     ("ToClient", client.Failed(None, ERROR)),
     ("ToClient", client.ReaderRegistered(1, True)),
+    ("ToClient", client.EgressRingRegistered(1)),
     ("ToClient", client.Records(1, 2, [HANDLE, Inline(0, 3), None], [LEASE, None, None])),
     ("ToClient", client.Present(1, [True, False])),
     ("ToClient", client.Claimed(1, 2, 5)),
@@ -85,9 +90,11 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Flush(1, True)),
     ("FromClient", frontend.ClientBye(CLIENT_ID)),
     ("FromClient", frontend.RegisterReader(CLIENT_ID, 1, 2**62, 3, 99)),
+    ("FromClient", frontend.RegisterEgressRing(CLIENT_ID, 1, ANNOUNCEMENT)),
     ("FromClient", frontend.GetRecords(CLIENT_ID, 1, ["a", "b"], "tenant", 99)),
     ("FromClient", frontend.HaveRecords(1, ["a", "b"], "tenant")),
     ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5)),
+    ("FromClient", frontend.PutRecord(CLIENT_ID, 1, "a", 2, "tenant", 5, EgressPlace(RING_ID, 64, 2**22))),
     ("FromClient", frontend.ClaimRecord(CLIENT_ID, 1, "a", 2.5, "tenant", 99)),
     ("FromClient", frontend.DropClaim(CLIENT_ID, 5)),
     ("FromClient", frontend.DropRecord(1, "a", "tenant")),

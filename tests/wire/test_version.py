@@ -17,7 +17,7 @@ from mmcached.wire.sockets.channels import decode_frames, encode_frames, make_de
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import UNIONS
 
-SCHEMA = "7:dafc2b9eaab0ba4c"
+SCHEMA = "8:6a421e8d85908cda"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -40,6 +40,7 @@ from mmcached.wire.messages.frontend import (
     HaveRecords,
     Probe,
     PutRecord,
+    RegisterEgressRing,
     RegisterReader,
 )
 from mmcached.wire.paths import RunDir
@@ -55,6 +56,7 @@ Request = (
     | Probe
     | Flush
     | RegisterReader
+    | RegisterEgressRing
     | GetRecords
     | HaveRecords
     | PutRecord

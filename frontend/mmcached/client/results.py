@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
+    EgressRingRegistered,
     Encoded,
     Failed,
     Flushed,
@@ -26,7 +27,19 @@ from mmcached.wire.sockets.channels import Frame
 if TYPE_CHECKING:
     import torch
 
-AnswerT = TypeVar("AnswerT", Generated, Encoded, Stats, Probed, Flushed, ReaderRegistered, Records, Present, Stored)
+AnswerT = TypeVar(
+    "AnswerT",
+    Generated,
+    Encoded,
+    Stats,
+    Probed,
+    Flushed,
+    ReaderRegistered,
+    EgressRingRegistered,
+    Records,
+    Present,
+    Stored,
+)
 
 
 @dataclass(frozen=True, slots=True)

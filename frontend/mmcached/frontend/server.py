@@ -212,6 +212,7 @@ class Frontend(Closeable):
                 self._ask_all(peer, message)
             case (
                 received.RegisterReader()
+                | received.RegisterEgressRing()
                 | received.GetRecords()
                 | received.HaveRecords()
                 | received.PutRecord()
@@ -261,6 +262,7 @@ class Frontend(Closeable):
             store_ring=self.store.announcement,
             store_epoch=self.store.records.epoch,
             limits=message_limits(self._config),
+            max_egress_bytes=self.store.max_egress_bytes,
         )
 
     def _check_clients(self) -> None:

@@ -67,6 +67,9 @@ METRICS: Mapping[str, str] = {
     "store_withheld": "records not sent: the answer had become too large",
     "store_puts": "puts by outcome: kept (or there already), refused",
     "store_quota_evictions": "records that went for their tenant's quota",
+    "store_egress_rings": "rings of clients that are mapped, for large puts",
+    "store_egress_bytes": "what these take together",
+    "store_egress_records": "records read out of them",
     "store_claims": "clients told to compute what was not there",
     "store_waits": "requests that waited for another client's computation",
     "store_computing": "claims that are open",
@@ -160,7 +163,8 @@ class StoreStats(Stats, frozen=True):
     """The store that clients get from and put into. One query per key that is asked for, a hit is a key that has a
     record.
 
-    `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease.
+    `refusals` were too large, of an old epoch, over a quota, or found no room; `inline_records` had no lease;
+    `egress_records` were put through the rings of their clients.
     """
 
     queries: Annotated[int, Metric("cache_queries", cache="store")] = 0
@@ -175,6 +179,9 @@ class StoreStats(Stats, frozen=True):
     computing: Annotated[Gauge, Metric("store_computing")] = 0
     waiting: Annotated[Gauge, Metric("store_waiting")] = 0
     readers: Annotated[Gauge, Metric("store_clients")] = 0
+    egress_rings: Annotated[Gauge, Metric("store_egress_rings")] = 0
+    egress_bytes: Annotated[Gauge, Metric("store_egress_bytes")] = 0
+    egress_records: Annotated[int, Metric("store_egress_records")] = 0
     new_epochs: Annotated[int, Metric("store_epochs")] = 0
     ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
 

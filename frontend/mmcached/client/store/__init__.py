@@ -5,5 +5,6 @@ sessions        the session of the present ring, and what arrives for it
 session         the client as a reader of one ring
 hits            a record that was found
 lease_returns   leases on their way back
+egress          the ring in which large puts lie
 fail_open       errors that count as misses
 """

@@ -12,10 +12,11 @@ import threading
 from functools import partial
 
 from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.client.store.egress import Egress
 from mmcached.client.store.session import StoreSession
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Claimed, Records, Stored, ToClient, Welcome
+from mmcached.wire.messages.client import Claimed, Failed, Records, Stored, ToClient, Welcome
 from mmcached.wire.messages.frontend import DropClaim, Reconcile
 from mmcached.wire.messages.parts import Barrier
 
@@ -25,10 +26,12 @@ class StoreSessions:
 
     Attributes:
         store_epoch: the newest that has arrived; results that are older are not kept.
+        egress: the client's ring for large puts.
     """
 
     def __init__(self) -> None:
         self.store_epoch = 0
+        self.egress = Egress()
         self._lock = threading.RLock()
         self._session: StoreSession | None = None
         self._is_over = False
@@ -57,6 +60,8 @@ class StoreSessions:
                 self.store_epoch = message.store_epoch
             case Records() | Claimed() | Stored():
                 self.store_epoch = max(self.store_epoch, message.store_epoch)
+        if isinstance(message, Stored | Failed):
+            self.egress.free(message.request_id)
         if isinstance(message, Records) and (session := self._session) is not None:
             return session.receive(message)
         return message
@@ -75,6 +80,7 @@ class StoreSessions:
 
     def lose_contact(self) -> None:
         """Take note that the connection was lost."""
+        self.egress.lose()
         if (session := self._session) is not None:
             session.lost_contact()
 
@@ -83,6 +89,7 @@ class StoreSessions:
         with self._lock:
             self._is_over = True
             session, self._session = self._session, None
+        self.egress.close()
         if session is not None:
             session.close()
 
@@ -90,6 +97,7 @@ class StoreSessions:
         """In a forked child: let go of the parent's session."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._is_over = True
+        self.egress.abandon()
         session, self._session = self._session, None
         if session is not None:
             session.abandon()

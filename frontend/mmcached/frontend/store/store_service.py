@@ -3,6 +3,7 @@
     GetRecords   ──> Records             a handle with a lease for each record, or its frames, or None
     ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
     PutRecord    ──> Stored              whoever waits for that key is answered first
+    RegisterEgressRing ──> EgressRingRegistered
     RegisterReader ──> ReaderRegistered, (Barrier ──> Reconcile)
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim, Reconcile ──> (no answer)
 
@@ -24,8 +25,10 @@ from mmcached.cache.store_keys import store_key
 from mmcached.frontend.connections.readers import Channel, Readers
 from mmcached.frontend.connections.rings import NoRing, late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
+from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore, Refusal
+from mmcached.shm import EncodedRecord
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -46,6 +49,7 @@ log = structlog.get_logger("mmcached.frontend")
 
 StoreMessage = (
     received.RegisterReader
+    | received.RegisterEgressRing
     | received.GetRecords
     | received.HaveRecords
     | received.PutRecord
@@ -61,6 +65,7 @@ class StoreService(Closeable):
 
     Attributes:
         claims, readers: what is computed, and the readers of the ring by client.
+        egress: the rings in which clients lay large puts.
         num_protocol_errors: messages that could not be true.
     """
 
@@ -73,6 +78,7 @@ class StoreService(Closeable):
             clock=clock,
         )
         self.readers: Readers[str] = Readers(NoRing(), channel, clock)
+        self.egress = EgressRings(config.limits)
         self.num_protocol_errors = 0
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers)
@@ -85,6 +91,11 @@ class StoreService(Closeable):
     def announcement(self) -> RingAnnouncement | None:
         """The address of the store's ring; None if no records are kept."""
         return self.records.ring.announcement
+
+    @property
+    def max_egress_bytes(self) -> int:
+        """The largest ring for large puts that a client may register; 0 where no records are kept."""
+        return 0 if self.announcement is None else self.egress.max_ring_bytes
 
     def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         """Serve one message of a client; what is wrong with it is answered or logged, and changes nothing."""
@@ -116,6 +127,9 @@ class StoreService(Closeable):
                 self._transfer(self.claims.drop(message.claim, message.client_id))
             case received.RegisterReader():
                 self._register_reader(peer, message)
+            case received.RegisterEgressRing():
+                self.egress.register(message.client_id, peer, message.ring)
+                self._send(peer, to_client.EgressRingRegistered(message.request_id))
             case received.Reconcile():
                 self.readers.answered(peer, message)
             case _:
@@ -136,7 +150,7 @@ class StoreService(Closeable):
 
     def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
         name = store_key(message.tenant, message.key)
-        encoded = codec.adopt_frames(payload)
+        encoded = self._record_of(message, payload)
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
         refusal = self.records.put(message.tenant, message.key, encoded, epoch=message.store_epoch)
@@ -150,6 +164,14 @@ class StoreService(Closeable):
             self.claims.finish(message.claim, message.client_id)
         answer = to_client.Stored(message.request_id, self.records.epoch, refusal is None, refusal or "")
         self._send(peer, answer)
+
+    def _record_of(self, message: received.PutRecord, payload: Sequence[Frame]) -> EncodedRecord:
+        """Return the record that a put brings; it lies where it came, and is copied when it is kept."""
+        if message.place is None:
+            return codec.adopt_frames(payload)
+        if payload:
+            raise RemoteProtocolError(f"{len(payload)} frames beside a place", "place")
+        return self.egress.read(message.client_id, message.place)
 
     def _transfer(self, transfers: Iterable[ClaimTransfer]) -> None:
         """Tell owners to compute; one that cannot be told passes its claim on."""
@@ -165,6 +187,7 @@ class StoreService(Closeable):
 
     def greet(self, peer: bytes, client_id: str) -> None:
         """A client says hello: what was under way over another connection of it is lost."""
+        self.egress.leave(client_id, but_over=peer)
         self._transfer(self.claims.leave(client_id, but_over=peer))
 
     def cancel(self, client_id: str, request_id: int) -> None:
@@ -174,10 +197,11 @@ class StoreService(Closeable):
     def end_client(self, client_id: str) -> None:
         """A client is gone: its claims pass on, and it gets no more leases."""
         self.readers.leave(client_id)
+        self.egress.leave(client_id)
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        return self.claims.clients() | self.readers.owners()
+        return self.claims.clients() | self.readers.owners() | self.egress.clients()
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self.greet(peer, message.client_id)
@@ -233,6 +257,9 @@ class StoreService(Closeable):
             computing=self.claims.num_computing,
             waiting=self.claims.num_waiting,
             readers=len(self.readers),
+            egress_rings=len(self.egress),
+            egress_bytes=self.egress.num_bytes,
+            egress_records=self.egress.num_records,
             new_epochs=records.num_epochs,
             ring=records.ring.stats(),
         )
@@ -246,6 +273,7 @@ class StoreService(Closeable):
         """Fail those who wait, and remove the ring. A second call changes nothing."""
         for waiter in self.claims.take_all():
             self._fail(waiter, RequestAborted("the service stops; try again"))
+        self.egress.close()
         self.records.close()
 
     def _fail(self, waiter: Waiter, error: MmcachedError) -> None:

@@ -110,7 +110,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
         RemoteProtocolError: these bytes are not one record.
         InvalidRequest: a dtype that the wanted library does not have.
     """
-    head, whole = _head_of(buffer)
+    head, _, whole = _head_of(buffer)
     make = _MAKERS[tensors]
     made = [make(kind, whole, offset, copy=copy) for kind, offset in zip(head.types, head.offsets, strict=True)]
     return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
@@ -131,25 +131,36 @@ def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
     return EncodedRecord(packed, pieces)
 
 
+def adopt(buffer: Bytes1D) -> EncodedRecord:
+    """As `adopt_frames`, for a record in memory that its sender may still change.
+
+    What is judged is a copy of its head. So whatever is written there meanwhile is other values in the tensors, never
+    other sizes.
+    """
+    head, packed, _ = _head_of(buffer)
+    places = zip(head.types, head.offsets, strict=True)
+    return EncodedRecord(packed, [buffer[offset : offset + kind.nbytes] for kind, offset in places])
+
+
 def split(buffer: Bytes1D) -> list[Frame]:
     """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it."""
-    head, whole = _head_of(buffer)
-    packed = whole[: read_preamble(whole)[0]].tobytes()
+    head, packed, whole = _head_of(buffer)
     places = zip(head.types, head.offsets, strict=True)
     return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in places)]
 
 
-def _head_of(buffer: Bytes1D) -> tuple[Head, memoryview]:
-    """Return the head of the one record in a buffer, and the buffer as what tensors can be made of."""
+def _head_of(buffer: Bytes1D) -> tuple[Head, bytes, memoryview]:
+    """Return the head of the one record in a buffer, read and copied, and the buffer as what tensors can be made of."""
     # A memoryview: an array made of it refers to `buffer` itself and not to what `buffer` may be a slice of.
     whole = buffer.data
     end, _ = read_preamble(whole)
     if end > len(whole):
         raise RemoteProtocolError(f"a head of {end} bytes in {len(whole)}", "record")
-    head = read_head(whole[:end].tobytes())
+    packed = whole[:end].tobytes()
+    head = read_head(packed)
     if head.nbytes != len(whole):
         raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {len(whole)}", "record")
-    return head, whole
+    return head, packed, whole
 
 
 def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]]:

@@ -31,6 +31,7 @@ class Welcome(Message, frozen=True):
             frontend is dead, and its leases with it.
         store_epoch: rises when everything derived from the old weights was made unreachable.
         limits: on what this client sends; None: there are none.
+        max_egress_bytes: of a ring that this client may register for large puts; 0: none is taken.
     """
 
     service_id: Text
@@ -41,6 +42,7 @@ class Welcome(Message, frozen=True):
     store_ring: RingAnnouncement | None = None
     store_epoch: Count = 0
     limits: MessageLimits | None = None
+    max_egress_bytes: Count = 0
 
 
 class Tokens(Message, frozen=True):
@@ -105,6 +107,12 @@ class ReaderRegistered(Message, frozen=True):
     is_attached: bool
 
 
+class EgressRingRegistered(Message, frozen=True):
+    """Answer to `RegisterEgressRing`: the ring is mapped, its names are needed no more."""
+
+    request_id: Count
+
+
 class Records(Message, frozen=True):
     """Answer to `GetRecords` and `ClaimRecord`, in the order of the keys: a handle with a lease, inline, or None."""
 
@@ -156,6 +164,7 @@ ToClient = (
     | Probed
     | Flushed
     | ReaderRegistered
+    | EgressRingRegistered
     | Records
     | Present
     | Claimed

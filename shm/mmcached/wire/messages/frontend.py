@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count
+from mmcached.wire.handle import Count, RingAnnouncement
 from mmcached.wire.messages.parts import (
+    EgressPlace,
     Message,
     Priority,
     RequestRows,
@@ -161,12 +162,21 @@ class HaveRecords(Message, frozen=True):
     tenant: Text = ""
 
 
+class RegisterEgressRing(Message, frozen=True):
+    """The client has a ring of its own, in which large records will lie; it takes the place of a former one."""
+
+    client_id: ClientId
+    request_id: Count
+    ring: RingAnnouncement
+
+
 class PutRecord(Message, frozen=True):
-    """Keep a record under a key; its frames follow. A key that has one keeps it.
+    """Keep a record under a key; its frames follow, or it has a `place`. A key that has one keeps it.
 
     Attributes:
         store_epoch: the epoch in which it was computed; a record of an earlier one is not kept.
         claim: the token with which the key was claimed; 0 if it was not.
+        place: in the ring that the client has registered. Nobody writes there before the answer to this has come.
     """
 
     client_id: ClientId
@@ -175,6 +185,7 @@ class PutRecord(Message, frozen=True):
     store_epoch: Count
     tenant: Text = ""
     claim: Count = 0
+    place: EgressPlace | None = None
 
 
 class ClaimRecord(Message, frozen=True):
@@ -231,6 +242,7 @@ FromClient = (
     | Probe
     | Flush
     | RegisterReader
+    | RegisterEgressRing
     | GetRecords
     | HaveRecords
     | PutRecord

@@ -70,6 +70,14 @@ class Inline(Part, frozen=True, tag="inline"):
     num_frames: Count
 
 
+class EgressPlace(Part, frozen=True):
+    """An encoded record in its client's own ring: `nbytes` at byte `offset` of the ring's data object."""
+
+    ring_id: Text
+    offset: Count
+    nbytes: Count
+
+
 class RowsWanted(Part, frozen=True):
     """The rows of a generation that its client wants: one row per computed token and key.
 

@@ -1,0 +1,251 @@
+"""Lays large records that this client puts into a ring of its own, out of which the frontend copies them once.
+
+    no ring ──a large put──> new, to be registered ──> open ──lay──> a place; the answer to the put frees it
+       ▲                          └── refused, no room: none for a while        │
+       └── the connection is lost, the frontend has lost the ring, a record is larger than it ──┘
+
+What has no place travels inline: a small record, a ring that is full or just being registered. Nobody waits. The ring's
+names are removed as soon as the frontend has mapped it, so the kernel takes it back whoever dies.
+
+The frontend takes no lease: it answers each put once, after it has copied the record, and a chunk whose answer has not
+come is not used again, whatever became of the call; with the connection, over which no answer can come any more, the
+ring goes too. Knows nothing of sockets; any thread may call anything.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from functools import partial
+
+from mmcached.client.links.uninterrupted import uninterrupted
+from mmcached.shm import Claim, EncodedRecord, RingWriter
+from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.segment import unlink
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import CacheFull, ItemTooLarge, MmcachedError
+from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.messages.parts import EgressPlace
+
+MIN_BYTES = 256 << 10
+"""Of a record that is laid into the ring; smaller ones cost less inline. Measured: see DECISIONS.md."""
+MIN_RING_BYTES = 4 << 20
+NUM_SLOTS = 64
+RETRY_S = 30.0
+"""How long a client goes without a ring after it could not have one."""
+
+
+class EgressRing(Closeable):
+    """One ring with its open claims. Dropped without `close` it goes too, at the latest with the process.
+
+    Raises:
+        SegmentError: there is no room for it.
+    """
+
+    def __init__(self, ring_bytes: int) -> None:
+        self._writer = RingWriter.create(
+            data_bytes=ring_bytes, num_slots=NUM_SLOTS, max_readers=1, max_object_bytes=ring_bytes
+        )
+        self.announcement: RingAnnouncement = self._writer.announcement
+        self.max_object_bytes = self._writer.max_object_bytes
+        self.is_over = False
+        self._turn = threading.RLock()
+        self._is_in_use = False
+        self._claims: dict[int, Claim] = {}
+        self._to_free: deque[int] = deque()
+        self._let_go = weakref.finalize(self, _close, self._writer, os.getpid())
+
+    def lay(self, request_id: int, encoded: EncodedRecord) -> EgressPlace | None:
+        """Copy a record into the ring; return its place until `free`, or None if there is none."""
+        claim = self._claim(request_id, encoded.nbytes)
+        if claim is None:
+            return None
+        try:
+            encoded.write_into(claim.buffer)
+        except BaseException:
+            self.free(request_id)
+            raise
+        return None if self.is_over else EgressPlace(self.announcement.ring_id, claim.offset, claim.nbytes)
+
+    def free(self, request_id: int) -> None:
+        """Let the room of a request be used again; one that has none changes nothing."""
+        # By the next claim: this may be called in the middle of one, by whoever reads the socket.
+        if request_id in self._claims:
+            self._to_free.append(request_id)
+
+    def forget_names(self) -> None:
+        """Remove the ring's names: whoever needs it has mapped it."""
+        unlink(self.announcement.data_name)
+        unlink(self.announcement.ctl_name)
+
+    def close(self) -> None:
+        """Give the memory back. What is being filled is filled for nobody. A second call changes nothing."""
+        self.is_over = True
+        with self._turn:
+            if not self._is_in_use:
+                self._end()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's ring."""
+        self.is_over = True
+        self._let_go.detach()
+        self._claims.clear()
+        del self._writer
+        _close_inherited(self.announcement)
+
+    def _claim(self, request_id: int, nbytes: int) -> Claim | None:
+        with self._turn:
+            if self._is_in_use or self.is_over:  # in use: a signal handler in the middle of its own thread's claim
+                return None
+            try:
+                self._is_in_use = True
+                while self._to_free:
+                    if (answered := self._claims.pop(self._to_free.popleft(), None)) is not None:
+                        self._writer.abort(answered)
+                claim = self._claims[request_id] = self._writer.claim(nbytes)
+                return claim
+            except (CacheFull, ItemTooLarge):
+                return None
+            except BaseException:  # the books may be half written
+                self.is_over = True
+                raise
+            finally:
+                self._is_in_use = False
+                if self.is_over:  # closed in the middle
+                    self._end()
+
+    def _end(self) -> None:
+        self._claims.clear()  # they hold the mapping
+        self._let_go()
+
+
+class Egress:
+    """The present ring of one client id, if it has one.
+
+    Attributes:
+        why_inline: the reason that there is none though one was wanted; empty if there is none such.
+    """
+
+    def __init__(self) -> None:
+        self.why_inline = ""
+        self._ring: EgressRing | None = None
+        self._lock = threading.RLock()
+        self._is_making = self._is_over = False
+        self._retry_at = -float("inf")
+
+    def new_ring(self, nbytes: int, max_ring_bytes: int) -> EgressRing | None:
+        """Make the ring in which a record of `nbytes` has a place; `open` or `refuse` must follow.
+
+        Returns:
+            None if there is one already, or none can be had now.
+        """
+        ring_bytes = min(max_ring_bytes, max(MIN_RING_BYTES, 1 << (2 * nbytes - 1).bit_length()))
+        with self._lock:
+            former = self._ring
+            has_place = former is not None and former.max_object_bytes >= nbytes
+            is_too_large = chunk_bytes(nbytes) > ring_bytes
+            is_busy = self._is_making or self._is_over or time.monotonic() < self._retry_at
+            if has_place or is_too_large or is_busy:
+                return None
+            self._is_making = True
+            self._ring = None
+        if former is not None:
+            former.close()
+        try:
+            return uninterrupted(partial(EgressRing, ring_bytes))
+        except (MmcachedError, OSError) as error:
+            self._refuse(str(error))
+            return None
+        except BaseException:
+            self._is_making = False
+            raise
+
+    def open(self, ring: EgressRing) -> None:
+        """Use a ring from now on that the frontend has mapped."""
+        ring.forget_names()
+        with self._lock:
+            self._is_making = False
+            self.why_inline = ""
+            if not self._is_over:
+                self._ring = ring
+                return
+        ring.close()
+
+    def refuse(self, ring: EgressRing, reason: str) -> None:
+        """Let go of a ring that the frontend has not mapped."""
+        ring.close()
+        self._refuse(reason)
+
+    def lay(self, request_id: int, encoded: EncodedRecord) -> EgressPlace | None:
+        """Copy a record into the ring; return its place until `free`, or None: it travels inline."""
+        ring = self._ring
+        return None if ring is None else ring.lay(request_id, encoded)
+
+    def free(self, request_id: int | None) -> None:
+        """Take note that a request was answered, or never sent. None: one of them, nobody knows which."""
+        if request_id is None:
+            self.lose()
+        elif (ring := self._ring) is not None:
+            ring.free(request_id)
+
+    def lose(self) -> None:
+        """Let go of the ring; the next large put makes another."""
+        with self._lock:
+            ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
+
+    def close(self) -> None:
+        """Let go of the ring for good."""
+        self._is_over = True
+        self.lose()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's ring."""
+        self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._is_over = True
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.abandon()
+
+    def _refuse(self, reason: str) -> None:
+        self.why_inline = reason
+        self._retry_at = time.monotonic() + RETRY_S
+        self._is_making = False
+
+
+def _close(writer: RingWriter, pid: int) -> None:
+    if os.getpid() != pid:  # a child that has ended without `abandon`
+        return
+    is_closing = threading.Lock()
+    is_closing.acquire()
+
+    def close() -> None:
+        try:
+            writer.close()
+        finally:
+            is_closing.release()
+
+    # `close` joins a thread, and `threading` would keep a dummy for ever of who does so in a thread that it has not
+    # made, as `uninterrupted` runs.
+    try:
+        threading.Thread(target=close, name="close egress ring", daemon=True).start()
+    except RuntimeError:  # the interpreter ends, and starts no threads any more
+        close()
+    is_closing.acquire()
+
+
+def _close_inherited(ring: RingAnnouncement) -> None:
+    """Close every descriptor of this process on a ring: one that is kept would keep the parent's lock."""
+    names = [str(SHM_DIR) + name for name in (ring.ctl_name, ring.data_name)]
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # it was that of the listing
+            continue
+        if target.removesuffix(" (deleted)") in names:
+            os.close(fd)
