@@ -19,22 +19,10 @@ import sys
 
 import msgspec
 
+from mmcached.pictures import messages as said
 from mmcached.pictures.confinement import confine, cpu_limit
 from mmcached.pictures.grid import scaled_size
 from mmcached.pictures.images import Size, decode_image
-from mmcached.pictures.messages import (
-    MAX_MESSAGE_BYTES,
-    Decode,
-    Failed,
-    FromDecoder,
-    GoOn,
-    Made,
-    Opened,
-    OutOfMemory,
-    Ready,
-    Refused,
-    ToDecoder,
-)
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import InvalidRequest, InvariantError, error_to_wire
 
@@ -49,29 +37,29 @@ class DecoderLoop:
         self._file = file
         self._pixels = pixels
         self._settings = settings
-        self._decoder: msgspec.msgpack.Decoder[ToDecoder] = msgspec.msgpack.Decoder(ToDecoder)
+        self._decoder: msgspec.msgpack.Decoder[said.ToDecoder] = msgspec.msgpack.Decoder(said.ToDecoder)
 
     def run(self) -> None:
-        self._tell(Ready())
-        answer: FromDecoder | None = None
-        while not isinstance(answer, OutOfMemory):  # what is left of the memory may be in pieces
+        self._tell(said.Ready())
+        answer: said.FromDecoder | None = None
+        while not isinstance(answer, said.OutOfMemory):  # what is left of the memory may be in pieces
             message = self._receive()
-            if isinstance(message, Decode):
+            if isinstance(message, said.Decode):
                 with cpu_limit(self._settings.cpu_s):
                     answer = self._answer(message)
                 self._tell(answer)
 
-    def _answer(self, message: Decode) -> FromDecoder:
+    def _answer(self, message: said.Decode) -> said.FromDecoder:
         try:
             return self._make(message.num_bytes)
         except InvalidRequest as error:
-            return Refused(error_to_wire(error))
+            return said.Refused(error_to_wire(error))
         except MemoryError:
-            return OutOfMemory()
+            return said.OutOfMemory()
         except Exception as error:
-            return Failed(f"{type(error).__name__}: {error}"[:1000])
+            return said.Failed(f"{type(error).__name__}: {error}"[:1000])
 
-    def _make(self, num_bytes: int) -> Made:
+    def _make(self, num_bytes: int) -> said.Made:
         image = decode_image(
             _read(self._file, num_bytes),
             self._settings,
@@ -80,25 +68,25 @@ class DecoderLoop:
             before_pixels=self._wait_for_room,
         )
         _write(self._pixels, image.tobytes())
-        return Made(*image.size)
+        return said.Made(*image.size)
 
     def _scaled_size(self, size: Size) -> Size:
         return scaled_size(size, self._settings.patch_size, self._settings.max_patches)
 
     def _wait_for_room(self, pixels: int) -> None:
-        self._tell(Opened(pixels))
+        self._tell(said.Opened(pixels))
         message = self._receive()
-        if not isinstance(message, GoOn):
+        if not isinstance(message, said.GoOn):
             raise InvariantError(f"{message} where GoOn was due")
 
-    def _tell(self, message: FromDecoder) -> None:
+    def _tell(self, message: said.FromDecoder) -> None:
         try:
             self._channel.send(msgspec.msgpack.encode(message))
         except OSError:
             sys.exit()  # the frontend is gone
 
-    def _receive(self) -> ToDecoder:
-        packet = self._channel.recv(MAX_MESSAGE_BYTES)
+    def _receive(self) -> said.ToDecoder:
+        packet = self._channel.recv(said.MAX_MESSAGE_BYTES)
         if not packet:
             sys.exit()  # the frontend is gone
         return self._decoder.decode(packet)

@@ -26,20 +26,8 @@ import msgspec
 import structlog
 
 from mmcached.frontend.processing.pool import NotWantedError
+from mmcached.pictures import messages as said
 from mmcached.pictures.confinement import CPU_SIGNAL
-from mmcached.pictures.messages import (
-    MAX_MESSAGE_BYTES,
-    Decode,
-    Failed,
-    FromDecoder,
-    GoOn,
-    Made,
-    Opened,
-    OutOfMemory,
-    Ready,
-    Refused,
-    ToDecoder,
-)
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import InvariantError, error_from_wire
 from mmcached.wire.process.death import environment_for_children
@@ -107,7 +95,7 @@ class Decoder:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._file = self._pixels = -1
-        self._from_decoder: msgspec.msgpack.Decoder[FromDecoder] = msgspec.msgpack.Decoder(FromDecoder)
+        self._from_decoder: msgspec.msgpack.Decoder[said.FromDecoder] = msgspec.msgpack.Decoder(said.FromDecoder)
 
     @property
     def pid(self) -> int | None:
@@ -140,7 +128,7 @@ class Decoder:
         except Exception:
             self.close()
             raise
-        if not isinstance(message, Ready):
+        if not isinstance(message, said.Ready):
             raise self._liar(message)
 
     def process(
@@ -163,14 +151,14 @@ class Decoder:
         """
         _write(self._file, data)
         try:
-            self._tell(Decode(len(data)))
+            self._tell(said.Decode(len(data)))
             answer = self._receive(is_wanted)
-            if not isinstance(answer, Opened):
+            if not isinstance(answer, said.Opened):
                 raise self._failure(answer, 0)
             with before_pixels(answer.pixels):
-                self._tell(GoOn())
+                self._tell(said.GoOn())
                 made = self._receive(is_wanted, answer.pixels)
-                if not isinstance(made, Made):
+                if not isinstance(made, said.Made):
                     raise self._failure(made, answer.pixels)
                 return self._pixels_of(made)
         except NotWantedError:
@@ -226,14 +214,14 @@ class Decoder:
 
     # ---- messages
 
-    def _tell(self, message: ToDecoder) -> None:
+    def _tell(self, message: said.ToDecoder) -> None:
         assert self._channel is not None
         try:
             self._channel.send(msgspec.msgpack.encode(message))
         except OSError:
             raise DecoderDiedError(self._status_of_the_dead()) from None
 
-    def _receive(self, is_wanted: Callable[[], bool], pixels: int = 0) -> FromDecoder:
+    def _receive(self, is_wanted: Callable[[], bool], pixels: int = 0) -> said.FromDecoder:
         assert self._channel is not None
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -241,7 +229,7 @@ class Decoder:
             if not is_wanted():
                 raise NotWantedError
         try:
-            packet = self._channel.recv(MAX_MESSAGE_BYTES)
+            packet = self._channel.recv(said.MAX_MESSAGE_BYTES)
         except OSError:
             packet = b""
         if not packet:
@@ -251,22 +239,22 @@ class Decoder:
         except msgspec.MsgspecError:
             raise self._liar(packet) from None
 
-    def _failure(self, message: FromDecoder, pixels: int) -> Exception:
+    def _failure(self, message: said.FromDecoder, pixels: int) -> Exception:
         """Return what a picture ends with that was not decoded."""
         match message:
-            case Refused():
+            case said.Refused():
                 return error_from_wire(message.error)
-            case OutOfMemory():
+            case said.OutOfMemory():
                 self._end()
                 return DecoderDiedError(0, pixels=pixels, was_out_of_memory=True)
-            case Failed():
+            case said.Failed():
                 return InvariantError(message.text)
-            case Ready() | Opened() | Made():
+            case said.Ready() | said.Opened() | said.Made():
                 return self._liar(message)
             case _:
                 assert_never(message)
 
-    def _pixels_of(self, made: Made) -> Pixels:
+    def _pixels_of(self, made: said.Made) -> Pixels:
         side, limit = self._settings.patch_size, self._settings.max_patches
         num_bytes = made.width * made.height * 3
         if made.width % side or made.height % side or made.width * made.height > limit * side**2:
