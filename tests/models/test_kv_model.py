@@ -1,7 +1,8 @@
 """The plain model against published figures: what it says of block ids, hits, free order and refusals is right.
 
 The figures are those of vLLM's own tests for the same histories; one group with full attention, blocks of 16, unless a
-test says else. What vLLM does not have (steps, fences, epochs) is told as short stories.
+test says else. What vLLM does not have (steps, fences, epochs) is compared with the manager only; its tests tell
+that as short stories.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import pytest
 
 from mmcached.engine.kv.hashing.block_keys import LoraKey
 from mmcached.engine.steps.request import Request
-from mmcached.wire.errors import LocalProtocolError
 from tests.engine.builders import generate, image
 from tests.models import kv_model
 from tests.models.kv_model import NULL, Group, KVModel
@@ -488,105 +488,3 @@ def test_unpublished_blocks_of_the_last_group_are_handed_out_first() -> None:
     assert admit_to_all(model, request)[1] == [[1, 2], [3, 4]]
     model.free(request)
     assert model.free_order == [4, 2, 5, 6, 7, 8, 1, 3]
-
-
-# ---- steps
-
-
-def test_a_step_publishes_at_commit_and_nothing_if_it_is_withdrawn() -> None:
-    model = model_of(30)
-    request = with_tail(0, 0)
-    model.begin_step(0)
-    assert model.allocate(request, 48) == [[1, 2, 3]]
-    assert model.published == {}
-    assert model.withdraw(0) == []
-    assert (model.published, num_hit(model, with_tail(1, 1))) == ({}, 0)
-
-    model.begin_step(1)
-    assert model.allocate(request, 48) == [[]]  # it still has the slots, with nothing in them
-    model.commit(1)
-    assert model.lookup(with_tail(1, 1)) == ([[1, 2, 3]], 48)
-
-
-def test_two_equal_prompts_in_one_step_compute_100_and_4_tokens() -> None:
-    model = model_of(30)
-    first, second, third = (generate(i, range(100)) for i in range(3))
-    model.begin_step(0)
-    assert admit(model, first) == ([], [1, 2, 3, 4, 5, 6, 7])
-    assert admit(model, second) == ([1, 2, 3, 4, 5, 6], [8])
-    with pytest.raises(LocalProtocolError):
-        model.free(first)
-    model.launch_step(0)
-    with pytest.raises(LocalProtocolError):
-        model.allocate(third, 100)
-    model.free(first)  # what it computes is computed whatever becomes of it
-    assert model.free_order[0] == 9
-    model.commit(0)
-    assert model.free_order[0] == 7  # its last block, behind the fence until the workers have written it
-    assert list(model.published) == [1, 2, 3, 4, 5, 6]
-
-
-def test_who_took_over_what_is_withdrawn_can_only_be_freed() -> None:
-    model = model_of(30)
-    first, second = generate(0, range(40)), generate(1, range(40))
-    model.begin_step(0)
-    admit(model, first)
-    admit(model, second)
-    assert model.withdraw(0) == [1]
-    model.begin_step(1)
-    second.num_computed_tokens = first.num_computed_tokens = 0
-    with pytest.raises(LocalProtocolError):
-        model.allocate(second, 40)
-    assert model.allocate(first, 40) == [[]]
-    model.free(second)
-    assert admit(model, second)[0] == [1, 2]
-
-
-def test_who_has_moved_on_over_what_is_withdrawn_can_only_be_freed() -> None:
-    model = KVModel(30, [Group(4, window=4)])
-    request = generate(0, range(12))
-    model.begin_step(0)
-    assert model.allocate(request, 8) == [[1, 2]]
-    request.num_computed_tokens = 8
-    assert model.allocate(request, 4) == [[3]]
-    assert (model.tables[0], model.free_order[0]) == ([[NULL, 2, 3]], 4)  # block 1 is still in use
-    assert model.withdraw(0) == [0]
-    assert model.free_order[0] == 1
-
-
-def test_a_victim_of_its_own_step_finds_only_what_was_computed() -> None:
-    model = model_of(30)
-    victim = generate(0, 112)
-    model.begin_step(0)
-    model.allocate(victim, 96)
-    model.commit(0)
-    victim.num_computed_tokens = 96
-    model.begin_step(1)
-    assert model.allocate(victim, 16) == [[7]]
-    model.free(victim)
-    model.commit(1)
-    victim.token_ids += [7]
-    assert num_hit(model, victim) == 96
-    assert model.free_order[:2] == [7, 8]
-
-
-def test_in_a_new_epoch_nothing_of_the_last_one_is_found() -> None:
-    model = model_of(30)
-    done, running, late = generate(0, range(17)), with_tail(1, 0), with_tail(2, 0)
-    admit(model, done)
-    model.free(done)
-    model.begin_step(0)
-    admit(model, running)
-    model.new_epoch()
-    assert admit(model, late)[0] == []
-    model.commit(0)
-    assert num_hit(model, generate(3, range(17))) == 0
-    assert model.lookup(with_tail(3, 1))[0] == [model.tables[2][0]]  # not what was computed with what was before
-    running.token_ids += [7] * 16
-    model.allocate(running, 16)
-    model.cache_blocks(running, 64)
-    assert num_hit(model, generate(3, [*running.token_ids, 1])) == 48
-    table = model.tables[1][0]
-    model.free(running)
-    assert model.free_order[: len(table)] == table[::-1]
-    assert not model.reset()

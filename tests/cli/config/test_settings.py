@@ -6,7 +6,6 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -111,14 +110,6 @@ def test_nothing_said_is_the_default() -> None:
     assert loaded.config == ServiceConfig()
     assert list(loaded.origins) == [path for path, _, _ in leaves(ServiceConfig)]
     assert set(loaded.origins.values()) == {"default"}
-
-
-@pytest.mark.parametrize(("low", "high"), list(combinations(LAYERS, 2)))
-def test_of_two_layers_the_higher_counts(low: str, high: str) -> None:
-    loaded = load_layers({low: {"world_size": 3, "model.seed": 3}, high: {"world_size": 4, "model.num_layers": 4}})
-    assert loaded.config.world_size == 4
-    assert loaded.origins["world_size"].startswith(origin_in(high, SETTINGS["world_size"]))
-    assert (loaded.config.model.seed, loaded.config.model.num_layers) == (3, 4), "sections are joined, not replaced"
 
 
 FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
