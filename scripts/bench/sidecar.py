@@ -6,6 +6,9 @@ redis-py   GET over a unix socket; the array refers to the bytes that came, no f
 raw Redis  GET by a socket and nothing else, into one buffer that is used again and again: what Redis can do at best
 memcpy     one copy of that many bytes between two populated arrays, in this process
 
+put        `Client.put` of a new key, until the answer: from then on every client can read it
+socket     the same, by a service that takes no rings of clients
+
 Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
 Times are of single hits, over all clients and rounds; rates are hits per second of all clients together, the median of
 the rounds. Without redis-server or redis-py the rows are left out, and a line says so.
@@ -23,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ import numpy as np
 
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.death import environment_for_children
 from scripts.bench import harness, peers
@@ -43,14 +48,17 @@ QUICK_ROUNDS = 2
 ROUND_S = 0.4
 MIN_HITS = 3
 KEY = "item"
+PUTS, SOCKET = "puts", "socket"
+PUT_SIZES = {"4 KiB": 4096, "256 KiB": 256 << 10, "4.7 MiB": NUM_BYTES, "16 MiB": 16 << 20}
+PUTS_PER_ROUND = 30
 RAW, REDIS_PY = "raw Redis", "redis-py"
 BOUNDS = [
     Bound("reach", f"hits, {kind}", params, peer, rate, is_floor=True)
     for kind, rate in (("view", 8.0), ("owned", 3.0))
     for params in CLIENTS
     for peer in (RAW, REDIS_PY)
-]
-"""How many times Redis' rate each kind shall reach."""
+] + [Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0)]
+"""How many times Redis' rate each kind of hit shall reach, and how many copies' time a put may take."""
 
 Hit = Callable[[], Any]
 
@@ -145,19 +153,48 @@ def compare(run_dir: Path, params: str, num_rounds: int) -> list[Row]:
     return rows
 
 
-def memcpy_us() -> float:
+def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
+    """Measure puts of one client; of each size some to each service in turns, none of them among the first."""
+    times: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
+        stack.enter_context(frontend(Path(folder), max_egress_rings=0))
+        clients = {"ring": run_dir, SOCKET: Path(folder)}
+        writers = {kind: stack.enter_context(Client(each, fail_open=False)) for kind, each in clients.items()}
+        reader = stack.enter_context(Client(run_dir, fail_open=False))
+        numbers = count()
+        for size, num_bytes in PUT_SIZES.items():
+            record = {"x": np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)}
+            for _ in range(num_rounds):
+                for kind, writer in writers.items():
+                    keys = [f"{size} {next(numbers)}" for _ in range(PUTS_PER_ROUND)]
+                    found = [wall_us(partial(writer.put, key, record)) for key in keys]
+                    times.setdefault((size, kind), []).extend(found[PUTS_PER_ROUND // 3 :])
+                    if kind == "ring" and reader.get(keys[-1], view=True) is None:
+                        raise SystemExit("another client cannot read what was put")
+    rows = []
+    for size, num_bytes in PUT_SIZES.items():
+        ring, through_socket = (statistics.median(times[size, kind]) for kind in ("ring", SOCKET))
+        rows.append(row("put, p50", size, ring, "us", peer="memcpy", peer_value=memcpy_us(num_bytes)))
+        rows.append(row("put, p50", size, ring, "us", peer=SOCKET, peer_value=through_socket))
+    return rows
+
+
+def memcpy_us(num_bytes: int = NUM_BYTES) -> float:
     """Return the fastest of some copies."""
-    source = np.ones(NUM_BYTES, np.uint8)
-    target = np.zeros(NUM_BYTES, np.uint8)
+    source = np.ones(num_bytes, np.uint8)
+    target = np.zeros(num_bytes, np.uint8)
     return min(wall_us(partial(np.copyto, target, source)) for _ in range(20))
 
 
 @contextlib.contextmanager
-def frontend(run_dir: Path) -> Iterator[None]:
+def frontend(run_dir: Path, **limits: int) -> Iterator[None]:
     """A frontend without engines: the store needs none."""
     directory = RunDir(run_dir)
     directory.create()
-    ServiceConfig(store_gb=0.25, mm_processor_cache_gb=1 / 64, log_level="warning").save(directory.config)
+    config = ServiceConfig(
+        store_gb=0.25, mm_processor_cache_gb=1 / 64, log_level="warning", limits=LimitsConfig(**limits)
+    )
+    config.save(directory.config)
     command = [sys.executable, "-m", "mmcached", "frontend", "--run-dir", str(run_dir)]
     process = subprocess.Popen(command, env=environment_for_children(), stdout=sys.stderr)
     try:
@@ -210,7 +247,8 @@ def _peers() -> list[str]:
 
 def open_sections(undo: ExitStack) -> Mapping[str, Section]:
     run_dir = undo.enter_context(service())
-    return {params: partial(compare, run_dir, params) for params in CLIENTS}
+    hits = {params: partial(compare, run_dir, params) for params in CLIENTS}
+    return hits | {PUTS: partial(compare_puts, run_dir)}
 
 
 if __name__ == "__main__":
@@ -218,8 +256,8 @@ if __name__ == "__main__":
         main_child(Path(sys.argv[2]))
     else:
         harness.main(
-            "the sidecar beside Redis: a hit of 4.7 MiB",
-            CLIENTS,
+            "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
+            [*CLIENTS, PUTS],
             open_sections,
             rounds=(NUM_ROUNDS, QUICK_ROUNDS),
             bounds=BOUNDS,
