@@ -1,6 +1,7 @@
-"""A client that dies in the middle of a large put: `python -m tests.frontend.egress_child RUN_DIR`.
+"""A client that dies in the middle of a large put: `python -m tests.frontend.egress_child RUN_DIR WHEN`.
 
-It puts `whole`, and says `half way` when half of `half` lies in its ring; then it waits to be killed.
+It puts `whole`, and says `half way` in the middle of `half`: its ring is "made", or "filled" by half; then it waits to
+be killed.
 """
 
 from __future__ import annotations
@@ -13,22 +14,35 @@ from typing import Any
 import numpy as np
 
 from mmcached.client import Client
+from mmcached.client.store.egress import EgressRing
 from mmcached.shm import EncodedRecord
 
 
 def main() -> None:
     record = {"x": np.ones(400_000, np.uint8), "y": np.ones(400_000, np.uint8)}
-    with Client(Path(sys.argv[1]), fail_open=False) as client:
-        assert client.put("whole", record)
+    run_dir, when = sys.argv[1:]
+    with Client(Path(run_dir), fail_open=False) as client:
+        assert client.put("whole", record if when == "filled" else {})
 
-        def write_half(self: EncodedRecord, buffer: Any) -> None:
+        def fill_half(self: EncodedRecord, buffer: Any) -> None:
             buffer[: len(buffer) // 2] = 1
-            sys.stdout.write("half way\n")
-            sys.stdout.flush()
-            signal.pause()
+            wait()
 
-        EncodedRecord.write_into = write_half  # type: ignore[method-assign]
+        make = EgressRing.__init__
+
+        def make_and_wait(self: EgressRing, *values: Any) -> None:
+            make(self, *values)
+            wait()
+
+        EncodedRecord.write_into = fill_half  # type: ignore[method-assign]
+        EgressRing.__init__ = make_and_wait  # type: ignore[assignment, method-assign]
         client.put("half", record)
+
+
+def wait() -> None:
+    sys.stdout.write("half way\n")
+    sys.stdout.flush()
+    signal.pause()
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class Frontend(Closeable):
         self.requests = RequestService(
             config, self._connections, item_cache_from_config(config, None), send=self._clients.try_send, clock=clock
         )
-        self._presence = ClientPresence(run_dir, self._clients)
+        self._presence = ClientPresence(run_dir, self._clients, self.store.egress.remove_names)
         max_askers = config.limits.max_requests_per_client
         self._probes = Probes(self._connections, None, max_askers, needs_engine=config.has_workers)
         self._flushes = Flushes(
@@ -156,7 +156,8 @@ class Frontend(Closeable):
         return self._is_draining and not len(self.requests)
 
     def close(self) -> None:
-        """Fail what is still open, remove the rings, close the sockets."""
+        """Fail what is still open, remove the rings, also of clients that are dead, close the sockets."""
+        self._presence.look(())
         self.requests.close()
         self._closing.close()
 

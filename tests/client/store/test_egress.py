@@ -18,6 +18,7 @@ from mmcached.client.store import egress
 from mmcached.client.store.egress import MIN_BYTES, MIN_RING_BYTES, Egress, EgressRing
 from mmcached.shm import EncodedRecord, RingWriter, encode
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.errors import SegmentError
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.frontend import ClientHello, PutRecord, RegisterEgressRing
@@ -28,6 +29,7 @@ from tests.client.services import StoreService
 from tests.integration.processes import eventually
 
 LARGE = 1 << 20
+ME = "0123456789abcdef" * 2
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +121,11 @@ def test_a_chunk_is_used_again_only_after_its_put_was_answered(service: StoreSer
 def test_without_room_in_dev_shm_it_goes_inline_and_is_said_once(
     service: StoreService, client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(**_: object) -> RingWriter:
+    def refuse(*_: object, **__: object) -> WriterSegment:
         raise SegmentError("no room for a test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(RingWriter, "create", refuse)
+        patch.setattr(WriterSegment, "create", refuse)
         for index in range(3):
             assert client.put(f"k{index}", numbers(index, LARGE))
     assert is_equal(client.get("k2", tensors="numpy").record, numbers(2, LARGE))
@@ -231,7 +233,7 @@ def test_a_client_that_is_dropped_or_forked_leaves_nothing(service: StoreService
 
 @pytest.fixture
 def ring() -> Iterator[EgressRing]:
-    with EgressRing(MIN_RING_BYTES) as made:
+    with EgressRing(ME, MIN_RING_BYTES) as made:
         yield made
 
 
@@ -298,21 +300,21 @@ def test_a_ring_that_is_closed_while_it_is_filled_has_no_place(
 
 def test_one_makes_a_ring_and_nobody_waits_for_it() -> None:
     egress_of_client = Egress()
-    made = egress_of_client.new_ring(LARGE, 64 * LARGE)
+    made = egress_of_client.new_ring(ME, LARGE, 64 * LARGE)
     assert made is not None
-    assert egress_of_client.new_ring(LARGE, 64 * LARGE) is None, "it is being registered"
+    assert egress_of_client.new_ring(ME, LARGE, 64 * LARGE) is None, "it is being registered"
     assert egress_of_client.lay(1, encode(numbers(1, LARGE))) is None
     egress_of_client.close()
     egress_of_client.open(made)
     assert made.is_over, "the client was closed meanwhile"
-    assert egress_of_client.new_ring(LARGE, 64 * LARGE) is None
+    assert egress_of_client.new_ring(ME, LARGE, 64 * LARGE) is None
 
 
 def test_a_record_that_fits_in_no_ring_gets_none() -> None:
     egress_of_client = Egress()
-    assert egress_of_client.new_ring(LARGE, LARGE) is None
-    assert egress_of_client.new_ring(LARGE, 0) is None
-    largest = egress_of_client.new_ring(64 * LARGE - 64, 64 * LARGE)
+    assert egress_of_client.new_ring(ME, LARGE, LARGE) is None
+    assert egress_of_client.new_ring(ME, LARGE, 0) is None
+    largest = egress_of_client.new_ring(ME, 64 * LARGE - 64, 64 * LARGE)
     assert largest is not None
     egress_of_client.refuse(largest, "enough")
     assert egress_of_client.why_inline == "enough"
@@ -320,7 +322,7 @@ def test_a_record_that_fits_in_no_ring_gets_none() -> None:
 
 def test_without_close_the_ring_goes_with_its_last_reference() -> None:
     before = shm_names()
-    made = EgressRing(MIN_RING_BYTES)
+    made = EgressRing(ME, MIN_RING_BYTES)
     assert shm_names() != before
     del made
     assert shm_names() == before

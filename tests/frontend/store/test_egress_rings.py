@@ -6,9 +6,11 @@ import contextlib
 import os
 import resource
 import secrets
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +21,10 @@ import pytest
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.frontend.store.record_store import Refusal
-from mmcached.shm import Claim, RingWriter, encode
+from mmcached.shm import Claim, Host, RingWriter, encode
+from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.segment import WriterSegment
 from mmcached.shm.store.codec import Record
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError, StaleHandle
@@ -84,7 +88,7 @@ class Layer:
         return claim
 
     def place(self, claim: Claim) -> EgressPlace:
-        return EgressPlace(self.ring.announcement.ring_id, claim.offset, claim.nbytes)
+        return EgressPlace(self.ring.announcement.epoch, claim.offset, claim.nbytes)
 
     def send(self, key: str, place: EgressPlace, payload: list[Frame] | None = None, claim: int = 0) -> None:
         self.number += 1
@@ -109,8 +113,15 @@ class Layer:
 @contextlib.contextmanager
 def layer_of(bench: Bench, *, ring_bytes: int = MIB) -> Iterator[Layer]:
     client = bench.connect_client()
-    with RingWriter.create(data_bytes=ring_bytes, num_slots=64, max_readers=1, max_object_bytes=ring_bytes) as ring:
+    with ring_of(client, ring_bytes) as ring:
         yield Layer(client, bench, ring)
+
+
+def ring_of(client: FakeClient, ring_bytes: int) -> RingWriter:
+    epochs = time.time_ns()
+    layout = Layout(ring_bytes, 64, 1)
+    segment = WriterSegment.create(layout, epoch=epochs, host=Host(), new_ring_id=lambda: client.client_id)
+    return RingWriter(segment, max_object_bytes=ring_bytes)
 
 
 @pytest.fixture
@@ -176,7 +187,7 @@ def test_those_who_wait_get_what_is_not_kept_and_it_stays_theirs(bench: Bench) -
 def test_the_claim_of_a_record_that_could_not_be_read_stays(bench: Bench, layer: Layer) -> None:
     claim = layer.client.claim("k").claim
     laid = layer.fill(record_of(1))
-    layer.send("k", msgspec.structs.replace(layer.place(laid), ring_id="f" * 32), claim=claim)
+    layer.send("k", msgspec.structs.replace(layer.place(laid), epoch=1), claim=claim)
     assert layer.client.answer(to_client.Failed).error.code == StaleHandle.code
     assert layer.client.put("k", record_of(2), claim=claim).is_stored
     assert value_of(layer.client, layer.client.get("k")) == 2
@@ -189,15 +200,15 @@ def test_a_place_outside_the_ring_or_without_a_record_is_refused(bench: Bench, l
     laid = layer.fill(record_of(1))
     place = layer.place(laid)
     wrong = {
-        "offset at the end": (EgressPlace(place.ring_id, MIB, 64), StaleHandle.code),
-        "end behind the end": (EgressPlace(place.ring_id, MIB - 64, 65), StaleHandle.code),
-        "numbers beyond words": (EgressPlace(place.ring_id, 2**63 - 1, 2**63 - 1), StaleHandle.code),
-        "another ring": (EgressPlace("0" * 32, place.offset, place.nbytes), StaleHandle.code),
-        "no bytes": (EgressPlace(place.ring_id, place.offset, 0), "remote_protocol_error"),
-        "less than it says": (EgressPlace(place.ring_id, place.offset, place.nbytes - 1), "remote_protocol_error"),
-        "more than it says": (EgressPlace(place.ring_id, place.offset, place.nbytes + 1), "remote_protocol_error"),
-        "not its beginning": (EgressPlace(place.ring_id, place.offset + 8, place.nbytes), "remote_protocol_error"),
-        "no record": (EgressPlace(place.ring_id, MIB - 4096, 4096), "remote_protocol_error"),
+        "offset at the end": (EgressPlace(place.epoch, MIB, 64), StaleHandle.code),
+        "end behind the end": (EgressPlace(place.epoch, MIB - 64, 65), StaleHandle.code),
+        "numbers beyond words": (EgressPlace(place.epoch, 2**63 - 1, 2**63 - 1), StaleHandle.code),
+        "another ring": (EgressPlace(1, place.offset, place.nbytes), StaleHandle.code),
+        "no bytes": (EgressPlace(place.epoch, place.offset, 0), "remote_protocol_error"),
+        "less than it says": (EgressPlace(place.epoch, place.offset, place.nbytes - 1), "remote_protocol_error"),
+        "more than it says": (EgressPlace(place.epoch, place.offset, place.nbytes + 1), "remote_protocol_error"),
+        "not its beginning": (EgressPlace(place.epoch, place.offset + 8, place.nbytes), "remote_protocol_error"),
+        "no record": (EgressPlace(place.epoch, MIB - 4096, 4096), "remote_protocol_error"),
     }
     for what, (each, code) in wrong.items():
         assert layer.failed("k", each) == code, what
@@ -220,9 +231,6 @@ def test_a_ring_is_its_clients_own(bench: Bench, layer: Layer) -> None:
 def test_an_announcement_that_cannot_be_is_refused(bench: Bench) -> None:
     with layer_of(bench) as layer:
         true = layer.ring.announcement
-        fifo, link = ("0" * 31 + "1", "0" * 31 + "2")
-        os.mkfifo(SHM_DIR / f"mmc.{os.geteuid()}.{fifo}.data")
-        os.symlink(SHM_DIR / true.data_name[1:], SHM_DIR / f"mmc.{os.geteuid()}.{link}.data")
         lies = {
             "uid": 65534,
             "data_bytes": 2 * MIB + 64,
@@ -235,13 +243,20 @@ def test_an_announcement_that_cannot_be_is_refused(bench: Bench) -> None:
             assert failed.error.code == "invalid_request", field
             assert failed.error.details["field"] == f"ring.{field}"
         assert layer.refused(msgspec.structs.replace(true, data_bytes=MIB // 2)).error.code == "layout_mismatch"
-        for ring_id in ("0" * 32, fifo, link):
-            failed = layer.refused(msgspec.structs.replace(true, ring_id=ring_id))
-            assert failed.error.code == "segment_error", ring_id
+        failed = layer.refused(msgspec.structs.replace(true, ring_id="0" * 32))
+        assert failed.error.details["field"] == "ring.ring_id"
+        data = SHM_DIR / true.data_name[1:]
+        aside = data.rename(data.with_suffix(".aside"))
+        os.mkfifo(data)
+        assert layer.refused().error.code == "segment_error"
+        data.unlink()
+        data.symlink_to(aside)
+        assert layer.refused().error.code == "segment_error"
+        data.unlink()
+        assert layer.refused().error.code == "segment_error"
+        aside.rename(data)
         assert mapped(bench) == 0
         layer.register()
-        for ring_id in (fifo, link):
-            (SHM_DIR / f"mmc.{os.geteuid()}.{ring_id}.data").unlink()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can own a file for another user")
@@ -270,13 +285,17 @@ def test_a_ring_that_was_cut_short_is_not_read(bench: Bench, layer: Layer) -> No
 
 
 def test_a_client_that_registers_a_thousand_rings_has_one(bench: Bench) -> None:
-    with layer_of(bench) as first, layer_of(bench) as second:
+    with layer_of(bench) as layer:
         before = len(os.listdir("/proc/self/fd"))
         for index in range(1000):
-            first.register((first if index % 2 else second).ring.announcement)
+            if index % 20 == 19:
+                layer.ring.close()
+                layer.ring = ring_of(layer.client, MIB)
+            layer.register()
         assert mapped(bench) == 1
         assert len(os.listdir("/proc/self/fd")) == before + 1
-        assert first.put("k", record_of(4)).is_stored
+        assert layer.put("k", record_of(4)).is_stored
+        layer.ring.close()
 
 
 def test_more_clients_than_rings(bench: Bench) -> None:
@@ -328,20 +347,24 @@ def test_a_second_greeting_over_the_same_connection_keeps_the_ring(bench: Bench,
     assert layer.put("k", record_of(1)).is_stored
 
 
-def test_a_client_that_is_killed_in_the_middle_of_a_put_leaves_nothing(bench: Bench, clock: Clock) -> None:
-    """Its ring is gone with it; the record that it was just laying there was never seen."""
+@pytest.mark.parametrize("when", ["filled", "made"])
+def test_a_client_that_is_killed_in_the_middle_of_a_put_leaves_nothing(bench: Bench, clock: Clock, when: str) -> None:
+    """Its ring goes with it, mapped or not; the record that it was just laying there was never seen."""
     before = set(os.listdir(SHM_DIR))
-    command = [sys.executable, "-m", "tests.frontend.egress_child", str(bench.directory.path)]
+    command = [sys.executable, "-m", "tests.frontend.egress_child", str(bench.directory.path), when]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
         assert child.stdout is not None
-        bench.pump(lambda: store_stats(bench).puts == 1)
+        output = child.stdout.fileno()
+        bench.pump(lambda: mapped(bench) == 1 or len(set(os.listdir(SHM_DIR)) - before) == 2)
+        bench.pump(lambda: bool(select.select([output], [], [], 0)[0]))
         assert child.stdout.readline() == "half way\n"
-        assert mapped(bench) == 1
-        assert set(os.listdir(SHM_DIR)) == before
+        assert mapped(bench) == (when == "filled")
+        assert len(set(os.listdir(SHM_DIR)) - before) == (2 if when == "made" else 0)
         child.send_signal(signal.SIGKILL)
         assert child.wait(DEADLINE_S) == -signal.SIGKILL
     look_again(bench, clock)
     bench.pump(lambda: mapped(bench) == 0)
+    assert set(os.listdir(SHM_DIR)) == before
     client = bench.connect_client()
     assert [record is None for record in client.get("whole", "half").records] == [False, True]
 
@@ -353,7 +376,7 @@ def test_without_a_ring_nothing_is_read() -> None:
     rings = EgressRings(LimitsConfig())
     rings.leave("a" * 32)
     with pytest.raises(StaleHandle):
-        rings.read("a" * 32, EgressPlace("0" * 32, 0, 64))
+        rings.read("a" * 32, EgressPlace(1, 0, 64))
 
 
 def test_what_is_written_meanwhile_changes_values_and_never_sizes(bench: Bench, layer: Layer) -> None:

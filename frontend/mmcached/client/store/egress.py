@@ -5,7 +5,8 @@
        └── the connection is lost, the frontend has lost the ring, a record is larger than it ──┘
 
 What has no place travels inline: a small record, a ring that is full or just being registered. Nobody waits. The ring's
-names are removed as soon as the frontend has mapped it, so the kernel takes it back whoever dies.
+names are removed as soon as the frontend has mapped it, so the kernel takes it back whoever dies; of a client that dies
+before, the frontend removes them.
 
 The frontend takes no lease: it answers each put once, after it has copied the record, and a chunk whose answer has not
 come is not used again, whatever became of the call; with the connection, over which no answer can come any more, the
@@ -22,10 +23,10 @@ from collections import deque
 from functools import partial
 
 from mmcached.client.links.uninterrupted import uninterrupted
-from mmcached.shm import Claim, EncodedRecord, RingWriter
-from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm import Claim, EncodedRecord, Host, RingWriter
+from mmcached.shm.segment.layout import Layout, chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
-from mmcached.shm.segment.segment import unlink
+from mmcached.shm.segment.segment import WriterSegment, unlink
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import CacheFull, ItemTooLarge, MmcachedError
 from mmcached.wire.handle import RingAnnouncement
@@ -42,14 +43,21 @@ RETRY_S = 30.0
 class EgressRing(Closeable):
     """One ring with its open claims. Dropped without `close` it goes too, at the latest with the process.
 
+    Args:
+        client_id: names the ring.
     Raises:
         SegmentError: there is no room for it.
     """
 
-    def __init__(self, ring_bytes: int) -> None:
-        self._writer = RingWriter.create(
-            data_bytes=ring_bytes, num_slots=NUM_SLOTS, max_readers=1, max_object_bytes=ring_bytes
+    def __init__(self, client_id: str, ring_bytes: int) -> None:
+        # Under the client's own name, so that the frontend knows whose it is when it finds the client dead.
+        segment = WriterSegment.create(
+            Layout(ring_bytes, NUM_SLOTS, max_readers=1),
+            epoch=time.time_ns(),
+            host=Host(),
+            new_ring_id=lambda: client_id,
         )
+        self._writer = RingWriter(segment, max_object_bytes=ring_bytes)
         self.announcement: RingAnnouncement = self._writer.announcement
         self.max_object_bytes = self._writer.max_object_bytes
         self.is_over = False
@@ -69,7 +77,7 @@ class EgressRing(Closeable):
         except BaseException:
             self.free(request_id)
             raise
-        return None if self.is_over else EgressPlace(self.announcement.ring_id, claim.offset, claim.nbytes)
+        return None if self.is_over else EgressPlace(self.announcement.epoch, claim.offset, claim.nbytes)
 
     def free(self, request_id: int) -> None:
         """Let the room of a request be used again; one that has none changes nothing."""
@@ -137,7 +145,7 @@ class Egress:
         self._is_making = self._is_over = False
         self._retry_at = -float("inf")
 
-    def new_ring(self, nbytes: int, max_ring_bytes: int) -> EgressRing | None:
+    def new_ring(self, client_id: str, nbytes: int, max_ring_bytes: int) -> EgressRing | None:
         """Make the ring in which a record of `nbytes` has a place; `open` or `refuse` must follow.
 
         Returns:
@@ -156,7 +164,7 @@ class Egress:
         if former is not None:
             former.close()
         try:
-            return uninterrupted(partial(EgressRing, ring_bytes))
+            return uninterrupted(partial(EgressRing, client_id, ring_bytes))
         except (MmcachedError, OSError) as error:
             self._refuse(str(error))
             return None

@@ -198,7 +198,8 @@ class StoreVerbs:
     def _register_egress_ring(self, nbytes: int, deadline: Deadline) -> Verb[None]:
         """Make a ring with a place for so many bytes, if there is none and it may be, and have the frontend map it."""
         egress, welcome = self._sessions.egress, self._contact.welcome
-        ring = egress.new_ring(nbytes, welcome.max_egress_bytes) if welcome is not None else None
+        max_bytes = 0 if welcome is None else welcome.max_egress_bytes
+        ring = egress.new_ring(self._contact.client_id, nbytes, max_bytes)
         if ring is not None:
             try:
                 message, _ = yield from self._contact.exchange(

@@ -19,6 +19,7 @@ import numpy as np
 from mmcached.shm import EncodedRecord
 from mmcached.shm.files.own_file import open_own
 from mmcached.shm.segment.mapped import SHM_DIR, open_data
+from mmcached.shm.segment.segment import unlink
 from mmcached.shm.store import codec
 from mmcached.wire.config import MIB
 from mmcached.wire.errors import InvalidRequest, SegmentError, ServiceUnavailable, StaleHandle
@@ -66,6 +67,8 @@ class EgressRings:
             ServiceUnavailable: too many are mapped.
             SegmentError, LayoutMismatch: it is not there, another user's, or of another size.
         """
+        if ring.ring_id != client_id:
+            raise InvalidRequest("ring.ring_id", ring.ring_id, f"must be {client_id}, as its client")
         for field, value, low, high in (
             ("ring.uid", ring.uid, os.geteuid(), os.geteuid()),
             ("ring.data_bytes", ring.data_bytes, 1, self.max_ring_bytes),
@@ -93,13 +96,13 @@ class EgressRings:
             RemoteProtocolError: there is no record of that size.
         """
         ring = self._rings.get(client_id)
-        if ring is None or ring.names.ring_id != place.ring_id:
-            raise StaleHandle(f"ring {place.ring_id} is not registered")
+        if ring is None or ring.names.epoch != place.epoch:
+            raise StaleHandle(f"this client has no ring of epoch {place.epoch}")
         if place.offset + place.nbytes > ring.names.data_bytes:
             raise StaleHandle(f"bytes {place.offset} to {place.offset + place.nbytes} are not of the ring")
         if ring.mapping.size() != len(ring.mapping):  # to touch what was cut off would end this process
             self.leave(client_id)
-            raise StaleHandle(f"ring {place.ring_id} has been cut short")
+            raise StaleHandle(f"the ring of epoch {place.epoch} has been cut short")
         encoded = codec.adopt(np.frombuffer(ring.mapping, np.uint8, place.nbytes, place.offset))
         self.num_records += 1
         return encoded
@@ -109,6 +112,11 @@ class EgressRings:
         ring = self._rings.get(client_id)
         if ring is not None and ring.peer != but_over:
             del self._rings[client_id]
+
+    def remove_names(self, client_id: str) -> None:
+        """Remove what a client that is dead may have left: it was killed before its ring was mapped."""
+        for kind in ("data", "ctl"):
+            unlink(f"/mmc.{os.geteuid()}.{client_id}.{kind}")
 
     def close(self) -> None:
         self._rings.clear()

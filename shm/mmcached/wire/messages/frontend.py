@@ -163,7 +163,7 @@ class HaveRecords(Message, frozen=True):
 
 
 class RegisterEgressRing(Message, frozen=True):
-    """The client has a ring of its own, in which large records will lie; it takes the place of a former one."""
+    """The client has a ring of its own, named as itself, in which large records will lie, in place of a former one."""
 
     client_id: ClientId
     request_id: Count

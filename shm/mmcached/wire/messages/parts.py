@@ -71,9 +71,9 @@ class Inline(Part, frozen=True, tag="inline"):
 
 
 class EgressPlace(Part, frozen=True):
-    """An encoded record in its client's own ring: `nbytes` at byte `offset` of the ring's data object."""
+    """An encoded record in its client's own ring, of that epoch: `nbytes` at byte `offset` of the data object."""
 
-    ring_id: Text
+    epoch: Count
     offset: Count
     nbytes: Count
 
