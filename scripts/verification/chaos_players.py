@@ -298,7 +298,7 @@ class RevokingWriter(ChaosWriter):
         super().look_at_readers()
         leases = self.ring._leases
         for reader_id, incarnation in leases.incarnations().items():
-            returned, now = int(leases._returned[reader_id].sum()), time.monotonic()
+            returned, now = int(leases._counts[reader_id, :, 0].sum()), time.monotonic()
             last, since = self._reader_to_progress.get(reader_id, (-1, now))
             self._reader_to_progress[reader_id] = (returned, since if returned == last else now)
             if returned == last and now - since > TIMEOUT_S:

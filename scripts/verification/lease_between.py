@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from mmcached.shm.files import locks
 from mmcached.shm.ring import reader, reader_watch
-from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER_BYTES, Layout
+from mmcached.shm.segment.layout import ALIGNMENT, FIRST_COUNT_WORD, Layout
 from mmcached.shm.segment.mapped import Control
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello
@@ -312,7 +312,7 @@ def modelled_locks() -> Iterator[None]:
 
 Words = npt.NDArray[np.uint64]
 
-UNIT = CHUNK_HEADER_BYTES + ALIGNMENT
+UNIT = ALIGNMENT
 """Bytes of the smallest chunk; the model's ring is a few of them."""
 
 
@@ -322,7 +322,7 @@ class SmallLayout(Layout):
 
     @property
     def entry_bytes(self) -> int:
-        return CHUNK_HEADER_BYTES + 8 * self.num_slots
+        return 8 * (FIRST_COUNT_WORD + 2 * self.num_slots)
 
     def entry_offset(self, reader_id: int) -> int:
         return reader_id * self.entry_bytes

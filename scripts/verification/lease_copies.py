@@ -17,7 +17,7 @@ from mmcached.engine.server.worker_group import WorkerGroup, WorkerLink
 from mmcached.shm.ring.allocator import RingAllocator
 from mmcached.shm.ring.chain import Chunk
 from mmcached.shm.ring.chunks import ChunkTable
-from mmcached.shm.ring.leases import LeaseTable, _Reader
+from mmcached.shm.ring.leases import Counts, LeaseTable, _Reader
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.ring.received import ReceivedLeases
@@ -33,14 +33,15 @@ FIELDS: dict[type, set[str]] = {
     ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
     LeaseTable: {
         "num_lost",
-        "_returned",
-        "_quota_bytes",
-        "_readers",
-        "_holders",
-        "_num_barriers",
-        *("_shared_bytes", "_slot_to_nbytes", "_leased_bytes", "_is_recounted", "_next_look"),
+        *("_counts", "_granted", "_quota_bytes", "_readers", "_num_barriers", "_next_look", "_readers_per_look"),
     },
-    ReaderWatch: {"_control", "_leases", "_unreported"},  # made anew: all that it keeps is told at the next look
+    ReaderWatch: {
+        "_control",
+        "_leases",
+        "_board",
+        "_allocate",
+        "_unreported",
+    },  # made anew: all that it keeps is told at the next look
     ReceivedLeases: {"incarnation", "last_seq", "_slot_to_count"},
     ReaderEntry: {"announcement", "reader_id", "incarnation", "_received", "_control", "_words"},
     HeldLeases: {"_give_back", "_held", "_of_request"},
@@ -48,7 +49,7 @@ FIELDS: dict[type, set[str]] = {
 }
 SLOTS: dict[type, tuple[str, ...]] = {
     _Reader: (
-        *("incarnation", "at_attach", "granted", "seen", "seq", "num_lost", "barrier"),
+        *("incarnation", "base", "seen", "seq", "num_lost", "barrier"),
         *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "overrun"),
     ),
     _Held: ("handle", "request_id", "reads", "has_ended"),
@@ -59,29 +60,26 @@ SLOTS: dict[type, tuple[str, ...]] = {
 Kept = TypeVar("Kept")
 
 
-def copy_table(table: LeaseTable, control: Control) -> LeaseTable:
-    """Copy the lease table for another instance of the control object."""
+def copy_table(table: LeaseTable, control: Control, granted: Counts) -> LeaseTable:
+    """Copy the lease table for another instance of the shared words."""
     made = _blank(table)
-    made._returned = control.cells()
+    made._counts, made._granted = control.counts(), granted
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
-    made._shared_bytes, made._slot_to_nbytes = table._shared_bytes, table._slot_to_nbytes.copy()
-    made._leased_bytes, made._is_recounted = table._leased_bytes, table._is_recounted
-    made._next_look, made.num_lost = table._next_look, table.num_lost
+    made._next_look, made._readers_per_look = table._next_look, table._readers_per_look
+    made.num_lost = table.num_lost
     made._readers = {reader_id: _copy_reader(books) for reader_id, books in table._readers.items()}
-    made._holders = {slot: set(readers) for slot, readers in table._holders.items()}
     return made
 
 
 def _copy_reader(books: _Reader) -> _Reader:
-    made = copy.copy(books)
-    made.granted = books.granted.copy()  # `at_attach` and `seen` are never changed
+    made = copy.copy(books)  # `base` and `seen` are never changed
     made.slot_to_nbytes = dict(books.slot_to_nbytes)
     return made
 
 
 def table_key(table: LeaseTable) -> object:
     books = sorted((reader_id, *_reader_key(books)) for reader_id, books in table._readers.items())
-    return (table._num_barriers, *books)
+    return (table._num_barriers, table._granted.tobytes(), *books)
 
 
 def _reader_key(books: _Reader) -> tuple[object, ...]:
@@ -96,8 +94,7 @@ def _reader_key(books: _Reader) -> tuple[object, ...]:
             books.leased_bytes,
         ),
         *(
-            books.at_attach.tobytes(),
-            books.granted.tobytes(),
+            books.base.tobytes(),
             books.seen.tobytes(),
             tuple(sorted(books.slot_to_nbytes.items())),
         ),

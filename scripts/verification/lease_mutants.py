@@ -86,11 +86,11 @@ class TableWithoutBase(LeaseTable):
         books = self._readers.get(reader_id)
         if books is None:
             return None
-        at_attach, books.at_attach = books.at_attach, np.zeros_like(books.at_attach)
+        base, books.base = books.base, np.zeros_like(books.base)
         try:
             return super().reconcile(reader_id, incarnation, barrier_id, received)
         finally:
-            books.at_attach = at_attach
+            books.base = base
 
 
 class RingWithoutBase(Ring):
@@ -122,8 +122,8 @@ class EngineThatZeroesCells(Engine):
 
     def begin_taking(self, world: World, reader_id: int) -> Taking:
         ring = world.own_ring()
-        first = ring.layout.cell_word(reader_id, 0)
-        ring.words[first : first + ring.layout.num_slots] = 0
+        first = ring.layout.returned_word(reader_id, 0)
+        ring.words[first : first + 2 * ring.layout.num_slots] = 0
         return super().begin_taking(world, reader_id)
 
 

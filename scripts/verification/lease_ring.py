@@ -17,7 +17,8 @@ from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.reader_watch import ReaderWatch
-from mmcached.shm.segment.layout import CHUNK_HEADER_BYTES, Layout
+from mmcached.shm.segment.board import Board
+from mmcached.shm.segment.layout import ATTACHED_WORD, Layout
 from mmcached.wire.errors import LeaseRefused, PeerGone
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from scripts.verification.explorer import Event, Violation
@@ -52,6 +53,8 @@ class Ring:
     announcement: RingAnnouncement
     layout: Layout
     words: Words
+    granted: Words
+    board: Words
     leases: LeaseTable
     watch: ReaderWatch
     chunks: ChunkTable
@@ -70,9 +73,11 @@ class Ring:
         ring.words = np.zeros(layout.ctl_bytes // 8, np.uint64)
         ring.data = DataObject([0] * (layout.data_bytes // UNIT))
         ring.meant_for = {}
+        ring.granted = np.zeros((layout.max_readers, layout.num_slots), np.uint64)
+        ring.board = np.zeros(ATTACHED_WORD + layout.max_readers, np.uint64)
         control = ring.control(LockTable(), "P0")
-        ring.leases = cls.lease_table(control.cells(), quota_bytes=quota_bytes)
-        ring.watch = cls.reader_watch(control, ring.leases)
+        ring.leases = cls.lease_table(control.counts(), ring.granted, quota_bytes=quota_bytes)
+        ring.watch = ring._new_watch(control, cls.reader_watch)
         ring.chunks = ChunkTable(
             layout.data_bytes, layout.num_slots, is_leased=ring._is_leased(ring.leases), leased_slots=tuple
         )
@@ -83,17 +88,23 @@ class Ring:
         made._known = {}
         made.announcement, made.layout = self.announcement, self.layout
         made.words, made.data, made.meant_for = self.words.copy(), self.data.copy(), self.meant_for.copy()
+        made.granted, made.board = self.granted.copy(), self.board.copy()
         control = made.control(LockTable(), "P0")
-        made.leases = copy_table(self.leases, control)
-        made.watch = type(self.watch)(control, made.leases)
+        made.leases = copy_table(self.leases, control, made.granted)
+        made.watch = made._new_watch(control, type(self.watch))
         made.chunks = copy_chunks(self.chunks, made._is_leased(made.leases))
         return made
 
     def key(self) -> object:
         return (
-            *(self.epoch, self.words.tobytes(), self.data.key(), tuple(sorted(self.meant_for.items()))),
+            *(self.epoch, self.words.tobytes(), self.board.tobytes(), self.data.key()),
+            tuple(sorted(self.meant_for.items())),
             *(table_key(self.leases), chunks_key(self.chunks)),
         )
+
+    def _new_watch(self, control: ModelControl, watch: type[ReaderWatch]) -> ReaderWatch:
+        board = Board(self.board.data.cast("B").cast("Q"))
+        return watch(control, self.leases, board, lambda reader_id: True)
 
     @property
     def epoch(self) -> int:
@@ -162,7 +173,7 @@ class Ring:
         books = table._readers[reader_id]
         if books.is_stopped or len(world.queues.barrier_ids()) >= world.setting.max_barriers:
             return False
-        return books.barrier is not None or bool((books.granted != table._returned[reader_id]).any())
+        return books.barrier is not None or bool(table._all_outstanding(reader_id).any())
 
     def _know(self, question: object, answer: Callable[[], bool]) -> bool:
         """Ask once: many states share this ring, and none changes it."""
@@ -195,9 +206,8 @@ class Ring:
         generation, _ = self.chunks.claim(plan)
         extent = plan.extent
         self.data.write(extent, generation)
-        offset = extent.offset + CHUNK_HEADER_BYTES
         names = self.announcement
-        self.chunks.publish(Handle(names.ring_id, names.epoch, extent.slot, generation, offset, nbytes))
+        self.chunks.publish(Handle(names.ring_id, names.epoch, extent.slot, generation, extent.offset, nbytes))
 
     def grant(self, reader_id: int, handle: Handle) -> LeaseId | None:
         """Count a lease; None: refused."""
@@ -312,9 +322,9 @@ class DataObject:
 
 
 def payload_bytes(units: int) -> int:
-    """Return the payload that fills so many units, header included."""
-    return units * UNIT - CHUNK_HEADER_BYTES
+    """Return the payload that fills so many units."""
+    return units * UNIT
 
 
 def num_units(handle: Handle) -> int:
-    return (handle.nbytes + CHUNK_HEADER_BYTES) // UNIT
+    return handle.nbytes // UNIT

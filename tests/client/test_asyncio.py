@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from mmcached.client import AsyncClient, Generation
-from mmcached.client.arguments import Options
-from mmcached.client.calls import Calls
-from mmcached.client.links.loop_link import LoopLink, LoopWaiter
-from mmcached.client.store.fail_open import FailOpen
-from mmcached.client.verb import drive_async
 from mmcached.wire.errors import LocalProtocolError, RequestAborted
-from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
@@ -24,10 +18,8 @@ from mmcached.wire.messages.frontend import (
     DropClaim,
     FromClient,
     Generate,
-    GetRecords,
     RegisterReader,
 )
-from mmcached.wire.paths import RunDir
 from tests.client.records import is_equal, numbers
 from tests.client.services import StoreService, fake_service, hesitate, silent
 from tests.integration.processes import eventually
@@ -181,49 +173,3 @@ def test_cancelled_while_it_waits_is_told_to_the_service(service: StoreService, 
             await until(lambda: service.count(DropClaim) == 1)  # it was told to compute all the same
 
     run(ask())
-
-
-def test_answer_to_a_cancelled_get_gives_its_lease_back(service: StoreService, run_dir: Path) -> None:
-    async def ask() -> None:
-        async with AsyncClient(run_dir) as client:
-            await client.put("k", numbers(1))
-            service.hold = (GetRecords,)
-            task = asyncio.create_task(client.get("k", view=True))
-            await until(lambda: service.num_held == 1)
-            await cancel(task)
-            service.release()
-            assert service.desk.records.num_hits == 1, "it was served"
-            await until(lambda: service.leases == 0)
-
-    run(ask())
-
-
-class CancellingLink(LoopLink):
-    """Cancels the task that has waited for a record, in the turn of the loop in which the record has come."""
-
-    async def wait(self, waiter: LoopWaiter, deadline: float) -> None:
-        await super().wait(waiter, deadline)
-        news = waiter.news[0]
-        if isinstance(news, tuple) and isinstance(news[0], Records):
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await asyncio.sleep(0)
-
-
-def test_answer_that_comes_with_the_cancel_gives_its_lease_back(service: StoreService, run_dir: Path) -> None:
-    """Both happen in one turn of the event loop: the answer is there, but nobody gets it."""
-
-    async def ask() -> None:
-        options = Options(60.0, 10.0, "", True)
-        calls = Calls(RunDir(run_dir), options, FailOpen(is_open=True), CancellingLink)
-        try:
-            await drive_async(calls.put("k", numbers(1)))
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(drive_async(calls.get("k", view=True)))
-            await until(lambda: service.leases == 0)
-        finally:
-            calls.contact.close()
-
-    run(ask())
-    assert service.desk.records.num_hits == 1, "it was served"

@@ -48,6 +48,7 @@ class FakeClient:
         self.presence = LockFile(bench.directory.client_lock(self.client_id))
         self.channel = self._connect()
         self.entry: ReaderEntry | None = None
+        self.ring: RingReader | None = None
         self.payload: list[Frame] = []
         self._request_ids = count(1)
 
@@ -59,13 +60,15 @@ class FakeClient:
         return 0 if self.entry is None else self.entry.incarnation
 
     def answer(self, kind: type[MessageT]) -> MessageT:
-        """Return the next message, which must be of this kind; leases in it are counted."""
+        """Return the next message, which must be of this kind; of what lies in the ring a lease is taken."""
         self._bench.pump(lambda: self.channel.wait(0))
         message, self.payload = self.channel.receive(0)
         assert isinstance(message, kind), message
         if isinstance(message, to_client.Records) and self.entry is not None:
-            for record, lease in zip(message.records, message.leases, strict=True):
-                assert lease is None or (isinstance(record, Handle) and self.entry.receive(record, lease))
+            assert self.ring is not None
+            places = [record for record in message.records if isinstance(record, Handle)]
+            taken = [self.entry.take(place, self.ring.look) for place in places]
+            assert all(taken)
         return message
 
     def hello(self) -> to_client.Welcome:
@@ -83,6 +86,7 @@ class FakeClient:
         announcement = self.hello().store_ring
         assert announcement is not None
         self.entry = self.entry or ReaderEntry.attach(announcement)
+        self.ring = self.ring or RingReader.open(announcement)
         self.channel.send(self.register_message())
         return self.answer(to_client.ReaderRegistered).is_attached
 
@@ -127,9 +131,9 @@ class FakeClient:
                 self.payload[found.first_frame : found.first_frame + found.num_frames], tensors="numpy"
             )
         assert self.entry is not None
+        assert self.ring is not None
         assert isinstance(found, Handle)
-        with ObjectStoreReader(RingReader.open(self.entry.announcement)) as reader:
-            record = reader.get(found, tensors="numpy", copy=True)
+        record = ObjectStoreReader(self.ring).get(found, tensors="numpy", copy=True)
         self.entry.give_back(found)
         return record
 
@@ -139,6 +143,8 @@ class FakeClient:
         self.presence.close()
         if self.entry is not None:
             self.entry.close()
+        if self.ring is not None:
+            self.ring.close()
 
 
 class Bench(Closeable):

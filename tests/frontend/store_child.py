@@ -12,8 +12,9 @@ from pathlib import Path
 
 import zmq
 
-from mmcached.shm import ReaderEntry
+from mmcached.shm import ReaderEntry, RingReader
 from mmcached.shm.files.lock_file import LockFile
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Claimed, ReaderRegistered, Records, ToClient, Welcome
 from mmcached.wire.messages.frontend import ClaimRecord, ClientHello, GetRecords, RegisterReader
 from mmcached.wire.paths import RunDir
@@ -38,6 +39,10 @@ def main() -> None:
     channel.send(ClaimRecord(client_id, 3, "slow", DEADLINE_S))
     answers = [channel.receive(DEADLINE_S)[0] for _ in range(3)]
     assert [type(answer) for answer in answers] == [ReaderRegistered, Records, Claimed], answers
+    with RingReader.open(welcome.store_ring) as ring:
+        (place,) = answers[1].records  # type: ignore[union-attr]
+        assert isinstance(place, Handle)
+        assert entry.take(place, ring.look)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     signal.pause()

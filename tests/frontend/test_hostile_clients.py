@@ -99,7 +99,6 @@ FLOODS: dict[str, bytes] = {
     "claim": words(to_frontend.ClaimRecord(STRANGER, 1, "key", 5.0)),
     "drop claim": words(to_frontend.DropClaim(STRANGER, 5)),
     "drop": words(to_frontend.DropRecord(1, "key")),
-    "reconcile": words(to_frontend.Reconcile(1, 2, {3: 4})),
     "bye": words(to_frontend.ClientBye(STRANGER)),
     "no message": words(["Nonsense"]),
     "one frame": b"\0\1x",

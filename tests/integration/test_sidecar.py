@@ -178,11 +178,15 @@ def test_kill_of_p0_in_the_middle_of_everything(frontend: LoneFrontend, run_dir:
     frontend.at_rest()
 
 
-def test_strict_clients_hear_of_a_killed_p0(frontend: LoneFrontend, run_dir: Path) -> None:
+def test_strict_clients_hear_of_a_killed_p0_and_their_hits_go_on(frontend: LoneFrontend, run_dir: Path) -> None:
     with Client(run_dir, fail_open=False, connect_timeout_s=0.2) as client:
         client.put("k", {"x": 1})
         frontend.kill()
-        for verb in (client.get, client.drop, lambda key: client.contains_many([key])):
+        for verb in (client.drop, lambda key: client.put(key, {})):
+            hit = client.get("k")
+            assert hit is not None
+            assert hit.record == {"x": 1}
+            assert client.contains_many(["k", "l"]) == [True, False]
             with pytest.raises(MmcachedError) as caught:
                 verb("k")
             assert caught.value.retryable

@@ -162,7 +162,9 @@ def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party)
     party.ask("release")
 
 
-@pytest.mark.parametrize("label", [label for label in READER_LABELS if label != "reader.after_share"])
+@pytest.mark.parametrize(
+    "label", [label for label in READER_LABELS if label not in ("reader.after_share", "take.after")]
+)
 def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None:
     ring_id = secrets.token_hex(16)
     with make_named(ring_id) as ring, ObjectStoreWriter(ring) as store:

@@ -65,19 +65,12 @@ log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
 """How often deaths and deadlines are looked at."""
-_UNBOUND = (
-    received.GetStats
-    | received.Probe
-    | received.Flush
-    | received.HaveRecords
-    | received.DropRecord
-    | received.Reconcile
-)
+_UNBOUND = received.GetStats | received.Probe | received.Flush | received.HaveRecords | received.DropRecord
 """Messages that are in no client's name."""
 _OF_CONNECTION = (
     received.EngineHello | received.ReaderHello | received.EngineReady | received.LeaseGap | received.Reconcile
 )
-_UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.Reconcile | received.ClientBye
+_UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.ClientBye
 
 
 class Frontend(Closeable):
@@ -220,7 +213,6 @@ class Frontend(Closeable):
                 | received.ClaimRecord()
                 | received.DropClaim()
                 | received.DropRecord()
-                | received.Reconcile()
             ):
                 self.store.handle(peer, message, payload)
             case _:

@@ -32,6 +32,7 @@ WriterLabel = Literal[
     "put.after_evict",
     "put.mid_payload",
     "put.before_commit",
+    "put.before_publish",  # the slot is filled, and not valid yet
     "put.after_commit",
     "grant.before_send",  # counted, and the reader will never hear of it
     "grant.after_send",
@@ -50,6 +51,7 @@ ReaderLabel = Literal[
     "read.after_receive",
     "read.viewing",
     "read.in_finalizer",
+    "take.after",
     "give_back.before",
     "give_back.after",
     "reconcile.before_answer",

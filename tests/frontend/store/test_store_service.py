@@ -20,15 +20,16 @@ from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
 from mmcached.frontend.store.record_store import Refusal
 from mmcached.frontend.store.store_service import StoreService
-from mmcached.shm import ReaderEntry, RingReader, encode
+from mmcached.shm import RingReader, encode
+from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import Record, decode
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import ChannelFull, error_from_wire
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.handle import Handle
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Barrier, Inline
+from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame, attempt
 from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
@@ -99,7 +100,6 @@ def test_what_one_client_puts_another_reads_in_place(bench: Bench) -> None:
     assert writer.put("a", record_of(7)).is_stored
     answer = reader.get("a", "missing", "a")
     assert [type(record) for record in answer.records] == [Handle, type(None), Handle]
-    assert [lease and lease.seq for lease in answer.leases] == [1, None, 2]
     assert reader.payload == []
     assert store_stats(bench).ring.leases == 2
     assert [value_of(reader, answer, index) for index in (0, 2)] == [7, 7]
@@ -113,20 +113,9 @@ def test_a_client_without_an_entry_gets_the_same_record_as_frames(bench: Bench) 
     client.put("b", record_of(2))
     answer = client.get("a", "b")
     assert all(isinstance(record, Inline) for record in answer.records)
-    assert answer.leases == [None, None]
     assert [value_of(client, answer, index) for index in (0, 1)] == [1, 2]
     stats = store_stats(bench)
     assert (stats.inline_records, stats.ring.grants, stats.readers) == (2, 0, 0)
-
-
-def test_a_client_that_holds_its_quota_gets_frames(bench: Bench) -> None:
-    client = bench.connect_client()
-    for index in range(4):
-        client.put(str(index), record_of(index, 6000))
-    answer = client.get("0", "1", "2", "3")
-    assert [type(record) for record in answer.records] == [Handle, Handle, Inline, Inline]
-    assert [value_of(client, answer, index) for index in range(4)] == [0, 1, 2, 3]
-    assert isinstance(client.get("3").records[0], Handle), "it has given back"
 
 
 def test_an_answer_with_frames_has_a_limit_and_one_record_always_fits(
@@ -211,14 +200,12 @@ def test_presence_needs_no_record_to_travel_and_the_index_needs_no_question(benc
     assert client.answer(to_client.Present) == to_client.Present(9, [True, False])
     assert client.entry is not None
     with RingReader.open(client.entry.announcement) as reader:
-        assert reader.index is not None
-        assert [reader.index.contains(store_key("t", key)) for key in ("a", "b")] == [True, False]
+        assert [reader.look.find(key_digest(store_key("t", key))) is None for key in ("a", "b")] == [False, True]
     client.channel.send(to_frontend.DropRecord(10, "a", "t"))
     dropped = client.answer(to_client.Stored)
     assert (dropped.request_id, dropped.is_stored) == (10, False)
     with RingReader.open(client.entry.announcement) as reader:
-        assert reader.index is not None
-        assert not reader.index.contains(store_key("t", "a"))
+        assert not reader.look.find(key_digest(store_key("t", "a")))
     assert client.get("a", tenant="t").records == [None]
 
 
@@ -257,7 +244,7 @@ def test_the_first_who_asks_computes_and_the_others_get_it(bench: Bench) -> None
     assert owner.put("a", record_of(5), claim=claimed.claim).is_stored
     answers = [client.answer(to_client.Records) for client in (reader, plain)]
     assert [answer.request_id for answer in answers] == numbers
-    assert isinstance(answers[0].leases[0], LeaseId)
+    assert isinstance(answers[0].records[0], Handle)
     assert isinstance(answers[1].records[0], Inline)
     assert [value_of(client, answer) for client, answer in zip((reader, plain), answers, strict=True)] == [5, 5]
     stats = store_stats(bench)
@@ -418,9 +405,8 @@ def test_who_reads_under_a_lease_reads_on_over_a_new_epoch(bench: Bench) -> None
     bench.answer(to_client.Flushed)
     for index in range(100):
         client.put(f"more {index}", record_of(9))
-    (found,), (lease,) = answer.records, answer.leases
+    (found,) = answer.records
     assert isinstance(found, Handle)
-    assert lease is not None
     assert client.entry is not None
     with RingReader.open(client.entry.announcement) as reader:
         payload = bytes(reader.view(found))
@@ -465,7 +451,7 @@ def test_an_entry_that_is_announced_again_stays_as_it_is(bench: Bench) -> None:
     for _ in range(2):
         client.channel.send(client.register_message())
         assert client.answer(to_client.ReaderRegistered).is_attached
-    assert isinstance(client.get("a").records[0], Handle), "no barrier: nothing can be lost within a connection"
+    assert isinstance(client.get("a").records[0], Handle)
     assert value_of(client, held) == 1
 
 
@@ -483,42 +469,6 @@ def test_a_client_may_lose_its_entry_and_take_another(bench: Bench, clock: Clock
     assert value_of(client, client.get("a")) == 1
     client.channel.send(to_frontend.ClientBye(client.client_id))
     until(bench, lambda stats: stats.readers == 0)
-
-
-def test_leases_that_were_lost_with_a_connection_come_back(bench: Bench) -> None:
-    client = bench.connect_client()
-    client.put("a", record_of(1))
-    client.put("b", record_of(2))
-    held = client.get("a")
-    assert client.entry is not None
-    client.channel.send(to_frontend.GetRecords(client.client_id, 9, ["a", "b"], incarnation=client.entry.incarnation))
-    until(bench, lambda stats: stats.ring.leases == 3)  # and the answer is never read
-    client.connect_anew()
-    assert client.register()
-    barrier = client.answer(Barrier)
-    assert len(barrier.slots) == 2
-    assert isinstance(client.get("b").records[0], Inline), "no lease before the answer"
-    counts = client.entry.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
-    assert counts is not None
-    client.channel.send(to_frontend.Reconcile(barrier.incarnation, barrier.barrier_id, counts))
-    until(bench, lambda stats: stats.ring.leases == 1)
-    assert store_stats(bench).ring.lost_leases == 2
-    assert value_of(client, client.get("b")) == 2, "in place again"
-    assert value_of(client, held) == 1
-    assert store_stats(bench).ring.leases == 0
-
-
-def test_an_answer_to_a_barrier_that_cannot_be_takes_nothing(bench: Bench) -> None:
-    client, other = bench.connect_client(), bench.connect_client(is_reader=False)
-    client.put("a", record_of(1))
-    client.get("a")
-    client.connect_anew()
-    client.register()
-    barrier = client.answer(Barrier)
-    for peer, counts in ((client, {}), (client, {barrier.slots[0]: 5}), (other, {barrier.slots[0]: 0})):
-        peer.channel.send(to_frontend.Reconcile(barrier.incarnation, barrier.barrier_id, counts))
-    bench.pump(lambda: bench.frontend.stats().protocol_errors == 3)
-    assert store_stats(bench).ring.leases == 1
 
 
 def test_a_client_that_is_gone_holds_nothing(bench: Bench, clock: Clock) -> None:
@@ -593,40 +543,6 @@ def three_claim(desk: StoreService) -> None:
         desk.handle(peer, to_frontend.ClaimRecord(client_id, 1, "a", 5.0), [])
 
 
-def test_an_answer_that_is_not_queued_leaves_no_lease(desk: StoreService, sender: Sender) -> None:
-    assert desk.announcement is not None
-    frames = encode(record_of(1)).frames()
-    for key in ("a", "b"):
-        desk.handle(b"ann", to_frontend.PutRecord(ANN, 1, key, desk.records.epoch), frames)
-    with ReaderEntry.attach(desk.announcement) as entry:
-        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.incarnation)
-        get = to_frontend.GetRecords(ANN, 3, ["a", "b", "a"], incarnation=entry.incarnation)
-        desk.handle(b"ann", take, [])
-        desk.handle(b"ann", get, [])
-        sender.deaf.add(b"ann")
-        desk.handle(b"ann", get, [])
-        sender.deaf.clear()
-        desk.handle(b"ann", get, [])
-        answers = [message for _, message in sender.sent if isinstance(message, to_client.Records)]
-        seqs = [lease.seq for answer in answers for lease in answer.leases if lease is not None]
-        assert seqs == [1, 2, 3, 4, 5, 6], "no gap"
-        assert desk.stats().ring.leases == 6
-
-
-def test_a_lease_goes_only_where_the_reader_is_known(desk: StoreService, sender: Sender) -> None:
-    """A question that was read late from a former connection is answered there, where nobody listens any more."""
-    assert desk.announcement is not None
-    desk.handle(b"old", to_frontend.PutRecord(ANN, 1, "a", desk.records.epoch), encode(record_of(1)).frames())
-    with ReaderEntry.attach(desk.announcement) as entry:
-        take = to_frontend.RegisterReader(ANN, 2, desk.announcement.epoch, entry.reader_id, entry.incarnation)
-        for peer in (b"old", b"new"):
-            desk.handle(peer, take, [])
-        for peer in (b"old", b"new"):
-            desk.handle(peer, to_frontend.GetRecords(ANN, 3, ["a"], incarnation=entry.incarnation), [])
-        kinds = [(peer, type(m.records[0])) for peer, m in sender.sent if isinstance(m, to_client.Records)]
-        assert kinds == [(b"old", Inline), (b"new", Handle)]
-
-
 def test_a_claim_whose_owner_cannot_be_told_passes_on(desk: StoreService, sender: Sender) -> None:
     three_claim(desk)
     (_, claimed) = sender.sent.pop()
@@ -659,5 +575,8 @@ def test_one_who_waits_and_does_not_read_costs_the_others_nothing(desk: StoreSer
 
 
 def test_what_is_wrong_about_a_message_without_an_answer_is_only_counted(desk: StoreService, sender: Sender) -> None:
-    desk.handle(b"ann", to_frontend.Reconcile(1, 2, {}), [])
+    three_claim(desk)
+    (_, claimed) = sender.sent.pop()
+    assert isinstance(claimed, to_client.Claimed)
+    desk.handle(b"bob", to_frontend.DropClaim(BOB, claimed.claim), [])
     assert (desk.num_protocol_errors, sender.sent) == (1, [])

@@ -50,10 +50,13 @@ def look_at_product() -> dict[Stage, tuple[object, dict[str, int]]]:
 
 def words_of(control: ModelControl) -> dict[str, int]:
     """Return what decides anything in entry 0; its pid is a help for people."""
-    return {"incarnation": control.words[LAYOUT.incarnation_word(0)], "cell": control.words[LAYOUT.cell_word(0, 0)]}
+    return {
+        "incarnation": control.words[LAYOUT.incarnation_word(0)],
+        "returned": control.words[LAYOUT.returned_word(0, 0)],
+    }
 
 
 def control_of_an_engine() -> tuple[LockTable, ModelControl]:
     locks, words = LockTable(), np.zeros(LAYOUT.ctl_bytes // 8, np.uint64)
-    words[LAYOUT.cell_word(0, 0)] = COUNT
+    words[LAYOUT.returned_word(0, 0)] = COUNT
     return locks, ModelControl(words, LAYOUT, Description(locks, 1, "engine 1"))

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmcached.shm.ring import key_index
-from mmcached.shm.ring.key_index import KeyIndexReader, KeyIndexWriter, fingerprint, index_words
+from mmcached.shm.ring.key_index import KeyIndexWriter, index_words, key_digest, slots_of
+from mmcached.shm.ring.slot_table import KeyDigest
+from mmcached.shm.segment.layout import SLOT_BITS
 from mmcached.wire.errors import CacheFull, LocalProtocolError
 from tests.house.drawing import examples
 
@@ -30,8 +32,6 @@ def test_a_table_is_at_most_half_full(num_keys: int, expected: int) -> None:
 def test_what_is_not_a_power_of_two_of_words_is_refused() -> None:
     for words in (table(3), table(1), memoryview(bytearray(8))):
         with pytest.raises(LocalProtocolError):
-            KeyIndexReader(words)
-        with pytest.raises(LocalProtocolError):
             KeyIndexWriter(words)
 
 
@@ -40,13 +40,26 @@ def test_a_torn_table_ends_a_look() -> None:
     words = table(8)
     for place in range(8):
         words[place] = 1
-    assert not KeyIndexReader(words).contains("a")
+    assert list(slots_of(words, key_digest("a"))) == []
 
 
-def colliding(num_words: int, count: int) -> list[str]:
+def colliding(num_words: int, count: int) -> list[KeyDigest]:
     """Keys that all have one home, at the end of the table, so that their run goes round."""
-    found = (str(n) for n in range(10**6) if fingerprint(str(n)) & (num_words - 1) == num_words - 1)
+    digests = (key_digest(str(n)) for n in range(10**6))
+    found = (key for key in digests if (key[0] >> SLOT_BITS) & (num_words - 1) == num_words - 1)
     return [next(found) for _ in range(count)]
+
+
+def test_keys_that_share_all_bits_of_a_mark_are_all_found() -> None:
+    words = table(8)
+    index, first = KeyIndexWriter(words), key_digest("a")
+    other = (first[0] ^ 1, first[1])  # differs below the bits of a mark
+    index.add(first, 3)
+    index.add(other, 4)
+    assert list(slots_of(words, first)) == list(slots_of(words, other)) == [3, 4]
+    index.discard(first, 3)
+    assert list(slots_of(words, other)) == [4]
+    index.check_integrity()
 
 
 def test_a_key_that_stays_can_be_found_between_any_two_stores() -> None:
@@ -54,8 +67,8 @@ def test_a_key_that_stays_can_be_found_between_any_two_stores() -> None:
     keys = colliding(16, 6)
     words = table(16)
     index = KeyIndexWriter(words)
-    for key in keys:
-        index.add(key)
+    for slot, key in enumerate(keys):
+        index.add(key, slot)
 
     class Watched:
         """The table, with a look at every key that stays before and after each store."""
@@ -68,50 +81,46 @@ def test_a_key_that_stays_can_be_found_between_any_two_stores() -> None:
 
         def __setitem__(self, place: int, mark: int) -> None:
             words[place] = mark
-            assert all(KeyIndexReader(words).contains(key) for key in staying)
+            assert all(keys.index(key) in slots_of(words, key) for key in staying)
 
     index._words = Watched()  # type: ignore[assignment]
-    for key in [keys[2], keys[0], keys[5]]:
-        staying = [other for other in keys if other != key and KeyIndexReader(words).contains(other)]
-        index.discard(key)
-        assert not KeyIndexReader(words).contains(key)
+    for slot in (2, 0, 5):
+        staying = [other for other in keys if other != keys[slot] and list(slots_of(words, other))]
+        index.discard(keys[slot], slot)
+        assert list(slots_of(words, keys[slot])) == []
 
 
 class IndexModel(RuleBasedStateMachine):
     """Against a set; half of the keys share one home."""
 
-    KEYS: ClassVar = [*colliding(16, 6), *map(str, range(6))]
+    KEYS: ClassVar = [*colliding(16, 6), *map(key_digest, map(str, range(6)))]
 
     def __init__(self) -> None:
         super().__init__()
-        words = table(16)
-        self.index, self.reader = KeyIndexWriter(words), KeyIndexReader(words)
-        self.shown: set[str] = set()
+        self.words = table(16)
+        self.index = KeyIndexWriter(self.words)
+        self.shown: set[int] = set()
 
-    @rule(key=st.sampled_from(KEYS))
-    def add(self, key: str) -> None:
-        if key in self.shown:
+    @rule(slot=st.integers(0, 11))
+    def add(self, slot: int) -> None:
+        if slot in self.shown:
             return
         if len(self.shown) == 8:
             with pytest.raises(CacheFull):
-                self.index.add(key)
+                self.index.add(self.KEYS[slot], slot)
             return
-        self.index.add(key)
-        self.shown.add(key)
+        self.index.add(self.KEYS[slot], slot)
+        self.shown.add(slot)
 
-    @rule(key=st.sampled_from(KEYS))
-    def discard(self, key: str) -> None:
-        self.index.discard(key)
-        self.shown.discard(key)
-
-    @rule()
-    def clear(self) -> None:
-        self.index.clear()
-        self.shown.clear()
+    @rule(slot=st.integers(0, 11))
+    def discard(self, slot: int) -> None:
+        self.index.discard(self.KEYS[slot], slot)
+        self.shown.discard(slot)
 
     @invariant()
     def agrees(self) -> None:
-        assert {key for key in self.KEYS if self.reader.contains(key)} == self.shown
+        for slot, key in enumerate(self.KEYS):
+            assert list(slots_of(self.words, key)) == [slot] * (slot in self.shown)
         assert len(self.index) == len(self.shown)
         self.index.check_integrity()
 

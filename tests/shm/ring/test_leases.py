@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.shm.ring.leases import READERS_PER_LOOK, LeaseTable, Overrun
+from mmcached.shm.ring.leases import COUNTS_PER_LOOK, FEW_READERS, LeaseTable, Overrun
 from mmcached.shm.ring.received import ReceivedLeases
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
@@ -18,17 +18,32 @@ from tests.house.drawing import examples
 ROWS, SLOTS = 3, 4
 
 
-@pytest.fixture
-def cells() -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    return np.zeros((ROWS, SLOTS), np.uint64)
-
-
 Cells = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+
+@pytest.fixture
+def cells() -> Cells:
+    """What readers have returned; `cells.base` has what they have taken beside it."""
+    return new_cells(ROWS, SLOTS)
+
+
+def new_cells(num_readers: int, num_slots: int) -> Cells:
+    return np.zeros((num_readers, num_slots, 2), np.uint64)[:, :, 0]
+
+
+def taken_beside(cells: Cells) -> Cells:
+    assert cells.base is not None
+    return cells.base[:, :, 1]
+
+
+def table_of(cells: Cells, *, quota_bytes: int | None = None) -> LeaseTable:
+    assert cells.base is not None
+    return LeaseTable(cells.base, np.zeros(cells.shape, np.uint64), quota_bytes=quota_bytes)
 
 
 def test_what_the_cells_hold_at_attach_counts_as_granted(cells: Cells) -> None:
     cells[1] = [7, 0, 2**40, 1]
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(1, incarnation=5)
     assert [table.is_pinned(slot) for slot in range(SLOTS)] == [False] * SLOTS
     assert table.grant(1, 2) == LeaseId(5, 1, slot=2)
@@ -39,7 +54,7 @@ def test_what_the_cells_hold_at_attach_counts_as_granted(cells: Cells) -> None:
 
 
 def test_undo_restores_count_and_seq_and_only_the_last(cells: Cells) -> None:
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     first = table.grant(0, 1)
     second = table.grant(0, 1)
@@ -56,7 +71,7 @@ def test_undo_restores_count_and_seq_and_only_the_last(cells: Cells) -> None:
 
 
 def test_undo_after_the_reader_was_voided_or_taken_anew_changes_nothing(cells: Cells) -> None:
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     lease = table.grant(0, 1)
     table.void(0)
@@ -69,7 +84,7 @@ def test_undo_after_the_reader_was_voided_or_taken_anew_changes_nothing(cells: C
 
 
 def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     table.attach(1, incarnation=6)
     table.grant(0, 0)
@@ -97,7 +112,7 @@ def test_an_overrun_fences_the_reader_until_it_is_void(cells: Cells) -> None:
 
 @pytest.mark.parametrize("scribble", [0, 2**64 - 1])
 def test_whatever_is_written_over_an_entry_its_reader_holds_what_it_held(cells: Cells, scribble: int) -> None:
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     for slot in (0, 1, 2):
         table.grant(0, slot)
@@ -118,18 +133,79 @@ def test_whatever_is_written_over_an_entry_its_reader_holds_what_it_held(cells: 
 
 
 def test_of_many_readers_some_are_looked_at_each_time_and_all_in_the_end() -> None:
-    cells = np.zeros((3 * READERS_PER_LOOK, 1), np.uint64)
-    table = LeaseTable(cells)
+    per_look = 16
+    cells = new_cells(3 * per_look, COUNTS_PER_LOOK // per_look)
+    table = table_of(cells)
     for reader_id in range(len(cells)):
         table.attach(reader_id, incarnation=reader_id + 1)
-    cells[:] = 1
+    cells[:, 0] = 1
     found = [set(table.fence_overruns()) for _ in range(4)]
-    assert [len(readers) for readers in found] == [READERS_PER_LOOK] * 3 + [0]
+    assert [len(readers) for readers in found] == [per_look] * 3 + [0]
     assert set().union(*found) == set(range(len(cells)))
 
 
+def test_what_a_reader_takes_by_itself_counts_as_what_was_granted(cells: Cells) -> None:
+    taken = taken_beside(cells)
+    cells[0], taken[0] = [3, 0, 9, 1], [1, 1, 0, 1]  # a former life's
+    table = table_of(cells)
+    table.attach(0, incarnation=5)
+    assert table.pinned_slots() == set()
+    table.grant(0, 2)
+    taken[0, 1] += np.uint64(2)
+    taken[0, 2] += np.uint64(1)
+    assert table.pinned_slots() == {1, 2}
+    assert table.num_leases() == 4
+    cells[0, 1] += np.uint64(1)
+    cells[0, 2] += np.uint64(1)
+    assert table.pinned_slots() == {1, 2}
+    cells[0, 1] += np.uint64(1)
+    cells[0, 2] += np.uint64(1)
+    assert table.pinned_slots() == set()
+    table.check_integrity()
+
+
+def test_what_falls_is_an_overrun(cells: Cells) -> None:
+    taken = taken_beside(cells)
+    table = table_of(cells)
+    table.attach(0, incarnation=5)
+    taken[0, 1] = 5
+    assert table.fence_overruns() == {}
+    taken[0, 1] = 4
+    assert list(table.fence_overruns()) == [0]
+    assert table.pinned_slots() == {1}
+
+
+@pytest.mark.parametrize("num_readers", [FEW_READERS, FEW_READERS + 1])
+def test_of_many_readers_any_one_pins(num_readers: int) -> None:
+    cells = new_cells(num_readers, SLOTS)
+    table = table_of(cells)
+    for reader_id in range(num_readers):
+        table.attach(reader_id, incarnation=reader_id + 1)
+    assert not any(table.is_pinned(slot) for slot in range(SLOTS))
+    table.grant(0, 0)
+    taken_beside(cells)[num_readers - 1, 1] += np.uint64(1)
+    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [True, True, False, False]
+    cells[1, 2] += np.uint64(1)  # never given: this one is fenced, and holds nothing
+    assert list(table.fence_overruns()) == [1]
+    cells[0, 0] += np.uint64(1)
+    assert [table.is_pinned(slot) for slot in range(SLOTS)] == [False, True, False, False]
+
+
+def test_a_successor_counts_on_what_was_granted_before(cells: Cells) -> None:
+    assert cells.base is not None
+    granted = np.zeros(cells.shape, np.uint64)
+    former = LeaseTable(cells.base, granted)
+    former.attach(0, incarnation=5)
+    former.grant(0, 1)
+    taken_beside(cells)[0, 3] += np.uint64(1)
+    table = LeaseTable(cells.base, granted)
+    assert table.attach(0, incarnation=5, is_adopted=True)
+    assert table.pinned_slots() == {1, 3}
+    table.check_integrity()
+
+
 def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     table.attach(1, incarnation=6)
     assert table.open_barrier(0) is None, "nothing is out"
@@ -149,7 +225,7 @@ def test_a_barrier_stops_granting_until_its_answer(cells: Cells) -> None:
 
 
 def test_only_the_answer_to_the_last_barrier_counts(cells: Cells) -> None:
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     table.grant(0, 0)
     first = table.open_barrier(0)
@@ -170,7 +246,7 @@ def test_only_the_answer_to_the_last_barrier_counts(cells: Cells) -> None:
 @pytest.mark.parametrize("received", [{}, {0: 1}, {0: 1, 1: 0, 2: 0}, {0: 2, 1: 0}, {0: 0, 1: 0}], ids=str)
 def test_an_answer_that_cannot_be_is_refused_and_the_barrier_stays(cells: Cells, received: dict[int, int]) -> None:
     """Too few slots, too many, more than was granted, less than came back."""
-    table = LeaseTable(cells)
+    table = table_of(cells)
     table.attach(0, incarnation=5)
     table.grant(0, 0)
     table.grant(0, 1)
@@ -187,7 +263,7 @@ def test_an_answer_that_cannot_be_is_refused_and_the_barrier_stays(cells: Cells,
 
 
 def test_a_quota_counts_each_chunk_once_and_what_came_back_not_at_all(cells: Cells) -> None:
-    table = LeaseTable(cells, quota_bytes=100)
+    table = table_of(cells, quota_bytes=100)
     table.attach(0, incarnation=5)
     table.attach(1, incarnation=6)
     table.grant(0, 0, 60)
@@ -232,8 +308,8 @@ class LeaseModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells: Cells = np.zeros((ROWS, SLOTS), np.uint64)
-        self.table = LeaseTable(self.cells)
+        self.cells = new_cells(ROWS, SLOTS)
+        self.table = table_of(self.cells)
         self.readers: dict[int, Reader] = {}
         self.incarnation = 0
 

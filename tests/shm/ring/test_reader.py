@@ -45,7 +45,7 @@ def test_views_are_read_only() -> None:
         {"nbytes": 99},
         {"nbytes": 0},
         {"nbytes": 1 << 20},
-        {"offset": 0},
+        {"offset": 64},
         {"offset": 65},
         {"offset": 128},
         {"offset": 1 << 16},

@@ -6,7 +6,7 @@ import pytest
 from mmcached.shm import ReaderEntry, ReaderStopped
 from mmcached.shm.ring.reader_entry import random_incarnation
 from mmcached.shm.segment import words
-from mmcached.shm.segment.layout import MAX_RETURNED, Layout
+from mmcached.shm.segment.layout import MAX_COUNT, Layout
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from tests.shm.rings import attached, make_ring, overwritten, put
 
@@ -111,8 +111,8 @@ def test_a_count_that_no_reader_reaches_is_set_back() -> None:
     with make_ring(num_slots=2) as ring:
         with overwritten(ring.announcement.ctl_name) as words:
             layout = Layout(ring.announcement.data_bytes, 2, ring.announcement.max_readers)
-            words[layout.cell_word(0, 0)] = MAX_RETURNED + 1
-            words[layout.cell_word(0, 1)] = MAX_RETURNED
+            words[layout.returned_word(0, 0)] = MAX_COUNT + 1
+            words[layout.returned_word(0, 1)] = MAX_COUNT
         handle, other = put(ring, 10), put(ring, 10)
         with attached(ring) as entry:
             for each in (handle, other):

@@ -13,7 +13,7 @@ from tests.shm.rings import attached, make_ring, overwritten, put
 
 
 def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
-    with make_ring(4 * 128) as ring, Process() as one, Process() as two:
+    with make_ring(4 * 64) as ring, Process() as one, Process() as two:
         id_one, incarnation_one = attach(ring, one)
         id_two, _ = attach(ring, two)
         handles = [put(ring, 64, value) for value in range(4)]
@@ -31,9 +31,9 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
         assert ring.poll_deaths() == [ReaderVoided(id_one, incarnation_one)]
         assert ring.poll_deaths() == []
         assert ring.stats().leases == 2
-        put(ring, 64 + 128, 77)  # exactly the bytes that only the dead one held
+        put(ring, 2 * 64, 77)  # exactly the bytes that only the dead one held
         with pytest.raises(CacheFull):
-            ring.claim(64 + 256)
+            ring.claim(3 * 64)
         assert two.ask("digests") == [digest(2, 64), digest(3, 64)]
         with pytest.raises(PeerGone):
             ring.grant(id_one, handles[3])
@@ -41,7 +41,7 @@ def test_a_killed_readers_leases_are_void_and_anothers_stay() -> None:
 
 
 def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
-    with make_ring(128) as ring, Process() as engine, Process() as worker:
+    with make_ring(64) as ring, Process() as engine, Process() as worker:
         reader_id, incarnation = attach(ring, engine)
         worker.ask("open", ring.announcement)
         worker.ask("join", reader_id, incarnation, 0)
@@ -68,7 +68,7 @@ def test_leases_of_a_dead_engine_hold_while_its_worker_reads() -> None:
 
 
 def test_a_silent_reader_is_not_dead() -> None:
-    with make_ring(128) as ring, Process() as process:
+    with make_ring(64) as ring, Process() as process:
         reader_id, _ = attach(ring, process)
         ring.grant(reader_id, put(ring, 64))
         process.stop()
@@ -79,7 +79,7 @@ def test_a_silent_reader_is_not_dead() -> None:
 
 def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_looks() -> None:
     """Without the incarnation the new life would give back a descriptor of the old one, and the slot stayed pinned."""
-    with make_ring(128) as ring, Process() as old, Process() as new:
+    with make_ring(64) as ring, Process() as old, Process() as new:
         reader_id, incarnation = attach(ring, old)
         handle = put(ring, 64, 5)
         lease = ring.grant(reader_id, handle)
@@ -102,7 +102,7 @@ def test_a_restarted_reader_takes_the_entry_in_a_new_life_before_the_writer_look
 
 
 def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_life() -> None:
-    with make_ring(128) as ring, Process() as old, Process() as new:
+    with make_ring(64) as ring, Process() as old, Process() as new:
         reader_id, incarnation = attach(ring, old)
         handle = put(ring, 64)
         ring.grant(reader_id, handle)
@@ -123,11 +123,11 @@ def test_an_entry_taken_anew_gets_nothing_until_its_hello_which_voids_the_old_li
 
 
 def test_an_overwritten_incarnation_voids_no_lease_of_the_living() -> None:
-    with make_ring(128) as ring, Process() as process:
+    with make_ring(64) as ring, Process() as process:
         reader_id, incarnation = attach(ring, process)
         ring.grant(reader_id, put(ring, 64, 5))
         with overwritten(ring.announcement.ctl_name) as words:
-            words[Layout(128, 64, 4).incarnation_word(reader_id)] = 0
+            words[Layout(64, 64, 4).incarnation_word(reader_id)] = 0
         (event,) = ring.poll_deaths()
         assert isinstance(event, ReaderStopped)
         with pytest.raises(CacheFull):
@@ -175,7 +175,7 @@ def test_a_killed_workers_rank_is_free_for_its_successor_only_then() -> None:
 
 
 def test_a_reader_in_another_process_gives_back() -> None:
-    with make_ring(128) as ring, Process() as process:
+    with make_ring(64) as ring, Process() as process:
         reader_id, _ = attach(ring, process)
         handle = put(ring, 64, 5)
         for _ in range(100):

@@ -67,9 +67,11 @@ def test_too_large_is_refused_before_anything_is_touched() -> None:
         assert ring.stats() == before
         assert ring.is_current(handle)
     with make_ring(1 << 12) as ring:
-        put(ring, (1 << 12) - 64)
+        put(ring, 1 << 12)
         with pytest.raises(ItemTooLarge):
-            ring.claim((1 << 12) - 63)
+            ring.claim((1 << 12) + 1)
+        with pytest.raises(ItemTooLarge):
+            ring.claim(1 << 12, note=b"1")
 
 
 def test_eviction_is_in_hand_order_and_only_as_needed() -> None:
@@ -175,10 +177,10 @@ def test_a_discarded_chunk_is_an_island_while_leased() -> None:
             put(ring, 64)
         assert reader.view(leased).tolist() == [9] * 64
         with pytest.raises(CacheFull):
-            ring.claim(3 * 128 + 64)
+            ring.claim(4 * 64)
         entry.give_back(leased)
         evictions = ring.stats().evictions
-        put(ring, 3 * 128 + 64)
+        put(ring, 4 * 64)
         assert ring.stats().evictions == evictions + 3  # the forgotten one was evicted by nobody
         ring.check_integrity()
 
@@ -227,7 +229,7 @@ def test_too_many_returns_are_fenced_and_found() -> None:
         entry.give_back(held)  # no longer believed
         put(ring, 64)  # in the room of what it was never granted
         with pytest.raises(CacheFull):
-            ring.claim(192)
+            ring.claim(2 * 64)
         entry.close()
         assert ring.poll_deaths() == [ReaderVoided(entry.reader_id, entry.incarnation)]
         put(ring, 64)

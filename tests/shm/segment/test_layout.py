@@ -5,7 +5,17 @@ import zlib
 
 import pytest
 
-from mmcached.shm.segment.layout import HEADER_BYTES, LAYOUT_VERSION, MAGIC, PAGE_BYTES, PID_WORD, Layout, SegmentHeader
+from mmcached.shm.segment.layout import (
+    ATTACHED_WORD,
+    HEADER_BYTES,
+    LAYOUT_VERSION,
+    MAGIC,
+    PAGE_BYTES,
+    PID_WORD,
+    SLOT_WORDS,
+    Layout,
+    SegmentHeader,
+)
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
@@ -24,7 +34,9 @@ def test_words_of_all_entries_are_apart_and_inside() -> None:
     words = [LAYOUT.incarnation_word(reader_id) for reader_id in range(3)] + [
         LAYOUT.incarnation_word(reader_id) + PID_WORD for reader_id in range(3)
     ]
-    words += [LAYOUT.cell_word(reader_id, slot) for reader_id in range(3) for slot in range(100)]
+    for word_of in (LAYOUT.returned_word, LAYOUT.taken_word):
+        words += [word_of(reader_id, slot) for reader_id in range(3) for slot in range(100)]
+    words += [LAYOUT.entry_offset(reader_id) // 8 + LAYOUT.first_touch_word for reader_id in range(3)]
     assert len(set(words)) == len(words)
     assert min(words) * 8 >= PAGE_BYTES
     assert max(words) * 8 + 8 <= LAYOUT.ctl_bytes
@@ -72,10 +84,14 @@ def test_another_announcement_is_a_mismatch(index: int) -> None:
         HEADER.check_announced(RingAnnouncement(*values))  # type: ignore[arg-type]
 
 
-def test_the_index_lies_behind_the_chunks_where_readers_cannot_write() -> None:
+def test_the_writers_words_lie_behind_the_chunks_where_readers_cannot_write() -> None:
     assert LAYOUT.ctl_bytes == LAYOUT.entry_offset(3)
-    assert LAYOUT.data_object_bytes == (1 << 20) + 256 * 8
-    assert Layout(1 << 20, 100, 3).data_object_bytes == 1 << 20
+    offsets = [LAYOUT.board_offset, LAYOUT.slots_offset, LAYOUT.index_offset, LAYOUT.granted_offset(0)]
+    assert offsets[0] == 1 << 20
+    sizes = [8 * (ATTACHED_WORD + 3), 8 * SLOT_WORDS * 100, 8 * 256]
+    assert all(end - begin >= size for begin, end, size in zip(offsets[:-1], offsets[1:], sizes, strict=True))
+    assert LAYOUT.granted_offset(0) % PAGE_BYTES == 0
+    assert LAYOUT.data_object_bytes == LAYOUT.granted_offset(0) + 3 * LAYOUT.granted_bytes
 
 
 @pytest.mark.parametrize(

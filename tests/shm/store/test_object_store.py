@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader
+from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store import codec
 from mmcached.wire.errors import (
     CacheFull,
@@ -346,8 +347,7 @@ class StoreModel(RuleBasedStateMachine):
         for key in self.KEYS:
             handle = self.store.find(key)
             assert self.store.is_cached(key) == (handle is not None) == (key in self.model)
-            assert self.reader.reader.index is not None
-            assert self.reader.reader.index.contains(key) == (key in self.model)
+            assert self.reader.reader.look.find(key_digest(key)) == handle
             if handle is not None:
                 record = self.reader.get(handle, tensors="numpy")
                 assert record["value"] == self.model[key]

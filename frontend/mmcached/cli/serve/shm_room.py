@@ -22,7 +22,7 @@ SHARE = 0.45
 
 
 def rings_bytes(config: ServiceConfig) -> int:
-    """Return what the ring and the store take in /dev/shm, with their control objects and the index."""
+    """Return what the ring and the store take in /dev/shm, each with one reader."""
     layouts = []
     if config.ring_data_bytes and config.is_multimodal_model:
         layouts.append(Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers))
@@ -30,7 +30,7 @@ def rings_bytes(config: ServiceConfig) -> int:
         words = index_words(config.store_num_slots)
         data_bytes = _aligned(config.store_data_bytes)
         layouts.append(Layout(data_bytes, config.store_num_slots, config.store_max_clients, words))
-    return sum(layout.total_bytes for layout in layouts)
+    return sum(layout.created_bytes + layout.reader_bytes for layout in layouts)
 
 
 def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:

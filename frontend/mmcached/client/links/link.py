@@ -40,7 +40,6 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.messages.client import Failed, ToClient, Tokens, Welcome
 from mmcached.wire.messages.frontend import ClientBye, ClientHello
-from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import Frame
 
@@ -252,8 +251,6 @@ class Link(ABC, Generic[WaiterT]):
                 # Too many clients, or an unreadable message: of another version, or sent as a frontend with narrower
                 # limits took over. Whose it was is not known.
                 self._end_all(error_from_wire(message.error))
-            case Barrier():
-                self._reply(message)
             case _:
                 if not self._hand_over(message.request_id, (message, payload)):
                     self._reply(message)

@@ -1,37 +1,34 @@
-"""Makes a client a reader of one ring of the store, and keeps the leases that come. Knows nothing of sockets.
+"""Makes a client a reader of one ring of the store, which finds records and takes leases without asking.
 
-    StoreSession(ring)          becomes a reader of the ring and maps it; cannot? then records come inline
-        receive(records)        leases in, in the order of arrival
-        open(records)           hits out, or discard(records)
-        contains(keys)          a look into the ring's index, nobody is asked
-        close()                 no more hits; reader and mapping go when the last view has died
+    StoreSession(ring)          takes an entry of the ring and maps it; cannot? then records come inline
+        find(keys)              hits out of shared memory, once the service has attached the entry
+        open(records)           hits out of an answer
+        contains(keys)          a look into the ring's index
+        close()                 no more hits; entry and mapping go when the last view has died
 
-A ring dies with its frontend; the next frontend has another, and so the next session. Views of the former stay valid.
+It outlives its frontend: what was found stays readable, and is found, until a frontend says that the ring is over.
 
-Any thread may call anything; `receive` and `answer` come from the one that reads the socket, so a question which leases
-have arrived is answered with those that came before it.
-
-Invariant: every lease of this incarnation that arrives is given back exactly once, by the death of its views or at
-once.
+Any thread may call anything. Invariant: every lease that was taken is given back exactly once, by the death of its
+views or at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-
-import msgspec
 
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import LeaseReturns
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
-from mmcached.wire.errors import LocalProtocolError, MmcachedError, RemoteProtocolError, RequestAborted
+from mmcached.shm.ring.key_index import key_digest
+from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.client import Records
-from mmcached.wire.messages.frontend import Reconcile
-from mmcached.wire.messages.parts import Barrier, Inline
+from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 
 Place = Handle | Inline | None
@@ -44,13 +41,15 @@ class StoreSession:
         ring: None if the service keeps no records.
     Attributes:
         why_inline: the reason that it is no reader; empty if it is one, or if there is no ring.
-        is_attached: the service has said that leases come over the present connection.
+        is_attached: the service has said that it knows the entry.
+        seen_epoch: the store's, at the last look.
     """
 
     def __init__(self, ring: RingAnnouncement | None) -> None:
         self.ring = ring
-        self.is_attached = self._is_announced = False
+        self.is_attached = self._is_announced = self._is_counting = False
         self.why_inline = ""
+        self.seen_epoch = 0
         self._lock = threading.RLock()
         self._reader: ReaderEntry | None = None
         if ring is not None:
@@ -73,76 +72,55 @@ class StoreSession:
 
     @property
     def incarnation(self) -> int:
-        """The incarnation that leases may be granted to; 0 for none."""
+        """The incarnation that reads the ring by itself; 0 for none."""
         reader = self._reader
         return reader.incarnation if reader is not None and self.is_attached else 0
 
     def lost_contact(self) -> None:
-        """Take note that the connection over which the reader was announced is no more."""
-        self.is_attached = self._is_announced = False
+        """Take note that the frontend that knew the reader may be another by now; what can be seen is still found."""
+        self._is_announced = False
 
     # ---- records
 
-    def receive(self, answer: Records) -> Records:
-        """Count every lease that has come; a handle that is not under one of ours becomes None, as good as none."""
-        with self._lock:
-            reader = self._reader
-            places: list[Place] = []
-            for index, place in enumerate(answer.records):
-                lease = answer.leases[index] if index < len(answer.leases) else None
-                is_lost = isinstance(place, Handle) and (
-                    reader is None or lease is None or not reader.receive(place, lease)
-                )
-                places.append(None if is_lost else place)
-        return msgspec.structs.replace(answer, records=places)
+    def find(self, keys: Sequence[str], tenant: str, reading: Reading) -> list[Hit | None] | None:
+        """Return the records of keys, as far as they are there; None if it cannot be seen from here.
+
+        Raises:
+            RemoteProtocolError, ChecksumMismatch: a record is not what it should be.
+            InvalidRequest: a dtype that the wanted library does not have.
+        """
+        digests = [key_digest(store_key(tenant, key)) for key in keys]
+        with self._turn() as reader:
+            if reader is None or not self._may_take(reader):
+                return None
+            look = self._store.reader.look
+            self.seen_epoch = look.store_epoch
+            places = [None if (found := look.find(digest)) is None else self._taken(found) for digest in digests]
+            hits = [place for place in places if place is not None]
+            reader.count(hits, len(places) - len(hits))
+            # So much that others would find no room: copies, then.
+            copies = reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
+        return self._hits(places, (), replace(reading, view=False) if copies else reading)
 
     def open(self, answer: Records, payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
-        """Turn a received answer into hits, in its order; on an error all its leases are given back.
+        """Turn an answer into hits, in its order; what has gone from the ring meanwhile is as good as not there.
 
         Raises:
             RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
-        places = answer.records
-        hits: list[Hit | None] = []
-        try:
-            if len(answer.leases) != len(answer.records):
-                raise RemoteProtocolError(f"{len(answer.leases)} leases for {len(answer.records)} records", "leases")
-            for place in places:
-                hits.append(self._hit(place, payload, reading))  # noqa: PERF401 (the handler needs those made so far)
-        except BaseException as error:
-            self._give_back(places[len(hits) :])
-            hits.clear()  # the error's traceback would keep them, and their leases, for as long as somebody keeps it
-            if isinstance(error, LocalProtocolError):  # the mapping was closed by another thread
-                raise RequestAborted("the client was closed, or its service is another by now") from None
-            raise
-        return hits
-
-    def discard(self, answer: Records) -> None:
-        """Give back the leases of a received answer for which nobody waits any more."""
-        self._give_back(answer.records)
-
-    def answer(self, barrier: Barrier) -> Reconcile | None:
-        """Say which leases have arrived; None if another incarnation is asked."""
-        with self._lock:
-            if self._reader is None:
-                return None
-            received = self._reader.answer_barrier(barrier.incarnation, barrier.last_seq, barrier.slots)
-        return None if received is None else Reconcile(barrier.incarnation, barrier.barrier_id, received)
-
-    # ---- the index
-
-    @property
-    def is_writer_alive(self) -> bool:
-        with self._lock:
-            return self._reader is not None and self._reader.is_writer_alive()
+        with self._turn() as reader:
+            places = [self._usable(place, reader) for place in answer.records]
+        return self._hits(places, payload, reading)
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
-        """Return which keys the store shows just now; None if its index cannot be seen from here."""
-        names = [store_key(tenant, key) for key in keys]
-        with self._lock:
-            index = None if self._reader is None else self._store.reader.index
-            return None if index is None else [index.contains(name) for name in names]
+        """Return which keys the store shows just now; None if that cannot be seen from here."""
+        digests = [key_digest(store_key(tenant, key)) for key in keys]
+        with self._turn() as reader:
+            if reader is None or not self._may_take(reader):
+                return None
+            look = self._store.reader.look
+            return [look.find(digest) is not None for digest in digests]
 
     # ---- the end
 
@@ -174,10 +152,55 @@ class StoreSession:
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)
 
-    def _give_back(self, places: Sequence[Place]) -> None:
-        for place in places:
-            if isinstance(place, Handle):
-                self._returns.give_back(place)
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[ReaderEntry | None]:
+        """Let one thread at a time count leases: a count that two raise at once could lose one."""
+        with self._lock:
+            if self._is_counting:
+                raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
+            self._is_counting = True
+            try:
+                yield self._reader
+            finally:
+                self._is_counting = False
+
+    def _may_take(self, reader: ReaderEntry) -> bool:
+        if not self.is_attached:
+            return False
+        if not self._store.reader.look.is_attached(reader.reader_id, reader.incarnation):
+            self.is_attached = self._is_announced = False  # the ring is over, or the entry is another's
+            return False
+        return True
+
+    def _taken(self, place: Handle) -> Handle | None:
+        """Take a lease; return None if what lay there has gone meanwhile."""
+        assert self._reader is not None
+        if self._reader.take(place, self._store.reader.look):
+            return place
+        self._returns.give_back(place)
+        return None
+
+    def _hits(self, places: Sequence[Place], payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
+        """Turn leased and inline places into hits; on an error all leases are given back."""
+        hits: list[Hit | None] = []
+        try:
+            for place in places:
+                hits.append(self._hit(place, payload, reading))  # noqa: PERF401 (the handler needs those made so far)
+        except BaseException as error:
+            for place in places[len(hits) :]:
+                if isinstance(place, Handle):
+                    self._returns.give_back(place)
+            hits.clear()  # the error's traceback would keep them, and their leases, for as long as somebody keeps it
+            if isinstance(error, LocalProtocolError):  # the mapping was closed by another thread
+                raise RequestAborted("the client was closed, or its service is another by now") from None
+            raise
+        return hits
+
+    def _usable(self, place: Place, reader: ReaderEntry | None) -> Place:
+        """Return an inline place as it is, and one in the ring under a lease; None if it is in another, or has gone."""
+        if not isinstance(place, Handle):
+            return place
+        return self._taken(place) if reader is not None and reader.is_of_this_ring(place) else None
 
     def _hit(self, place: Place, payload: Sequence[Frame], reading: Reading) -> Hit | None:
         match place:

@@ -1,7 +1,7 @@
-"""Holds a client's session of the store's present ring, and takes in what arrives for it.
+"""Holds a client's session of the store's present ring, and takes note of what arrives for it.
 
-A ring other than before means another frontend, and a new session. Leases are counted as they arrive, in that order.
-What nobody waits for any more is given back: the leases of late records, and late claims.
+A ring other than before means another frontend, and a new session. A late claim, for which nobody waits any more, is
+dropped.
 
 Any thread may call anything; `arrived` comes from the one that reads the socket.
 """
@@ -17,23 +17,22 @@ from mmcached.client.store.session import StoreSession
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Claimed, Failed, Records, Stored, ToClient, Welcome
-from mmcached.wire.messages.frontend import DropClaim, Reconcile
-from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.messages.frontend import DropClaim
 
 
 class StoreSessions:
     """The present session, if there is one.
 
     Attributes:
-        store_epoch: the newest that has arrived; results that are older are not kept.
+        present: the session; None before the first contact.
         egress: the client's ring for large puts.
     """
 
     def __init__(self) -> None:
-        self.store_epoch = 0
+        self._store_epoch = 0
         self.egress = Egress()
         self._lock = threading.RLock()
-        self._session: StoreSession | None = None
+        self.present: StoreSession | None = None
         self._is_over = False
 
     def of(self, ring: RingAnnouncement | None) -> StoreSession:
@@ -45,50 +44,45 @@ class StoreSessions:
         with self._lock:
             if self._is_over:
                 raise RequestAborted("the client was closed")
-            former = self._session
+            former = self.present
             if former is not None and former.ring == ring:
                 return former
             if former is not None:
                 former.close()
-            self._session = uninterrupted(partial(StoreSession, ring))
-            return self._session
+            self.present = uninterrupted(partial(StoreSession, ring))
+            return self.present
 
     def arrived(self, message: ToClient) -> ToClient:
-        """Take note of a message before anything else is done with it; return it without leases that are not ours."""
+        """Take note of a message before anything else is done with it; return it."""
         match message:
             case Welcome():
-                self.store_epoch = message.store_epoch
+                self._store_epoch = message.store_epoch
             case Records() | Claimed() | Stored():
-                self.store_epoch = max(self.store_epoch, message.store_epoch)
+                self._store_epoch = max(self._store_epoch, message.store_epoch)
         if isinstance(message, Stored | Failed):
             self.egress.free(message.request_id)
-        if isinstance(message, Records) and (session := self._session) is not None:
-            return session.receive(message)
         return message
 
-    def unsolicited(self, message: ToClient, client_id: str) -> DropClaim | Reconcile | None:
+    @property
+    def store_epoch(self) -> int:
+        """The newest that this client knows of; results that are older are not kept."""
+        return self._store_epoch if self.present is None else max(self._store_epoch, self.present.seen_epoch)
+
+    def unsolicited(self, message: ToClient, client_id: str) -> DropClaim | None:
         """Take in a message that answers no open call; return what to reply."""
-        session = self._session
-        match message:
-            case Barrier() if session is not None:
-                return session.answer(message)
-            case Records() if session is not None:
-                session.discard(message)
-            case Claimed():
-                return DropClaim(client_id, message.claim)
-        return None
+        return DropClaim(client_id, message.claim) if isinstance(message, Claimed) else None
 
     def lose_contact(self) -> None:
         """Take note that the connection was lost."""
         self.egress.lose()
-        if (session := self._session) is not None:
+        if (session := self.present) is not None:
             session.lost_contact()
 
     def close(self) -> None:
         """Take no more leases; those of living views stay. A second call changes nothing."""
         with self._lock:
             self._is_over = True
-            session, self._session = self._session, None
+            session, self.present = self.present, None
         self.egress.close()
         if session is not None:
             session.close()
@@ -98,6 +92,6 @@ class StoreSessions:
         self._lock = threading.RLock()  # the thread that held it may not exist here
         self._is_over = True
         self.egress.abandon()
-        session, self._session = self._session, None
+        session, self.present = self.present, None
         if session is not None:
             session.abandon()

@@ -1,6 +1,7 @@
 """Says what each verb of the store asks, in which order, and what becomes of errors.
 
-    in contact ──the ring's session──> RegisterReader ──> leases come, or records inline ──> the verb's own request
+    look into the ring ──a hit──> done, without a message
+        └──> in contact ──the ring's session──> RegisterReader ──> look; or the verb's own request
 
 A service that is gone, full or late is a miss, unless the client is strict. A claim is dropped when its verb ends in
 any other way than with a put. What a session can see for itself is not asked for.
@@ -124,9 +125,13 @@ class StoreVerbs:
     # ---- each verb as it is while the service is there
 
     def _get(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
+        if (found := self._find(keys, reading)) is not None:
+            return found
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [None] * len(keys)
+        if (found := self._find(keys, reading)) is not None:
+            return found
         hits: list[Hit | None] = []
         for batch in _batches(keys):
             ask = GetRecords(*self._ids(), batch, self._contact.options.tenant, session.incarnation)
@@ -136,16 +141,14 @@ class StoreVerbs:
 
     def _contains(self, keys: list[str], deadline: Deadline) -> Verb[list[bool]]:
         tenant = self._contact.options.tenant
+        known = self._sessions.present
+        if known is not None and (seen := known.contains(keys, tenant)) is not None:
+            return seen
         session = yield from self._in_contact(deadline)
-        if session.is_reader and not session.is_writer_alive:
-            self._contact.lose()
-            session = yield from self._in_contact(deadline)
-        seen = session.contains(keys, tenant)
-        if seen is not None:
-            # A look after the death of the writer would show what is nobody's any more.
-            return seen if session.is_writer_alive else [False] * len(keys)
         if session.ring is None or not keys:
             return [False] * len(keys)
+        if (seen := session.contains(keys, tenant)) is not None:
+            return seen
         found: list[bool] = []
         for batch in _batches(keys):
             ask = HaveRecords(self._contact.next_id(), batch, tenant)
@@ -224,8 +227,12 @@ class StoreVerbs:
         return not expect(message, Stored).is_stored
 
     def _claim(self, key: str, reading: Reading, deadline: Deadline) -> Verb[Hit | _Claim | None]:
-        """Ask for a record or the right to compute it; None: neither, compute it without storing."""
+        """Return a record or the right to compute it; None: neither, compute it without storing."""
+        if (hits := self._find([key], reading)) is not None and hits[0] is not None:
+            return hits[0]
         session = yield from self._in_contact(deadline)
+        if hits is None and (hits := self._find([key], reading)) is not None and hits[0] is not None:
+            return hits[0]
         tenant = self._contact.options.tenant
         ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.incarnation)
         message, payload = yield from self._contact.exchange(ask, deadline)
@@ -235,6 +242,11 @@ class StoreVerbs:
         return found
 
     # ---- helpers
+
+    def _find(self, keys: list[str], reading: Reading) -> list[Hit | None] | None:
+        """Look into the ring; None: it cannot be seen, or not yet."""
+        session = self._sessions.present
+        return None if session is None else session.find(keys, self._contact.options.tenant, reading)
 
     def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
         """Greet, become a reader and announce it, as far as that has not been done.

@@ -23,7 +23,7 @@ from typing import Self
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
-from mmcached.shm.segment.layout import chunk_bytes
+from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -53,10 +53,12 @@ class RecordStore(Closeable):
         self.epoch = first_epoch
         self._first_epoch = first_epoch
         self._store: ObjectStoreWriter | _NoStore = _NoStore()
+        self._touch_logs: TouchLogs | None = None
         self._quota_bytes = tenant_quota_bytes
         self._tenant_to_books: dict[str, _TenantBooks] = {}
         self._key_to_tenant: dict[str, str] = {}
-        self.num_queries = self.num_hits = self.num_puts = self.num_refusals = self.num_quota_evictions = 0
+        self._num_queries = self._num_hits = 0
+        self.num_puts = self.num_refusals = self.num_quota_evictions = 0
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> Self:
@@ -70,7 +72,19 @@ class RecordStore(Closeable):
         """
         if isinstance(self._store, ObjectStoreWriter):
             raise LocalProtocolError("this store has a ring")
-        self._store = ObjectStoreWriter(ring, on_evict=self._forget)
+        self._store = ObjectStoreWriter(ring, on_evict=self._forget, on_hit=self._touch)
+        ring.board.set_store_epoch(self.epoch)
+        self._touch_logs = ring.touch_logs
+
+    @property
+    def num_queries(self) -> int:
+        """Keys that were asked for here, or looked up by readers themselves as far as is known."""
+        logs = self._touch_logs
+        return self._num_queries + (logs.num_hits + logs.num_misses if logs else 0)
+
+    @property
+    def num_hits(self) -> int:
+        return self._num_hits + (self._touch_logs.num_hits if self._touch_logs else 0)
 
     @property
     def num_epochs(self) -> int:
@@ -80,11 +94,11 @@ class RecordStore(Closeable):
 
     def get(self, tenant: str, key: str) -> Handle | None:
         """Return where the record of a key lies, and make it young; None if it has none."""
-        self.num_queries += 1
+        self._num_queries += 1
         name = store_key(tenant, key)
         handle = self._store.find(name)
         if handle is not None:
-            self.num_hits += 1
+            self._num_hits += 1
             self._store.ring.touch(handle)
             self._tenant_to_books[tenant].touch(name)
         return handle
@@ -126,9 +140,17 @@ class RecordStore(Closeable):
     def begin_epoch(self) -> None:
         """Forget all records, and from now on keep none that is being computed now."""
         self.epoch += 1
+        if not isinstance(self.ring, NoRing):
+            self.ring.board.set_store_epoch(self.epoch)
         self.clear()
 
     # ---- the ring
+
+    def poll_hits(self) -> None:
+        """Take in what clients have found by themselves."""
+        ring = self.ring
+        if not isinstance(ring, NoRing):
+            ring.poll_hits()
 
     @property
     def ring(self) -> RingWriter | NoRing:
@@ -174,7 +196,7 @@ class RecordStore(Closeable):
             return None
         if encoded.nbytes > self._store.ring.max_object_bytes:
             return Refusal.TOO_LARGE
-        num_bytes = chunk_bytes(encoded.nbytes)
+        num_bytes = self._store.chunk_bytes(name, encoded)
         if self._quota_bytes is not None:
             if num_bytes > self._quota_bytes:
                 return Refusal.TENANT_QUOTA
@@ -193,6 +215,9 @@ class RecordStore(Closeable):
             self._store.discard(oldest)
             self._forget(oldest)
             self.num_quota_evictions += 1
+
+    def _touch(self, name: str) -> None:
+        self._tenant_to_books[self._key_to_tenant[name]].touch(name)
 
     def _forget(self, name: str) -> None:
         tenant = self._key_to_tenant.pop(name)

@@ -1,11 +1,11 @@
 """Serves the clients' messages about records, out of the record store, the claims and the readers of the ring.
 
-    GetRecords   ──> Records             a handle with a lease for each record, or its frames, or None
+    GetRecords   ──> Records             the frames of each record, or None
     ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
     PutRecord    ──> Stored              whoever waits for that key is answered first
     RegisterEgressRing ──> EgressRingRegistered
-    RegisterReader ──> ReaderRegistered, (Barrier ──> Reconcile)
-    HaveRecords ──> Present    DropRecord ──> Stored    DropClaim, Reconcile ──> (no answer)
+    RegisterReader ──> ReaderRegistered  from then on the client gets what is there without asking
+    HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
 
 A record that is not kept (too large, no room) still goes to those who wait for it. A claim whose owner cannot be told,
 or is gone, passes to the next who waits. How records travel: `record_sender`.
@@ -22,12 +22,13 @@ from typing import assert_never
 import structlog
 
 from mmcached.cache.store_keys import store_key
-from mmcached.frontend.connections.readers import Channel, Readers
-from mmcached.frontend.connections.rings import NoRing, late_store_ring
+from mmcached.frontend.connections.readers import Channel
+from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
 from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore, Refusal
+from mmcached.frontend.store.store_readers import StoreReaders
 from mmcached.shm import EncodedRecord
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
@@ -56,7 +57,6 @@ StoreMessage = (
     | received.ClaimRecord
     | received.DropClaim
     | received.DropRecord
-    | received.Reconcile
 )
 
 
@@ -77,11 +77,11 @@ class StoreService(Closeable):
             claim_timeout_s=config.limits.claim_timeout_s,
             clock=clock,
         )
-        self.readers: Readers[str] = Readers(NoRing(), channel, clock)
+        self.readers = StoreReaders()
         self.egress = EgressRings(config.limits)
         self.num_protocol_errors = 0
         self._send = channel.try_send
-        self._sender = RecordSender(self.records, self.readers)
+        self._sender = RecordSender(self.records, self.readers, channel)
         self._clock = clock
         self._max_wait_s = config.request_timeout_s
         self._late_ring = late_store_ring(config)
@@ -105,7 +105,7 @@ class StoreService(Closeable):
             if isinstance(error, RemoteProtocolError):
                 self.num_protocol_errors += 1
             log.info("store request refused", message=type(message).__name__, code=error.code, reason=str(error))
-            if not isinstance(message, received.DropClaim | received.Reconcile):
+            if not isinstance(message, received.DropClaim):
                 self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
@@ -130,15 +130,15 @@ class StoreService(Closeable):
             case received.RegisterEgressRing():
                 self.egress.register(message.client_id, peer, message.ring)
                 self._send(peer, to_client.EgressRingRegistered(message.request_id))
-            case received.Reconcile():
-                self.readers.answered(peer, message)
             case _:
                 assert_never(message)
 
     # ---- records
 
     def _claim(self, peer: bytes, message: received.ClaimRecord) -> None:
-        handle = self.records.get(message.tenant, message.key)
+        # Who reads the ring has looked, and counted, a moment ago.
+        find = self.records.find if self.readers.reads(message.client_id, message.incarnation) else self.records.get
+        handle = find(message.tenant, message.key)
         if handle is not None:
             self._sender.send_records(peer, message, [handle])
             return
@@ -201,17 +201,15 @@ class StoreService(Closeable):
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        return self.claims.clients() | self.readers.owners() | self.egress.clients()
+        return self.claims.clients() | self.readers.clients() | self.egress.clients()
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self.greet(peer, message.client_id)
         epoch, reader_id, incarnation = message.ring_epoch, message.reader_id, message.incarnation
-        reader = self.readers.attach(message.client_id, peer, epoch=epoch, reader_id=reader_id, incarnation=incarnation)
-        if reader is None:
+        is_attached = self.readers.attach(message.client_id, epoch=epoch, reader_id=reader_id, incarnation=incarnation)
+        if not is_attached:
             log.info("reader refused", client_id=message.client_id, reader_id=reader_id)
-        self._send(peer, to_client.ReaderRegistered(message.request_id, reader is not None))
-        if reader is not None and reader.is_moved:  # what was under way over its former connection is lost
-            self.readers.ask(reader)
+        self._send(peer, to_client.ReaderRegistered(message.request_id, is_attached))
 
     # ---- time, epochs, the end
 
@@ -221,6 +219,7 @@ class StoreService(Closeable):
             timeout_s = min(waiter.message.timeout_s, self._max_wait_s)
             self._fail(waiter, DeadlineExceeded("claimrecord", timeout_s))
         self._transfer(self.claims.pass_on_expired(now))
+        self.records.poll_hits()
         for client_id, reason in self.readers.take_dead():
             log.info("client's entry is dead", client_id=client_id, reason=reason)
 

@@ -1,8 +1,8 @@
 """A ring of chunks with one writer and any number of readers, which lease what they read.
 
-ring            the writer's end                     leases: who was granted what; reader_watch: who lives
+ring            the writer's end                     leases: what is under lease; reader_watch: who lives
 reader          a reader's mapping                   reader_entry, received: its leases
-chunks          the state of each chunk
-allocator       where the next chunk goes            places, chain
-key_index       keys that readers look up without asking
+chunks          the state of each chunk              allocator: where the next one goes; places, chain
+lookup          from a key to what lies there        key_index, slot_table: the words for that
+self_lease      leases that readers take without asking    touch_logs: what they have found so
 """

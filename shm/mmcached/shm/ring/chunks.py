@@ -96,6 +96,10 @@ class ChunkTable:
     def is_current(self, handle: Handle) -> bool:
         return self._slot_to_handle.get(handle.slot) == handle
 
+    def current(self, slot: int) -> Handle | None:
+        """Return what is current in a slot."""
+        return self._slot_to_handle.get(slot)
+
     def check_current(self, handle: Handle) -> None:
         """Raise StaleHandle if the handle names nothing that is here now."""
         if not self.is_current(handle):
@@ -145,7 +149,7 @@ class ChunkTable:
             raise InvariantError("a pin is on a slot without a chunk")
         for slot, handle in self._slot_to_handle.items():
             extent = self._allocator.extent(slot)
-            if handle.slot != slot or extent.size != chunk_bytes(handle.nbytes):
+            if handle.slot != slot or extent.offset != handle.offset or extent.size < chunk_bytes(handle.nbytes):
                 raise InvariantError(f"{handle} is said to lie in {extent}")
 
     def _is_kept(self, slot: int) -> bool:

@@ -1,29 +1,38 @@
-"""Shows the keys that a writer holds, in a table of words that its readers look into without asking anybody.
+"""Leads from a key to its slot, in a table of words that readers look into without asking anybody.
 
-    words   [ fp | 0 | 0 | fp | fp | 0 | … ]     one 64-bit fingerprint for each key, 0 = free; a power of two of words
-            home of a key = fingerprint mod size; if that is taken, the next word, and so on (linear probing)
+    words   [ mark | 0 | 0 | mark | mark | 0 | … ]     one for each key, 0 = free; a power of two of words
+    mark    44 bits of the key's digest, then 20 of the slot
+            home of a mark = its digest bits mod size; if that is taken, the next word, and so on (linear probing)
 
 The writer believes its own copy and never reads what it shows. One process writes, any number look, with no lock: each
 word is stored whole. A removal moves later words of its run back into the hole, each copied *before* its old place is
 freed, so that between any two stores every key that stays can be found; only a look that is under way may pass it by.
-Two keys may share a fingerprint (once in 2^64). So the answer is a hint; a request for the record brings the truth.
+Many keys share 44 bits, and a word may be old: so a look yields slots where the key may be, and the slot's record says
+whether it is.
 
 Invariant: every word lies in the run that begins at its home; at least half of them are 0.
 
 >>> words = memoryview(bytearray(8 * 8)).cast("Q")
->>> index, look = KeyIndexWriter(words), KeyIndexReader(words)
->>> index.add("a"); index.add("b"); [look.contains(key) for key in ("a", "b", "c")]
-[True, True, False]
->>> index.discard("a"); look.contains("a"), look.contains("b"), len(index)
-(False, True, 1)
+>>> index, a, b = KeyIndexWriter(words), key_digest("a"), key_digest("b")
+>>> index.add(a, 5); index.add(b, 7); list(slots_of(words, a)), list(slots_of(words, b)), list(slots_of(words, (0, 0)))
+([5], [7], [])
+>>> index.discard(b, 7); list(slots_of(words, b)), len(index)
+([], 1)
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from array import array
+from collections.abc import Iterator
 
+from mmcached.shm.ring.slot_table import KeyDigest
+from mmcached.shm.segment.layout import SLOT_BITS
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
+
+_TWO_WORDS = struct.Struct("<QQ")
+_SLOT_MASK = (1 << SLOT_BITS) - 1
 
 
 def index_words(num_keys: int) -> int:
@@ -31,33 +40,33 @@ def index_words(num_keys: int) -> int:
     return 1 << (2 * num_keys - 1).bit_length()
 
 
-def fingerprint(key: str) -> int:
-    """Return 64 bits of the key's digest, never 0."""
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
+def key_digest(key: str) -> KeyDigest:
+    """Return 128 bits that stand for a key, never `NO_KEY`."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    first, second = _TWO_WORDS.unpack(digest)
+    return first | 1 << 63, second  # a mark is never 0 = free
 
 
-class KeyIndexReader:
-    """Looks into a table that another process may be writing."""
-
-    def __init__(self, words: memoryview) -> None:
-        _check_size(words)
-        self._words = words
-        self._mask = len(words) - 1
-
-    def contains(self, key: str) -> bool:
-        """Return whether the writer held the key a moment ago; a hint in both directions."""
-        return _find(self._words, self._mask, fingerprint(key)) is not None
-
-    def close(self) -> None:
-        self._words.release()
+def slots_of(words: memoryview | array[int], key: KeyDigest) -> Iterator[int]:
+    """Yield the slots where a key may be, of a table that another process may be writing."""
+    mask = len(words) - 1
+    bits = key[0] >> SLOT_BITS
+    place = bits & mask
+    for _ in range(mask + 1):  # a bound, should the table be torn under our eyes
+        word = words[place]
+        if not word:
+            return
+        if word >> SLOT_BITS == bits:
+            yield word & _SLOT_MASK
+        place = (place + 1) & mask
 
 
 class KeyIndexWriter:
-    """The one writer of a table, which must be all zeros."""
+    """The one writer of a table, whatever it shows so far."""
 
     def __init__(self, words: memoryview) -> None:
-        _check_size(words)
+        if words.format != "Q" or len(words) < 2 or len(words) & (len(words) - 1):
+            raise LocalProtocolError(f"an index is a power of two of words, not {len(words)} of format {words.format}")
         self._shown = words
         self._words = array("Q", bytes(words.nbytes))  # the truth
         self._mask = len(words) - 1
@@ -66,39 +75,29 @@ class KeyIndexWriter:
     def __len__(self) -> int:
         return self._num_keys
 
-    def add(self, key: str) -> None:
-        """Show a key that is not shown; raise CacheFull if half of the words are taken."""
+    def add(self, key: KeyDigest, slot: int) -> None:
+        """Show where a key is; raise CacheFull if half of the words are taken."""
         if 2 * (self._num_keys + 1) > len(self._words):
             raise CacheFull(1, len(self._words) // 2, self._num_keys)
-        mark = fingerprint(key)
-        place = mark & self._mask
+        place = (key[0] >> SLOT_BITS) & self._mask
         while self._words[place]:
             place = (place + 1) & self._mask
-        self._set(place, mark)
+        self._set(place, _mark(key, slot))
         self._num_keys += 1
 
-    def discard(self, key: str) -> None:
-        """Hide a key; one that is not shown changes nothing."""
-        hole = _find(self._words, self._mask, fingerprint(key))
+    def discard(self, key: KeyDigest, slot: int) -> None:
+        """Hide a key at a slot; one that is not shown there changes nothing."""
+        hole = self._find(_mark(key, slot))
         if hole is None:
             return
         place = hole
         while mark := self._words[place := (place + 1) & self._mask]:
             # A word may go back into the hole unless its home lies behind the hole: then no reader would find it there.
-            if (place - mark) & self._mask >= (place - hole) & self._mask:
+            if (place - (mark >> SLOT_BITS)) & self._mask >= (place - hole) & self._mask:
                 self._set(hole, mark)
                 hole = place
         self._set(hole, 0)
         self._num_keys -= 1
-
-    def clear(self) -> None:
-        self._words = array("Q", bytes(8 * len(self._words)))
-        self._shown[:] = memoryview(self._words)
-        self._num_keys = 0
-
-    def close(self) -> None:
-        """Let go of the words; they stay as they are."""
-        self._shown.release()
 
     def check_integrity(self) -> None:
         """Raise InvariantError if a word cannot be found from its home, or the count is wrong."""
@@ -106,28 +105,23 @@ class KeyIndexWriter:
         if len(taken) != self._num_keys:
             raise InvariantError(f"the index holds {len(taken)} words for {self._num_keys} keys")
         for place in taken:
-            home = self._words[place] & self._mask
+            home = (self._words[place] >> SLOT_BITS) & self._mask
             run = ((home + step) & self._mask for step in range((place - home) & self._mask))
             if not all(self._words[before] for before in run):
                 raise InvariantError(f"word {place} of the index is cut off from its home {home}")
+
+    def _find(self, mark: int) -> int | None:
+        place = (mark >> SLOT_BITS) & self._mask
+        while word := self._words[place]:
+            if word == mark:
+                return place
+            place = (place + 1) & self._mask
+        return None
 
     def _set(self, place: int, mark: int) -> None:
         self._words[place] = mark
         self._shown[place] = mark
 
 
-def _find(words: memoryview | array[int], mask: int, mark: int) -> int | None:
-    place = mark & mask
-    for _ in range(mask + 1):  # a bound, should the table be torn under our eyes
-        found = words[place]
-        if found == mark:
-            return place
-        if not found:
-            return None
-        place = (place + 1) & mask
-    return None
-
-
-def _check_size(words: memoryview) -> None:
-    if words.format != "Q" or len(words) < 2 or len(words) & (len(words) - 1):
-        raise LocalProtocolError(f"an index is a power of two of words, not {len(words)} of format {words.format}")
+def _mark(key: KeyDigest, slot: int) -> int:
+    return key[0] >> SLOT_BITS << SLOT_BITS | slot

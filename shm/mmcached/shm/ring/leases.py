@@ -1,49 +1,61 @@
-"""Counts the leases that the ring's writer has granted and got back, and judges which readers may still be trusted.
+"""Judges what is under lease, of a ring's chunks, and which readers may still be trusted; counts what is granted.
 
-Sans I/O: the counts that readers return are an array that is passed in (a live view of the cells in shared memory, or
-any array in a test). Knows slots and readers, but no chunks and no locks.
+Sans I/O: the counts are arrays that are passed in (live views of shared memory, or any arrays in a test). Knows slots
+and readers, but no chunks and no locks.
 
-    granted[reader, slot]     private to the writer; only it counts
+    granted[reader, slot]     written by the writer, here
+    taken[reader, slot]       written by the reader, only upwards: leases that it has taken by itself, see `self_lease`
     returned[reader, slot]    written by the reader, only upwards
-    a slot is pinned  ⇔  in some attached reader the two differ
+    outstanding = granted + taken - returned, modulo 2^64; a slot is pinned  ⇔  in some attached reader it is not 0
+
+A reader is attached with nothing outstanding: its grants begin at what makes the sum 0, so all that a successor of the
+writer must know of its leases lies in shared memory. Before it asks whether a slot is pinned, the writer retires the
+slot and fences; from then on a reader that takes a lease of it sees that, and gives it back.
 
 States of a reader: free → attached → (stopped | frozen) → free. *Stopped*: its engine is dead, its workers may read.
 *Frozen*: its words prove nothing any more, and every slot that it held when they were last believed stays pinned until
-the reader is void. Either another process has written its name there and not said so yet; or the reader is *fenced*: a
-count is above what was granted, or has fallen (a bug in that reader, or a stray write).
+the reader is void. Either another process has written its name there and not said so yet; or the reader is *fenced*:
+more came back than was given, or a count has fallen (a bug in that reader, or a stray write).
 
 A descriptor can be lost between two living processes; its lease would never come back. So the writer asks: a *barrier*
 stops granting to the reader and says how far the writer has counted. It goes down the same queue as the descriptors, so
 when it arrives every earlier one has arrived or never will. Only the last barrier's answer counts: one to an earlier
 barrier knows nothing of what came after it.
 
-Invariant: in an attached reader that is not frozen, returned <= granted, and when no lease is held the two are equal.
+Invariant: in an attached reader that is not frozen, outstanding >= 0, and when no lease is held it is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.shm.segment.layout import MAX_RETURNED
+from mmcached.shm.segment.layout import MAX_COUNT
 from mmcached.wire.errors import InvariantError, LeaseRefused, LocalProtocolError, PeerGone, RemoteProtocolError
 from mmcached.wire.handle import LeaseId
 from mmcached.wire.messages.parts import Barrier
 
 Counts = npt.NDArray[np.uint64]
-READERS_PER_LOOK = 64
-"""Their cells are read at a time: some 32 KiB each, four times."""
+Outstanding = npt.NDArray[np.int64]
+COUNTS_PER_LOOK = 1 << 18
+"""So many slots of readers are judged at a time, at least one reader's."""
+FEW_READERS = 12
+"""So many are asked one by one; more at once, which takes as long as twelve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A count that cannot be, for which a reader is fenced."""
+    """Counts that cannot be, for which a reader is fenced.
+
+    Attributes:
+        given: leases of the slot that were granted or taken.
+    """
 
     slot: int
-    granted: int
+    given: int
     returned: int
 
 
@@ -52,17 +64,15 @@ class _Reader:
     """One incarnation of a reader.
 
     Attributes:
-        at_attach: per slot, what the cells held when the reader was attached; never changed.
-        granted: per slot; `at_attach` plus the leases granted to this incarnation, less those found lost.
-        seen: per slot, what the cells held when they were last looked at as a whole and were possible; never changed.
+        base: per slot, the grants with which it was attached; never changed.
+        seen: per slot, returned and taken when they were last looked at as a whole and were possible; never changed.
         barrier: the last one, until its answer has come; nothing is granted meanwhile.
-        slot_to_nbytes: sizes of the chunks under lease, for the quota; may hold some that came back.
+        slot_to_nbytes: sizes of the chunks granted, for the quota; may hold some that came back.
         frozen_slots: None while the reader's words count.
     """
 
     incarnation: int
-    at_attach: Counts
-    granted: Counts
+    base: Counts
     seen: Counts
     seq: int = 0
     num_lost: int = 0
@@ -82,45 +92,42 @@ class LeaseTable:
     """Leases of all readers.
 
     Args:
-        returned: `(max_readers, num_slots)`, uint64; read at each question, never written.
-        quota_bytes: the bytes that one reader may hold under lease, each chunk counted once; None for no limit.
-        shared_bytes: with a quota: the bytes that all readers may hold together, each chunk counted once. A reader gets
-            no more than is left for the others: alone half, the second then a third … so something is always left.
+        counts: `(max_readers, num_slots, 2)`, uint64, returned and taken; read at each question, never written.
+        granted: `(max_readers, num_slots)`, uint64; those of attached readers are written.
+        quota_bytes: the bytes that one reader may be granted, each chunk counted once; None for no limit.
     Attributes:
         num_lost: leases that barriers have found lost, in all readers ever.
     """
 
-    def __init__(self, returned: Counts, *, quota_bytes: int | None = None, shared_bytes: int | None = None) -> None:
-        self._returned = returned
+    def __init__(self, counts: Counts, granted: Counts, *, quota_bytes: int | None = None) -> None:
+        self._counts = counts
+        self._granted = granted
         self._quota_bytes = quota_bytes
-        self._shared_bytes = shared_bytes
-        self._slot_to_nbytes: dict[int, int] = {}  # of chunks under lease, for that; may hold some that came back
-        self._leased_bytes = 0
         self.num_lost = 0
         self._next_look = 0
-        self._is_recounted = False  # since the last look at all cells: to count again would find little
+        self._readers_per_look = max(1, COUNTS_PER_LOOK // counts.shape[1])
         self._readers: dict[int, _Reader] = {}
-        # slot -> readers that may hold it: a superset, cut down at every look, so that a look costs nothing for the
-        # many slots that nobody holds, however many readers there are.
-        self._holders: dict[int, set[int]] = {}
         self._num_barriers = 0
 
-    def attach(self, reader_id: int, incarnation: int) -> bool:
-        """Begin an incarnation; what the cells hold now counts as granted. A former one's leases are void.
+    def attach(self, reader_id: int, incarnation: int, *, is_adopted: bool = False) -> bool:
+        """Begin an incarnation, with nothing outstanding. A former one's leases are void.
 
+        Args:
+            is_adopted: the former writer had attached it: its grants count on.
         Returns:
-            False, and nothing has changed, if the cells hold what no reader counts to.
+            False, and nothing has changed, if there are counts to which no reader counts.
         """
-        at_attach = self._returned[reader_id].copy()
-        if at_attach.max() > MAX_RETURNED:
+        seen = self._counts[reader_id].copy()
+        if seen.max() > MAX_COUNT:
             return False
-        self._readers[reader_id] = _Reader(incarnation, at_attach, at_attach.copy(), at_attach)
+        if not is_adopted:
+            self._granted[reader_id] = seen[:, 0] - seen[:, 1]
+        self._readers[reader_id] = _Reader(incarnation, self._granted[reader_id].copy(), seen)
         return True
 
     def void(self, reader_id: int) -> None:
         """Forget the reader and its leases: all that could read under them are dead."""
         self._readers.pop(reader_id, None)
-        self._is_recounted = False
 
     def stop(self, reader_id: int) -> None:
         self._readers[reader_id].is_stopped = True
@@ -139,9 +146,9 @@ class LeaseTable:
         books = self._readers.get(reader_id)
         if books is None or not books.takes_leases:
             raise PeerGone(f"reader {reader_id} takes no leases", reader_id=reader_id)
-        outstanding = books.granted.item(slot) - self._returned.item(reader_id, slot)
+        outstanding = self._outstanding(reader_id, slot)
         if outstanding < 0:
-            # One grant more would hide an overrun that nobody has noticed yet: the counts would be equal while it is
+            # One grant more would hide an overrun that nobody has noticed yet: nothing would be outstanding while it is
             # read.
             raise PeerGone(
                 f"reader {reader_id} has given back more leases of slot {slot} than it was granted", reader_id=reader_id
@@ -150,10 +157,8 @@ class LeaseTable:
             raise LeaseRefused(reader_id, "it has not yet said which leases have arrived")
         if self._quota_bytes is not None and not outstanding:
             self._charge(reader_id, slot, nbytes, self._quota_bytes)
-            self._take_share(reader_id, slot, nbytes)
-        books.granted[slot] += np.uint64(1)
+        self._granted[reader_id, slot] += _ONE
         books.seq += 1
-        self._holders.setdefault(slot, set()).add(reader_id)
         return LeaseId(books.incarnation, books.seq, slot)
 
     def undo(self, reader_id: int, slot: int, lease: LeaseId) -> None:
@@ -168,7 +173,7 @@ class LeaseTable:
             raise LocalProtocolError(
                 f"only the last grant of reader {reader_id} can be undone: {books.seq}, not {lease.seq}"
             )
-        books.granted[slot] -= np.uint64(1)
+        self._granted[reader_id, slot] -= _ONE
         books.seq -= 1
 
     # ---- lost descriptors
@@ -183,7 +188,7 @@ class LeaseTable:
         if books is None or not books.takes_leases:
             return None
         # A slot of which everything came back has lost nothing: more cannot come back than arrived.
-        slots = tuple(np.flatnonzero(books.granted != self._returned[reader_id]).tolist())
+        slots = tuple(np.flatnonzero(self._all_outstanding(reader_id)).tolist())
         if not slots and books.barrier is None:
             return None
         self._num_barriers += 1
@@ -209,14 +214,14 @@ class LeaseTable:
             return None
         if received.keys() != set(books.barrier.slots):
             raise RemoteProtocolError(f"{len(received)} slots, asked were {len(books.barrier.slots)}", "received")
-        granted = {slot: books.at_attach.item(slot) + count for slot, count in received.items()}
+        granted = {slot: books.base.item(slot) + count for slot, count in received.items()}
+        lost = {slot: _signed(self._granted.item(reader_id, slot) - count) for slot, count in granted.items()}
+        for slot, num in lost.items():
+            if not 0 <= num <= self._outstanding(reader_id, slot):
+                raise RemoteProtocolError(f"slot {slot}: {received[slot]} leases received cannot be", "received")
         for slot, count in granted.items():
-            if not self._returned.item(reader_id, slot) <= count <= books.granted.item(slot):
-                reason = f"slot {slot}: {received[slot]} leases received, of {count - received[slot]} before them"
-                raise RemoteProtocolError(reason, "received")
-        num_lost = sum(books.granted.item(slot) - count for slot, count in granted.items())
-        for slot, count in granted.items():
-            books.granted[slot] = count
+            self._granted[reader_id, slot] = count % _MODULUS
+        num_lost = sum(lost.values())
         books.num_lost += num_lost
         self.num_lost += num_lost
         books.barrier = None
@@ -240,26 +245,21 @@ class LeaseTable:
 
     def is_pinned(self, slot: int) -> bool:
         """Return whether a living reader may still read the slot's chunk."""
-        holders = self._holders.get(slot)
-        if holders is None:
-            return False
-        for reader_id in list(holders):
-            if self._holds(reader_id, slot):
-                return True
-            holders.discard(reader_id)
-        del self._holders[slot]
-        return False
+        if len(self._readers) > FEW_READERS:
+            return self._is_pinned_by_many(slot)
+        return any(self._holds(reader_id, slot) for reader_id in self._readers)
 
     def pinned_slots(self) -> set[int]:
-        return {slot for slot in list(self._holders) if self.is_pinned(slot)}
+        return {slot for reader_id in self._readers for slot in self._held_slots(reader_id)}
 
     def num_leases(self) -> int:
         """Return the number of leases that are out, over all readers that can be trusted."""
-        counts = [
-            (b.granted, self._returned[reader_id]) for reader_id, b in self._readers.items() if b.frozen_slots is None
-        ]
         # A reader that has overrun and is not fenced yet must not count below zero.
-        return sum(int((granted - np.minimum(granted, returned)).sum()) for granted, returned in counts)
+        return sum(
+            int(np.maximum(self._all_outstanding(reader_id), 0).sum())
+            for reader_id, books in self._readers.items()
+            if books.frozen_slots is None
+        )
 
     def fenced_readers(self) -> list[int]:
         return sorted(reader_id for reader_id, books in self._readers.items() if books.overrun is not None)
@@ -269,52 +269,60 @@ class LeaseTable:
 
     def freeze(self, reader_id: int) -> None:
         books = self._readers[reader_id]
-        books.frozen_slots = frozenset(np.flatnonzero(books.granted != books.seen).tolist())
-        for slot in books.frozen_slots:
-            self._holders.setdefault(slot, set()).add(reader_id)
+        last = self._granted[reader_id] + books.seen[:, 1] - books.seen[:, 0]
+        books.frozen_slots = frozenset(np.flatnonzero(last).tolist())
 
     def fence_overruns(self) -> dict[int, Overrun]:
-        """Look at all cells of the next readers; fence those with impossible counts; return those not fenced before."""
+        """Look at all counts of the next readers; fence those that cannot be; return those not fenced before."""
         found = {}
-        self._is_recounted = False
         reader_ids = list(self._readers)
-        looked_at = reader_ids[self._next_look : self._next_look + READERS_PER_LOOK]
-        self._next_look += READERS_PER_LOOK
+        looked_at = reader_ids[self._next_look : self._next_look + self._readers_per_look]
+        self._next_look += self._readers_per_look
         if self._next_look >= len(reader_ids):
             self._next_look = 0
         for reader_id in looked_at:
             books = self._readers[reader_id]
             if books.frozen_slots is not None:
                 continue
-            returned = self._returned[reader_id].copy()  # the reader goes on writing
-            books.overrun = _overrun(books, returned)
+            books.overrun, seen = self._judge(reader_id)
             if books.overrun is None:
-                books.seen = returned
+                books.seen = seen
             else:
                 self.freeze(reader_id)
                 found[reader_id] = books.overrun
         return found
 
     def check_integrity(self) -> None:
-        """Raise InvariantError if a reader gave back more than it was granted, or the books contradict themselves."""
+        """Raise InvariantError if a reader gave back more than it was given, or the books contradict themselves."""
         for reader_id, books in self._readers.items():
-            overrun = books.overrun or (
-                None if self.is_frozen(reader_id) else _overrun(books, self._returned[reader_id].copy())
-            )
+            overrun = books.overrun or (None if self.is_frozen(reader_id) else self._judge(reader_id)[0])
             if overrun:
-                raise InvariantError(f"reader {reader_id} has given back more leases than it was granted: {overrun}")
-            num_grants = int((books.granted - books.at_attach).sum()) + books.num_lost
+                raise InvariantError(f"reader {reader_id} has given back more leases than it was given: {overrun}")
+            num_grants = int((self._granted[reader_id] - books.base).view(np.int64).sum()) + books.num_lost
             if books.seq != num_grants:
                 raise InvariantError(f"reader {reader_id}: seq {books.seq} after {num_grants} grants")
-            held = (
-                [] if self.is_frozen(reader_id) else np.flatnonzero(books.granted != self._returned[reader_id]).tolist()
-            )
-            if unknown := [slot for slot in held if reader_id not in self._holders.get(slot, ())]:
-                raise InvariantError(f"reader {reader_id} holds slots that nobody is known to hold: {unknown[:3]}")
             if books.leased_bytes != sum(books.slot_to_nbytes.values()):
                 raise InvariantError(
                     f"reader {reader_id}: {books.leased_bytes} bytes under lease, by slot {books.slot_to_nbytes}"
                 )
+
+    def _outstanding(self, reader_id: int, slot: int) -> int:
+        # First what came back: what is taken and given back between the two looks must not hide what stays.
+        returned = self._counts.item(reader_id, slot, 0)
+        taken = self._counts.item(reader_id, slot, 1)
+        return _signed(self._granted.item(reader_id, slot) + taken - returned)
+
+    def _all_outstanding(self, reader_id: int) -> Outstanding:
+        returned = self._counts[reader_id, :, 0].copy()  # first, as above
+        outstanding: Outstanding = (self._granted[reader_id] + self._counts[reader_id, :, 1] - returned).view(np.int64)
+        return outstanding
+
+    def _is_pinned_by_many(self, slot: int) -> bool:
+        ids = [reader_id for reader_id, books in self._readers.items() if books.frozen_slots is None]
+        returned = self._counts[ids, slot, 0]  # first, as above
+        if ((self._granted[ids, slot] + self._counts[ids, slot, 1]) != returned).any():
+            return True
+        return any(slot in books.frozen_slots for books in self._readers.values() if books.frozen_slots is not None)
 
     def _holds(self, reader_id: int, slot: int) -> bool:
         books = self._readers.get(reader_id)
@@ -322,7 +330,24 @@ class LeaseTable:
             return False
         if books.frozen_slots is not None:
             return slot in books.frozen_slots
-        return bool(books.granted.item(slot) != self._returned.item(reader_id, slot))
+        return self._outstanding(reader_id, slot) != 0
+
+    def _held_slots(self, reader_id: int) -> Iterable[int]:
+        frozen_slots = self._readers[reader_id].frozen_slots
+        return np.flatnonzero(self._all_outstanding(reader_id)).tolist() if frozen_slots is None else frozen_slots
+
+    def _judge(self, reader_id: int) -> tuple[Overrun | None, Counts]:
+        """Return what cannot be, if anything, and the counts that were looked at."""
+        books = self._readers[reader_id]
+        returned = self._counts[reader_id, :, 0].copy()  # first, as above; and the reader goes on writing
+        counts = np.stack((returned, self._counts[reader_id, :, 1]), axis=1)
+        outstanding = (self._granted[reader_id] + counts[:, 1] - returned).view(np.int64)
+        wrong = np.flatnonzero((outstanding < 0) | ((counts < books.seen) | (counts > 2 * MAX_COUNT)).any(axis=1))
+        if not wrong.size:
+            return None, counts
+        slot = int(wrong[0])
+        given = _signed(self._granted.item(reader_id, slot) + counts.item(slot, 1))
+        return Overrun(slot, given, counts.item(slot, 0)), counts
 
     def _charge(self, reader_id: int, slot: int, nbytes: int, quota_bytes: int) -> None:
         """Count a chunk that the reader begins to hold, or refuse."""
@@ -336,40 +361,11 @@ class LeaseTable:
         books.leased_bytes += nbytes - books.slot_to_nbytes.get(slot, 0)
         books.slot_to_nbytes[slot] = nbytes
 
-    def _take_share(self, reader_id: int, slot: int, nbytes: int) -> None:
-        """Count a chunk that a reader, charged for it, begins to hold; or refuse, and take the charge back."""
-        if self._shared_bytes is None:
-            return
-        books = self._readers[reader_id]
-        left = self._left_beside(slot, nbytes, self._shared_bytes)
-        if books.leased_bytes > left and not self._is_recounted:
-            self._is_recounted = True
-            pinned = self.pinned_slots()
-            self._slot_to_nbytes = {held: self._slot_to_nbytes[held] for held in pinned if held in self._slot_to_nbytes}
-            self._leased_bytes = sum(self._slot_to_nbytes.values())
-            books.slot_to_nbytes = {
-                held: size
-                for held, size in books.slot_to_nbytes.items()
-                if held == slot or self._holds(reader_id, held)
-            }
-            books.leased_bytes = sum(books.slot_to_nbytes.values())
-            left = self._left_beside(slot, nbytes, self._shared_bytes)
-        if books.leased_bytes > left:
-            books.leased_bytes -= books.slot_to_nbytes.pop(slot)
-            raise LeaseRefused(
-                reader_id, f"it holds {books.leased_bytes} bytes, and {max(0, left)} are left for all others"
-            )
-        self._leased_bytes += nbytes - self._slot_to_nbytes.get(slot, 0)
-        self._slot_to_nbytes[slot] = nbytes
 
-    def _left_beside(self, slot: int, nbytes: int, shared_bytes: int) -> int:
-        """Return the rest of the shared bytes when the chunk of a slot is leased too."""
-        return shared_bytes - self._leased_bytes - nbytes + self._slot_to_nbytes.get(slot, 0)
+_ONE = np.uint64(1)
+_MODULUS = 1 << 64
 
 
-def _overrun(books: _Reader, returned: Counts) -> Overrun | None:
-    wrong = np.flatnonzero((returned > books.granted) | (returned < books.seen))
-    if not wrong.size:
-        return None
-    slot = int(wrong[0])
-    return Overrun(slot, books.granted.item(slot), returned.item(slot))
+def _signed(number: int) -> int:
+    """Return a number modulo 2^64, from -2^63 on."""
+    return (number + (1 << 63)) % _MODULUS - (1 << 63)

@@ -24,9 +24,10 @@ import numpy.typing as npt
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
-from mmcached.shm.ring.key_index import KeyIndexReader
-from mmcached.shm.segment.layout import ALIGNMENT, CHUNK_HEADER, CHUNK_HEADER_BYTES, CHUNK_MAGIC, HAS_CRC32
-from mmcached.shm.segment.mapped import Control, index_of, open_control, open_data
+from mmcached.shm.ring.lookup import Lookup
+from mmcached.shm.ring.slot_table import HAS_CRC32
+from mmcached.shm.segment.layout import ALIGNMENT
+from mmcached.shm.segment.mapped import Control, Tables, layout_of, open_control, open_data
 from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import (
@@ -44,12 +45,12 @@ class RingReader(Closeable):
     """One mapping; made by `open`.
 
     Attributes:
-        index: the keys that the writer shows; None if its ring shows none, or this reader is closed.
+        look: finds keys and judges handles by the writer's words.
     """
 
     def __init__(self, announcement: RingAnnouncement, mapping: mmap.mmap) -> None:
         self.announcement = announcement
-        self.index = KeyIndexReader(index_of(mapping, announcement)) if announcement.index_words else None
+        self.look = Lookup(Tables(mapping, layout_of(announcement)), announcement)
         self._mapping: mmap.mmap | None = mapping
         self._populator: Populator | None = None
         self._joined: tuple[Control, int] | None = None
@@ -69,7 +70,7 @@ class RingReader(Closeable):
         crash_point("reader.after_map")
         reader = cls(announcement, mapping)
         if populate:
-            reader._populator = Populator(mapping, Advice.READ)
+            reader._populator = Populator(mapping, Advice.READ, nbytes=layout_of(announcement).granted_offset(0))
         return reader
 
     def join_entry(self, reader_id: int, incarnation: int, rank: int) -> None:
@@ -133,14 +134,14 @@ class RingReader(Closeable):
         """
         mapping = self._open_mapping()
         self._check(handle)
-        *found, check, checksum = CHUNK_HEADER.unpack_from(mapping, handle.offset - CHUNK_HEADER_BYTES)
-        if found != [CHUNK_MAGIC, handle.generation, handle.slot, handle.nbytes]:
-            raise StaleHandle(f"at {handle.offset} there is not generation {handle.generation} of slot {handle.slot}")
+        record = self.look.record(handle.slot)
+        if (record.generation, record.offset, record.nbytes) != (handle.generation, handle.offset, handle.nbytes):
+            raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
         holder = np.frombuffer(mapping, np.uint8, handle.nbytes, handle.offset)
-        if check == HAS_CRC32 and (actual := zlib.crc32(holder.data)) != checksum:
-            raise ChecksumMismatch(handle.slot, actual, checksum)
+        if record.check and (actual := zlib.crc32(holder.data)) != record.check - HAS_CRC32:
+            raise ChecksumMismatch(handle.slot, actual, record.check - HAS_CRC32)
         return holder
 
     def close(self) -> None:
@@ -148,9 +149,7 @@ class RingReader(Closeable):
         if self._populator is not None:
             self._populator.close()
             self._populator = None
-        if self.index is not None:
-            self.index.close()
-            self.index = None
+        self.look.close()
         self._joined = None
         self._mapping = None
 
@@ -158,9 +157,8 @@ class RingReader(Closeable):
         names = self.announcement
         if (handle.ring_id, handle.epoch) != (names.ring_id, names.epoch):
             raise StaleHandle(f"it is of ring {handle.ring_id}, epoch {handle.epoch}; mapped is {names.ring_id}")
-        begins_inside = handle.offset >= CHUNK_HEADER_BYTES and handle.offset % ALIGNMENT == 0
-        ends_inside = handle.nbytes >= 1 and handle.offset + handle.nbytes <= names.data_bytes
-        if not begins_inside or not ends_inside:
+        is_inside = handle.offset % ALIGNMENT == 0 and 1 <= handle.nbytes <= names.data_bytes - handle.offset
+        if not is_inside or handle.slot >= names.num_slots:
             raise StaleHandle(f"bytes {handle.offset} to {handle.offset + handle.nbytes} are not a payload of the ring")
 
     def _joined_entry(self) -> tuple[Control, int]:

@@ -1,7 +1,8 @@
-"""Takes an entry of the ring's reader table and writes its words: the incarnation that leases are granted to.
+"""Takes an entry of the ring's reader table and writes its words: the incarnation that leases belong to, and counts.
 
-In the service the entry belongs to an engine; its workers read under its leases and write nothing. Taking one, in this
-order:
+In the service the entry of the item ring belongs to an engine, which is granted leases; its workers read under them and
+write nothing. An entry of the store belongs to a client, which takes its leases by itself, once the writer has attached
+it. Taking an entry, in this order:
 
     1. lock the reader's byte exclusively  that alone proves: nobody of a former life can read any more. Busy: the next
     2. write a random incarnation          from here on descriptors of the former life are nobody's
@@ -9,9 +10,9 @@ order:
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
     5. tell the writer both                the caller's part; the writer checks it against the entry
 
-The cells keep their values: the writer takes them at attach as granted, and until it has heard of the new life it still
-compares them with what it granted to the former one. Only this entry is mapped, so a stray write of this process
-reaches no other. Knows nothing of messages; not thread-safe: finalizers must not call it.
+The counts keep their values: the writer grants at attach what makes them even, and until it has heard of the new life
+it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write of this process
+reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside `give_back`: they write other words.
 """
 
 from __future__ import annotations
@@ -24,13 +25,28 @@ import numpy as np
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
+from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.segment.layout import FIRST_CELL_WORD, INCARNATION_WORD, MAX_RETURNED, PID_WORD
+from mmcached.shm.ring.self_lease import give_back, take
+from mmcached.shm.segment.layout import (
+    HITS_WORD,
+    INCARNATION_WORD,
+    MAX_COUNT,
+    MISSES_WORD,
+    PID_WORD,
+    RETURNED_BYTES_WORD,
+    SLOT_BITS,
+    TAKEN_BYTES_WORD,
+    TOUCH_LOG_WORDS,
+    TOUCHES_WORD,
+)
 from mmcached.shm.segment.mapped import Control, open_control
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+
+_WORD_MASK = (1 << 64) - 1
 
 
 def random_incarnation() -> int:
@@ -56,7 +72,8 @@ class ReaderEntry(Closeable):
         """Take the first entry that nobody uses.
 
         Raises:
-            SegmentError: the ring is gone, all entries are in use, or this machine has no release store.
+            SegmentError: the ring is gone, all entries are in use, there is no memory for one, or this machine has no
+                release store.
             LayoutMismatch: the ring's header contradicts the announcement or this version.
         """
         words = require_word_store()
@@ -68,7 +85,7 @@ class ReaderEntry(Closeable):
                     crash_point("entry.after_lock")
                     incarnation = new_incarnation()
                     control.map_entry(reader_id)
-                    _reset_impossible_cells(control)
+                    _reset_impossible_counts(control)
                     control.words[PID_WORD] = os.getpid()
                     words.store_release(control.words, INCARNATION_WORD, incarnation)
                     crash_point("entry.after_incarnation")
@@ -90,17 +107,19 @@ class ReaderEntry(Closeable):
 
         Any other is dropped, and *not* given back. While a lease is out its slot holds one chunk.
         """
-        return self._is_of_this_ring(handle) and lease.incarnation == self.incarnation and lease.slot == handle.slot
+        return self.is_of_this_ring(handle) and lease.incarnation == self.incarnation and lease.slot == handle.slot
+
+    def is_of_this_ring(self, handle: Handle) -> bool:
+        """Return whether a handle names a slot of the ring of this entry."""
+        return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
 
     def receive(self, handle: Handle, lease: LeaseId) -> bool:
         """Count a descriptor that has arrived, once, before it is used; return whether it is owned and new."""
-        return (
-            self._is_of_this_ring(handle) and lease.slot == handle.slot and self._received.receive(handle.slot, lease)
-        )
+        return self.is_of_this_ring(handle) and lease.slot == handle.slot and self._received.receive(handle.slot, lease)
 
     def has_gap_before(self, handle: Handle, lease: LeaseId) -> bool:
         """Return whether descriptors before this one, which is about to be received, were lost; tell the writer so."""
-        return self._is_of_this_ring(handle) and self._received.has_gap_before(lease)
+        return self.is_of_this_ring(handle) and self._received.has_gap_before(lease)
 
     def answer_barrier(self, incarnation: int, last_seq: int, slots: Iterable[int]) -> dict[int, int] | None:
         """Return slot -> leases ever received, for the writer's `reconcile`; None if another incarnation is asked."""
@@ -114,14 +133,46 @@ class ReaderEntry(Closeable):
         """
         control = self._open_control()
         names = self.announcement
-        if not self._is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
+        if not self.is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
             raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
         crash_point("give_back.before")
-        index = FIRST_CELL_WORD + handle.slot
-        # Against the writer, which overwrites the bytes as soon as it sees this count: a release store, so that all
-        # reads of the bytes are done. Load and store need not be one step: no other process writes this word.
-        self._words.store_release(control.words, index, control.words[index] + 1)
+        give_back(self._words, control.words, handle.slot)
+        control.words[RETURNED_BYTES_WORD] += handle.nbytes
         crash_point("give_back.after")
+
+    # ---- leases that this process takes by itself
+
+    def take(self, handle: Handle, look: Lookup) -> bool:
+        """Take a lease on what a lookup has found; return whether it is still there, and stays.
+
+        Either way `give_back` must follow, when nothing reads under the lease any more.
+
+        Args:
+            look: into the ring of this entry, by a process that has been attached.
+        """
+        control = self._open_control()
+        control.words[TAKEN_BYTES_WORD] += handle.nbytes
+        is_taken = take(self._words, control.words, look, (self.reader_id, self.incarnation), handle)
+        crash_point("take.after")
+        return is_taken
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of chunks under leases that this process has taken by itself; a chunk counts once for each."""
+        words = self._open_control().words
+        return words[TAKEN_BYTES_WORD] - words[RETURNED_BYTES_WORD]
+
+    def count(self, hits: list[Handle], num_misses: int) -> None:
+        """Tell the writer what was found, so that it stays, and how often nothing was; it may overlook a hit."""
+        control = self._open_control()
+        words, first = control.words, control.layout.first_touch_word
+        num_touches = words[TOUCHES_WORD]
+        for number, handle in enumerate(hits, start=num_touches):
+            touch = (handle.generation << SLOT_BITS | handle.slot) & _WORD_MASK
+            words[first + number % TOUCH_LOG_WORDS] = touch
+        self._words.store_release(words, TOUCHES_WORD, num_touches + len(hits))
+        words[HITS_WORD] += len(hits)
+        words[MISSES_WORD] += num_misses
 
     def is_worker_alive(self, rank: int) -> bool:
         """Return whether some process holds the byte of a rank. If not: its former holder reads no more."""
@@ -149,19 +200,16 @@ class ReaderEntry(Closeable):
             self._control.close()
             self._control = None
 
-    def _is_of_this_ring(self, handle: Handle) -> bool:
-        return handle.ring_id == self.announcement.ring_id and handle.epoch == self.announcement.epoch
-
     def _open_control(self) -> Control:
         if self._control is None:
             raise LocalProtocolError(f"entry {self.reader_id} is closed")
         return self._control
 
 
-def _reset_impossible_cells(control: Control) -> None:
-    """Zero each cell whose count, left by a stray write, the writer would refuse to attach."""
-    cells = np.frombuffer(control.words, np.uint64)[FIRST_CELL_WORD:][: control.layout.num_slots]
-    cells[cells > MAX_RETURNED] = 0
+def _reset_impossible_counts(control: Control) -> None:
+    """Zero each count that, left by a stray write, the writer would refuse to attach."""
+    counts = np.frombuffer(control.words, np.uint64)[TAKEN_BYTES_WORD : control.layout.first_touch_word]
+    counts[counts > MAX_COUNT] = 0
 
 
 def _lock_engine_byte(control: Control, reader_id: int) -> None:

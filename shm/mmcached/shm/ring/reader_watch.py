@@ -1,16 +1,18 @@
 """Accepts readers' Hellos and sees which readers have died, by the entries' incarnations and the kernel's byte locks.
 
-Writes no word: an entry's words belong to its reader. Death is read from locks alone, never from silence: a process
-that is stopped for an hour and then goes on reading is alive.
+Shows on the board who is attached: only those may take leases by themselves. Death is read from locks alone, never
+from silence: a process that is stopped for an hour and then goes on reading is alive.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.segment.board import Board
 from mmcached.shm.segment.mapped import Control
 
 
@@ -32,9 +34,17 @@ class ReaderVoided:
 
 
 class ReaderWatch:
-    def __init__(self, control: Control, leases: LeaseTable) -> None:
+    """The writer's view of its readers' lives.
+
+    Args:
+        allocate: gets memory for the grants of an entry; returns whether there is enough.
+    """
+
+    def __init__(self, control: Control, leases: LeaseTable, board: Board, allocate: Callable[[int], bool]) -> None:
         self._control = control
         self._leases = leases
+        self._board = board
+        self._allocate = allocate
         self._unreported: list[ReaderStopped | ReaderVoided] = []
 
     def attach(self, reader_id: int, incarnation: int) -> bool:
@@ -55,8 +65,10 @@ class ReaderWatch:
         # The entry has this incarnation, so the engine's byte is held by this engine: it locked it before its Hello.
         if locks.is_free(self._control.fd, locks.engine_byte(reader_id, layout.max_readers)):
             return False
-        if not self._leases.attach(reader_id, incarnation):
+        self._board.set_attached(reader_id, 0)  # the grants change now; a successor of ours shall not believe them
+        if not self._allocate(reader_id) or not self._leases.attach(reader_id, incarnation):
             return False
+        self._board.set_attached(reader_id, incarnation)
         if former is not None:  # the new engine has had the entry's byte exclusively: all of the former life are dead
             self._unreported.append(ReaderVoided(reader_id, former))
         return True
@@ -68,7 +80,8 @@ class ReaderWatch:
         for reader_id, incarnation in incarnations.items():
             events += self._judge(reader_id, incarnation)
         for reader_id, overrun in self._leases.fence_overruns().items():
-            reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.granted}"
+            self._board.set_attached(reader_id, 0)
+            reason = f"counts {overrun.returned} leases of slot {overrun.slot} as given back, of {overrun.given}"
             events.append(ReaderStopped(reader_id, incarnations[reader_id], reason))
         return events
 
@@ -76,6 +89,7 @@ class ReaderWatch:
         fd, max_readers = self._control.fd, self._control.layout.max_readers
         if locks.is_free(fd, locks.reader_byte(reader_id)):  # the last holder is gone
             crash_point("deaths.before_void")
+            self._board.set_attached(reader_id, 0)
             self._leases.void(reader_id)
             return [ReaderVoided(reader_id, incarnation)]
         if self._leases.is_frozen(reader_id):
@@ -83,6 +97,7 @@ class ReaderWatch:
         if self._control.incarnation(reader_id) != incarnation:
             # A new engine has had the byte exclusively, and all of the life that we know are dead; or it is a stray
             # write. The new one's Hello, or the free byte, tells which; until then the leases stay.
+            self._board.set_attached(reader_id, 0)
             self._leases.freeze(reader_id)
             return [
                 ReaderStopped(

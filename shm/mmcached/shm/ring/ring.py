@@ -1,14 +1,14 @@
 """Writes a ring: claims room, fills it in place, commits, grants leases, takes the bytes back.
 
     claim(nbytes) ── fill ──> commit ──> Handle ── grant(reader) ──> send the descriptor
-          └──> abort                        │
+          └──> abort                        │  └── or readers find its key, and take leases by themselves
                                             └─ discard, or evicted by a later claim
 
 Never waits for a reader: what does not fit now is `CacheFull`, and the item travels another way. Not thread-safe: one
 thread owns a ring. Who writes which word of its memory: see `layout`.
 
 Invariants: no byte of a chunk under an un-returned lease of a living reader is written; a refused claim has changed
-nothing.
+nothing, but that for a moment a key could not be found.
 """
 
 from __future__ import annotations
@@ -22,21 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.crash_points import crash_point
-from mmcached.shm.ring.allocator import Extent
+from mmcached.shm.ring.allocator import Plan
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
-from mmcached.shm.segment.layout import (
-    ALIGNMENT,
-    CHUNK_HEADER,
-    CHUNK_HEADER_BYTES,
-    CHUNK_MAGIC,
-    HAS_CRC32,
-    Layout,
-    chunk_bytes,
-)
-from mmcached.shm.segment.mapped import index_of
+from mmcached.shm.ring.slot_table import HAS_CRC32, NO_KEY, KeyDigest, SlotRecord, SlotTable, read_slot
+from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
+from mmcached.shm.segment.board import NO_LIMIT, Board
+from mmcached.shm.segment.layout import ALIGNMENT, Layout, chunk_bytes
+from mmcached.shm.segment.mapped import Tables, granted_of
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
@@ -44,6 +39,9 @@ from mmcached.wire.errors import CacheFull, InvalidRequest, InvariantError, Item
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.stats import RingStats
+
+MAX_PLANS = 32
+"""So often a place is looked for while readers begin to read just what would have to go."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +51,7 @@ class Claim:
     Attributes:
         offset: of the payload in the data object, bytes.
         buffer: `(nbytes,)` uint8, writable, in the ring itself; not to be touched after commit or abort.
+        note: what is kept behind the payload.
     """
 
     slot: int
@@ -60,6 +59,7 @@ class Claim:
     offset: int
     nbytes: int
     buffer: npt.NDArray[np.uint8]
+    note: bytes
 
 
 class RingWriter(Closeable):
@@ -68,13 +68,17 @@ class RingWriter(Closeable):
     Args:
         segment: owned from here on.
         max_object_bytes: the largest payload that is taken.
-        reader_quota_bytes, shared_quota_bytes: quotas of leased bytes, see `LeaseTable`; None for no limit.
-        has_checksums: put a crc32 of each payload into its header; readers then check every view (about 4 GB/s).
+        reader_quota_bytes: bytes that one reader may hold under lease; None for no limit.
+        shared_quota_bytes: bytes that all readers may hold that take leases by themselves; they keep to it.
+        has_checksums: put a crc32 of each payload into its slot; readers then check every view (about 4 GB/s).
         on_evict: called with the handle of each chunk that a claim evicts, before the claim returns; must not raise
             and must not call the ring.
+        on_hit: called with the handle of each chunk that a reader has found by itself, some time later; may miss one.
         tenant: goes into every handle.
     Attributes:
-        index: the keys that readers can look up; kept by the store, None if the ring was made without.
+        index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
+        board: what readers must know besides.
+        touch_logs: how often they have found something, as of the last `poll_hits`.
     """
 
     def __init__(
@@ -86,27 +90,37 @@ class RingWriter(Closeable):
         shared_quota_bytes: int | None = None,
         has_checksums: bool = False,
         on_evict: Callable[[Handle], None] | None = None,
+        on_hit: Callable[[Handle], None] | None = None,
         tenant: str = "",
     ) -> None:
         layout = segment.control.layout
         self.announcement = segment.announcement
         self.on_evict = on_evict
-        self.max_object_bytes = min(max_object_bytes, layout.data_bytes - CHUNK_HEADER_BYTES)
+        self.on_hit = on_hit
+        self.max_object_bytes = min(max_object_bytes, layout.data_bytes)
         self._tenant = tenant
         self._has_checksums = has_checksums
         self._segment: WriterSegment | None = segment
         self._data = segment.data
+        self._tables = Tables(segment.data, layout)
+        self._slots = SlotTable(self._tables.slots)
+        self.board = Board(self._tables.board)
         self._leases = LeaseTable(
-            segment.control.cells(), quota_bytes=reader_quota_bytes, shared_bytes=shared_quota_bytes
+            segment.control.counts(), granted_of(segment.data, layout), quota_bytes=reader_quota_bytes
         )
-        self._watch = ReaderWatch(segment.control, self._leases)
+        self._watch = ReaderWatch(segment.control, self._leases, self.board, segment.allocate_grants)
+        self.touch_logs = TouchLogs(segment.control, self._touch_slot)
+        self._reader_quota_bytes = NO_LIMIT if reader_quota_bytes is None else reader_quota_bytes
+        self._shared_quota_bytes = NO_LIMIT if shared_quota_bytes is None else shared_quota_bytes
+        self.board.set_limits(self._reader_quota_bytes, self._shared_quota_bytes)
+        self._held_bytes = 0
         self._chunks = ChunkTable(
             layout.data_bytes,
             layout.num_slots,
             is_leased=self._leases.is_pinned,
             leased_slots=self._leases.pinned_slots,
         )
-        self.index = KeyIndexWriter(index_of(segment.data, segment.announcement)) if layout.index_words else None
+        self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
 
     @classmethod
@@ -156,9 +170,11 @@ class RingWriter(Closeable):
 
     # ---- writing
 
-    def claim(self, nbytes: int) -> Claim:
+    def claim(self, nbytes: int, note: bytes = b"") -> Claim:
         """Find room for `nbytes` of payload, evicting what is in the way and not more.
 
+        Args:
+            note: what a successor of this writer must know of the chunk; kept behind the payload.
         Raises:
             ItemTooLarge: it never fits.
             CacheFull: it does not fit while what is leased, pinned or claimed stays; nothing was evicted.
@@ -166,35 +182,39 @@ class RingWriter(Closeable):
         self._check_open()
         if nbytes < 1:
             raise InvalidRequest("nbytes", nbytes, "a payload has at least 1 byte")
-        if nbytes > self.max_object_bytes or chunk_bytes(nbytes) > self._chunks.capacity:
+        if nbytes > self.max_object_bytes or chunk_bytes(nbytes + len(note)) > self._chunks.capacity:
             raise ItemTooLarge(nbytes, self.max_object_bytes, "payload")
-        plan = self._chunks.plan(nbytes)
+        plan = self._plan(nbytes + len(note))
         if plan is None:
             self._num_refusals += 1
             raise CacheFull(nbytes, self._chunks.capacity, self._chunks.pinned_bytes())
-        # Against the readers of the victims: their cells were read in `plan`; no write may start before those reads.
-        require_word_store().acquire_fence()
         for victim in plan.evicted:
-            self._invalidate(victim)
-        self._invalidate(plan.extent)
+            self._slots.erase(victim.slot)
         generation, evicted = self._chunks.claim(plan)
         self._num_evictions += len(evicted)
         crash_point("put.after_evict")
         if self.on_evict is not None:
             for handle in evicted:
                 self.on_evict(handle)
-        offset = plan.extent.offset + CHUNK_HEADER_BYTES
-        return Claim(plan.extent.slot, generation, offset, nbytes, np.frombuffer(self._data, np.uint8, nbytes, offset))
+        offset = plan.extent.offset
+        buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
+        return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
-    def commit(self, claim: Claim) -> Handle:
-        """Publish a filled claim. From here on its buffer must not be written."""
+    def commit(self, claim: Claim, key: KeyDigest = NO_KEY) -> Handle:
+        """Publish a filled claim. From here on its buffer must not be written.
+
+        Args:
+            key: by which readers may find it.
+        """
         self._chunks.check_claimed(claim.slot, claim.generation)
         crash_point("put.before_commit")
-        check = (HAS_CRC32, zlib.crc32(claim.buffer.data)) if self._has_checksums else (0, 0)
-        start = claim.offset - CHUNK_HEADER_BYTES
-        # The magic was zeroed when the room was claimed, and readers learn of the chunk by a message that is sent
-        # later; so no reader can see this header half-written.
-        CHUNK_HEADER.pack_into(self._data, start, CHUNK_MAGIC, claim.generation, claim.slot, claim.nbytes, *check)
+        end = claim.offset + claim.nbytes
+        self._data[end : end + len(claim.note)] = claim.note
+        check = HAS_CRC32 + zlib.crc32(claim.buffer.data) if self._has_checksums else 0
+        record = SlotRecord(claim.generation, claim.offset, claim.nbytes, len(claim.note), key, check)
+        self._slots.fill(claim.slot, record)
+        crash_point("put.before_publish")
+        self._slots.publish(claim.slot)
         crash_point("put.after_commit")
         names = self.announcement
         handle = Handle(
@@ -222,10 +242,10 @@ class RingWriter(Closeable):
         """Forget a chunk: no more grants. Leased bytes stay until they are given back. Unknown: nothing."""
         if not self._chunks.is_current(handle):
             return
-        extent = self._chunks.extent(handle)
+        self._slots.retire(handle.slot)
+        require_word_store().full_fence()  # against readers that take a lease at this moment, as in `_plan`
         if self._chunks.forget(handle):
-            require_word_store().acquire_fence()  # against its last readers, as in `claim`
-            self._invalidate(extent)
+            self._slots.erase(handle.slot)
 
     def clear(self) -> None:
         """Forget every chunk, as `discard` does. Open claims and generations go on."""
@@ -261,7 +281,10 @@ class RingWriter(Closeable):
     def attach(self, reader_id: int, incarnation: int) -> bool:
         """Accept a reader that says it has taken entry `reader_id`, see `ReaderWatch.attach`."""
         self._check_open()
-        return self._watch.attach(reader_id, incarnation)
+        is_attached = self._watch.attach(reader_id, incarnation)
+        if is_attached:
+            self.touch_logs.begin(reader_id)
+        return is_attached
 
     def grantable_readers(self) -> list[int]:
         """Return the readers that take leases now."""
@@ -306,6 +329,12 @@ class RingWriter(Closeable):
         self._check_open()
         return self._watch.poll_deaths()
 
+    def poll_hits(self) -> None:
+        """Take in what readers have found by themselves, and say what they may still hold."""
+        self._check_open()
+        self._held_bytes = self.touch_logs.take_in(self._leases.incarnations())
+        self.board.set_limits(self._reader_quota_bytes, max(0, self._shared_quota_bytes - self._held_bytes))
+
     # ---- the object
 
     def stats(self) -> RingStats:
@@ -336,9 +365,9 @@ class RingWriter(Closeable):
         self._chunks.check_integrity()
         self._leases.check_integrity()
         for handle in self._chunks:
-            found = CHUNK_HEADER.unpack_from(self._data, self._chunks.extent(handle).offset)
-            if found[:4] != (CHUNK_MAGIC, handle.generation, handle.slot, handle.nbytes):
-                raise InvariantError(f"chunk header {found} of {handle}")
+            found, is_valid = read_slot(self._tables.slots, handle.slot)
+            if not is_valid or found[:3] != (handle.generation, handle.offset, handle.nbytes):
+                raise InvariantError(f"slot {handle.slot} shows {found}, valid: {is_valid}; it holds {handle}")
 
     def close(self) -> None:
         """Unlink both objects. Attached readers keep what they have mapped. A second call changes nothing."""
@@ -346,14 +375,37 @@ class RingWriter(Closeable):
             return
         segment, self._segment = self._segment, None
         self._chunks.close()
-        if self.index is not None:
-            self.index.close()
-        del self._data, self._leases, self._watch  # they hold the mappings
+        self.board.detach_all()
+        self._tables.close()
+        self.index = None
+        del self._data, self._leases, self._watch, self.touch_logs  # they hold the mappings
         segment.close()
 
-    def _invalidate(self, extent: Extent) -> None:
-        """Zero the chunk header, so that a handle without a lease finds no old content between the new."""
-        CHUNK_HEADER.pack_into(self._data, extent.offset, 0, 0, 0, 0, 0, 0)
+    def _plan(self, nbytes: int) -> Plan | None:
+        """Find room; from then on nobody takes a lease on what lies there."""
+        fence = require_word_store().full_fence
+        for _ in range(MAX_PLANS):
+            plan = self._chunks.plan(nbytes)
+            if plan is None or not plan.evicted:
+                return plan
+            for victim in plan.evicted:
+                self._slots.retire(victim.slot)
+            fence()  # against readers: one that has not seen its chunk retired has counted its lease before
+            is_leased = any(self._leases.is_pinned(victim.slot) for victim in plan.evicted)
+            fence()  # no write may start before these counts were read
+            if not is_leased:
+                return plan
+            for victim in plan.evicted:  # somebody has just begun to read: what stays is found again
+                if self._chunks.current(victim.slot) is not None:
+                    self._slots.restore(victim.slot)
+        return None
+
+    def _touch_slot(self, slot: int, generation_bits: int) -> None:
+        handle = self._chunks.current(slot)
+        if handle is not None and is_of_generation(handle.generation, generation_bits):
+            self._chunks.touch(handle)
+            if self.on_hit is not None:
+                self.on_hit(handle)
 
     def _check_open(self) -> WriterSegment:
         if self._segment is None:

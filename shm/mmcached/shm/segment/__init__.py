@@ -2,6 +2,7 @@
 
 layout     what each word means, and who writes it
 segment    creates, names and removes the objects
+board      what readers must know of their writer now
 mapped     opens and maps them                    populate: touches the pages before they are needed
 words      stores control words in order
 headroom   how much memory the process may still take

@@ -1,28 +1,29 @@
 """Defines the layout of a ring: two POSIX shared-memory objects, what each word means, and who writes it.
 
 Pure arithmetic and byte packing; knows nothing of files, locks or processes. Invariant: every word has one writing
-process.
+process; one object has the writer's words, the other those of the readers.
 
 **Format.** All words are little-endian and 8-byte aligned.
 
-    ….ctl     the writer maps all of it,          ….data   mapped read-only by all but the writer
-              a reader its own entry
-    ┌──────────────────────────┐ 0               ┌──────────────────────────┐ 0
-    │ header       (the writer)│                 │ chunk header, 64 bytes   │   magic, generation, slot, nbytes, check
-    ├──────────────────────────┤ 4096            │ payload, nbytes          │
-    │ entry 0  (its reader):   │                 │ padding to 64            │
-    │   +0   incarnation       │                 ├──────────────────────────┤
-    │   +8   pid, for people   │                 │ chunk header             │
-    │   +64  cell of slot 0    │                 │ …                        │
-    │   +72  cell of slot 1 …  │                 ├──────────────────────────┤
-    ├──────────────────────────┤ + entry_bytes   │ free                     │
-    │ entry 1 …                │                 ├──────────────────────────┤ data_bytes
-    └──────────────────────────┘ ctl_bytes       │ key index                │   see `key_index`; most rings have none
-                                                 └──────────────────────────┘ + index_words × 8
+    ….data    the writer's: mapped read-only      ….ctl    the readers': each maps its own entry;
+              by all others                                the bytes carry the locks of all
+    ┌──────────────────────────┐ 0                ┌──────────────────────────┐ 0
+    │ chunk: payload, note,    │                  │ header, written once by  │
+    │        padding to 64     │                  │ the creator              │
+    │ chunk …                  │                  ├──────────────────────────┤ 4096
+    ├──────────────────────────┤ data_bytes       │ entry 0  (its reader):   │
+    │ board                    │                  │     +0  incarnation      │
+    │ slot table, 64 bytes each│                  │     +8  pid, for people  │
+    │ key index                │                  │    +16  figures          │
+    ├──────────────────────────┤                  │    +64  slot 0: returned │
+    │ granted, reader 0:       │                  │    +72  slot 0: taken    │
+    │   count of slot 0, 1, …  │                  │    +80  slot 1 …         │
+    │ granted, reader 1 …      │                  │    touch log             │
+    └──────────────────────────┘                  └──────────────────────────┘ + entry_bytes
 
-The header, the writer's alone, written once before the ring is announced:
+The header:
 
-       0  magic, written last      56  boot id (16 bytes)        104  alignment, chunk header bytes (u32 each)
+       0  magic, written last      56  boot id (16 bytes)        104  alignment (u32), 0 (u32)
        8  layout version, header   72  data_bytes                112  index_words
           bytes (u32 each)         80  num_slots, max_readers    120  crc32 of bytes 8…119 (u32)
       16  ring id (16 bytes)           (u32 each)
@@ -30,38 +31,38 @@ The header, the writer's alone, written once before the ring is announced:
       40  writer's pid, start      96  entry_bytes
           time in ticks
 
-A chunk header's check is two words of 32 bits: 1 and the crc32 of the payload, or 0 and 0.
+The board says what readers must know of the writer now: `board`. What a slot holds: `slot_table`. The counts of an
+entry only rise, from one incarnation to the next too: how many leases of each slot its reader has taken by itself, and
+how many it has given back, granted ones included. What is under lease:
 
-A cell counts how many leases of its slot the entry has given back: it only rises, from one incarnation to the next too.
-Whoever takes the entry sets a count above `MAX_RETURNED`, which only a stray write leaves, back to zero. An entry takes
-whole pages, so that a reader maps its own and no other:
+    outstanding = granted + taken - returned        modulo 2^64; 0 for each slot when a reader is attached
+
+An entry and a reader's grants take whole pages, and have memory only from the moment that the reader attaches:
 
 >>> layout = Layout(data_bytes=1 << 20, num_slots=4096, max_readers=8)
 >>> layout.entry_offset(0), layout.entry_bytes, layout.entry_offset(1), layout.ctl_bytes
-(4096, 36864, 40960, 299008)
->>> [8 * layout.incarnation_word(1), 8 * layout.cell_word(1, 0), 8 * layout.cell_word(1, 1)]
-[40960, 41024, 41032]
+(4096, 69632, 73728, 561152)
+>>> [8 * layout.incarnation_word(1), 8 * layout.returned_word(1, 0), 8 * layout.taken_word(1, 0)]
+[73728, 73792, 73800]
+>>> layout.board_offset, layout.slots_offset, layout.index_offset, layout.granted_offset(0), layout.granted_offset(1)
+(1048576, 1052672, 1314816, 1314816, 1347584)
 >>> chunk_bytes(1), chunk_bytes(64), chunk_bytes(65)
-(128, 128, 192)
+(64, 64, 128)
 >>> HEADER_BYTES, _CRC_OFFSET
 (124, 120)
 
 **Validity.** A control object counts only with the magic, this layout version, a right crc, and sizes that agree with
-both the files and the announcement; otherwise `LayoutMismatch`. A chunk header counts only if magic, generation, slot
-and size are those of the handle; otherwise `StaleHandle`.
+both the files and the announcement; otherwise `LayoutMismatch`. A handle counts only if its slot holds its generation,
+offset and size; otherwise `StaleHandle`.
 
-**Writer's algorithm.** Claim: find a window in which nothing is leased, pinned or claimed; zero the magic of every
-chunk that is evicted from it; hand out the buffer. Commit: write generation, slot and size, then the magic. Grant:
-count the lease in private memory, then send the descriptor. Only when the entry's cell has reached the private count
-may the bytes be used again.
+**Two ways to a lease.** A reader that was sent a handle reads under the lease that the writer has counted (*granted*)
+before it sent it. A reader that looks a key up takes one by itself (*taken*): it counts, fences, and looks whether the
+slot still holds what it has found. The writer, before it uses a chunk again, marks its slots as retired, fences, and
+counts what is outstanding. Each side stores, fences and loads; so at least one sees the other (`self_lease`, `leases`).
 
-**Reader's algorithm.** Take an entry (see `reader_entry`). A descriptor of this incarnation: check
-the chunk header, read in place, and when the last view is gone add 1 to the cell of the slot, with a release store
-(see `words`). The writer reads that cell before it overwrites: this pair orders the last read before the first write.
-
-**After a crash** nothing is rebuilt or repaired. A dead reader's byte locks are free: its entry's leases are void. A
-dead writer's byte is free: the next writer makes a new epoch with new objects, `sweep` unlinks the old ones, and
-readers that still map them keep reading what they hold.
+**After a crash** a dead reader's byte locks are free: its counts are void. A dead writer's byte is free: the next
+writer adopts the two objects, or makes a new epoch with new ones, and `sweep` unlinks the old ones; readers that still
+map them keep reading what they hold.
 """
 
 from __future__ import annotations
@@ -73,31 +74,32 @@ from dataclasses import dataclass
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
-CHUNK_HEADER_BYTES = 64
-CHUNK_MAGIC = int.from_bytes(b"MMCHUNK\0", "little")
-CHUNK_HEADER = struct.Struct("<QQQQII")
-"""Magic, generation, slot, nbytes, kind of checksum, checksum; the rest of the 64 bytes is not used."""
-HAS_CRC32 = 1
-"""The kind of checksum that there is; 0 = none."""
-MAX_RETURNED = 1 << 62
-"""The largest count that a cell can hold: no reader lives long enough to reach it."""
+MAX_COUNT = 1 << 62
+"""The largest count that an entry can hold: no reader lives long enough to reach it."""
 
-INCARNATION_WORD, PID_WORD, FIRST_CELL_WORD = 0, 1, 8
+INCARNATION_WORD, PID_WORD = 0, 1
+TAKEN_BYTES_WORD, RETURNED_BYTES_WORD, HITS_WORD, MISSES_WORD, TOUCHES_WORD = 2, 3, 4, 5, 6
+FIRST_COUNT_WORD = 8
 """Words of an entry."""
+TOUCH_LOG_WORDS = 256
+ATTACHED_WORD = 8
+"""The first word of the board that names an incarnation; see `board`."""
+SLOT_WORDS = 8
+SLOT_BITS = 20
+"""Of the number of a slot."""
 _VERSION = struct.Struct("<II")
 _BODY = struct.Struct("<II16sQQQ16sQIIQQIIQ")
 _CRC = struct.Struct("<I")
 _CRC_OFFSET = 8 + _BODY.size
 HEADER_BYTES = _CRC_OFFSET + _CRC.size
 
-_MIN_DATA_BYTES = ALIGNMENT + CHUNK_HEADER_BYTES
 _LIMITS = (
-    ("data_bytes", _MIN_DATA_BYTES, 1 << 46),
-    ("num_slots", 1, 1 << 20),
+    ("data_bytes", ALIGNMENT, 1 << 46),
+    ("num_slots", 1, 1 << SLOT_BITS),
     ("max_readers", 1, 512),
     ("index_words", 0, 1 << 22),
 )
@@ -108,12 +110,8 @@ def round_up(num_bytes: int, multiple: int) -> int:
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """Return what a payload of `nbytes` takes in the data object: header, payload, padding."""
-    return CHUNK_HEADER_BYTES + round_up(nbytes, ALIGNMENT)
-
-
-def data_object_bytes(data_bytes: int, index_words: int) -> int:
-    return data_bytes + 8 * index_words
+    """Return what a payload of `nbytes`, with its note, takes in the data object."""
+    return round_up(nbytes, ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +136,20 @@ class Layout:
         if self.index_words & (self.index_words - 1):
             raise InvalidRequest("index_words", self.index_words, "must be a power of two, or 0")
 
+    # ---- the control object
+
     @property
     def entry_bytes(self) -> int:
-        return round_up(8 * (FIRST_CELL_WORD + self.num_slots), PAGE_BYTES)
+        return round_up(8 * (self.first_touch_word + TOUCH_LOG_WORDS), PAGE_BYTES)
+
+    @property
+    def first_touch_word(self) -> int:
+        """Of an entry."""
+        return FIRST_COUNT_WORD + 2 * self.num_slots
 
     @property
     def ctl_bytes(self) -> int:
         return self.entry_offset(self.max_readers)
-
-    @property
-    def data_object_bytes(self) -> int:
-        return data_object_bytes(self.data_bytes, self.index_words)
-
-    @property
-    def total_bytes(self) -> int:
-        """Of both objects."""
-        return self.ctl_bytes + self.data_object_bytes
 
     def entry_offset(self, reader_id: int) -> int:
         return PAGE_BYTES + reader_id * self.entry_bytes
@@ -162,9 +158,51 @@ class Layout:
         """Return the index, in words of 8 bytes, of the entry's incarnation; 0 = never taken."""
         return self.entry_offset(reader_id) // 8 + INCARNATION_WORD
 
-    def cell_word(self, reader_id: int, slot: int) -> int:
+    def returned_word(self, reader_id: int, slot: int) -> int:
         """Return the index of the count of leases of `slot` that the entry has given back."""
-        return self.entry_offset(reader_id) // 8 + FIRST_CELL_WORD + slot
+        return self.entry_offset(reader_id) // 8 + FIRST_COUNT_WORD + 2 * slot
+
+    def taken_word(self, reader_id: int, slot: int) -> int:
+        """Return the index of the count of leases of `slot` that the entry's reader has taken by itself."""
+        return self.returned_word(reader_id, slot) + 1
+
+    # ---- the data object
+
+    @property
+    def board_offset(self) -> int:
+        return round_up(self.data_bytes, PAGE_BYTES)
+
+    @property
+    def slots_offset(self) -> int:
+        return self.board_offset + round_up(8 * (ATTACHED_WORD + self.max_readers), PAGE_BYTES)
+
+    @property
+    def index_offset(self) -> int:
+        return self.slots_offset + 8 * SLOT_WORDS * self.num_slots
+
+    @property
+    def granted_bytes(self) -> int:
+        """Of one reader."""
+        return round_up(8 * self.num_slots, PAGE_BYTES)
+
+    def granted_offset(self, reader_id: int) -> int:
+        return round_up(self.index_offset + 8 * self.index_words, PAGE_BYTES) + reader_id * self.granted_bytes
+
+    @property
+    def data_object_bytes(self) -> int:
+        return self.granted_offset(self.max_readers)
+
+    # ---- both
+
+    @property
+    def created_bytes(self) -> int:
+        """What has memory from the start on: all but entries and grants of readers."""
+        return PAGE_BYTES + self.granted_offset(0)
+
+    @property
+    def reader_bytes(self) -> int:
+        """What one reader takes beside."""
+        return self.entry_bytes + self.granted_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +232,7 @@ class SegmentHeader:
             self.layout.entry_offset(0),
             self.layout.entry_bytes,
             ALIGNMENT,
-            CHUNK_HEADER_BYTES,
+            0,
             self.layout.index_words,
         )
         return body + _CRC.pack(zlib.crc32(body))
@@ -221,9 +259,9 @@ class SegmentHeader:
         except InvalidRequest as error:
             raise LayoutMismatch(str(error.details["field"]), error.details["value"], error.details["limit"]) from error
         for field, value, expected in zip(
-            ("entries_offset", "entry_bytes", "alignment", "chunk_header_bytes"),
+            ("entries_offset", "entry_bytes", "alignment", "reserved"),
             derived,
-            (layout.entry_offset(0), layout.entry_bytes, ALIGNMENT, CHUNK_HEADER_BYTES),
+            (layout.entry_offset(0), layout.entry_bytes, ALIGNMENT, 0),
             strict=True,
         ):
             LayoutMismatch.unless_equal(field, value, expected)

@@ -1,7 +1,8 @@
 """Opens and maps the two objects of a ring; `segment` creates them.
 
-ctl    the writer maps it whole, a reader only the entry that it has taken: its stray writes go no further.
-       The file description carries this process's byte locks
+ctl    a reader maps only the entry that it has taken: its stray writes go no further. The writer maps all of it, and
+       looks at entries that have been taken: one that never was has no memory yet. The file description carries this
+       process's byte locks
 data   read-only in readers; the kernel enforces it
 """
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import posix_ipc
 
 from mmcached.shm.files import locks
-from mmcached.shm.segment.layout import FIRST_CELL_WORD, PAGE_BYTES, Layout, SegmentHeader, data_object_bytes
+from mmcached.shm.segment.layout import FIRST_COUNT_WORD, PAGE_BYTES, Layout, SegmentHeader
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
@@ -39,7 +40,14 @@ class Control:
         self._map(0, self.layout.ctl_bytes)
 
     def map_entry(self, reader_id: int) -> None:
-        self._map(self.layout.entry_offset(reader_id), self.layout.entry_bytes)
+        """Map one entry; raise SegmentError if there is no memory for it."""
+        offset, nbytes = self.layout.entry_offset(reader_id), self.layout.entry_bytes
+        try:
+            os.posix_fallocate(self.fd, offset, nbytes)
+        except OSError as error:
+            reason = f"no memory for an entry of {nbytes >> 10} KiB in the ring ({error.strerror})"
+            raise SegmentError(f"{reason}: make room in {SHM_DIR}") from error
+        self._map(offset, nbytes)
 
     def _map(self, offset: int, nbytes: int) -> None:
         self._mapping = map_object(self.fd, nbytes, offset=offset)
@@ -49,17 +57,18 @@ class Control:
         """Return the incarnation that an entry names."""
         return int.from_bytes(os.pread(self.fd, 8, 8 * self.layout.incarnation_word(reader_id)), "little")
 
-    def cells(self) -> npt.NDArray[np.uint64]:
-        """Return all cells as `(max_readers, num_slots)`, a live view, of an object that is mapped whole.
+    def counts(self) -> npt.NDArray[np.uint64]:
+        """Return what all entries count as `(max_readers, num_slots, 2)`: returned and taken, a live view.
 
-        It keeps the mapping, but not the locks, alive.
+        It keeps the mapping, of an object that is mapped whole, but not the locks alive.
         """
         layout = self.layout
         assert self._mapping is not None
         words = np.frombuffer(self._mapping, np.uint64)[
             layout.incarnation_word(0) : layout.incarnation_word(layout.max_readers)
         ]
-        return words.reshape(layout.max_readers, -1)[:, FIRST_CELL_WORD : FIRST_CELL_WORD + layout.num_slots]
+        counts = words.reshape(layout.max_readers, -1)[:, FIRST_COUNT_WORD : FIRST_COUNT_WORD + 2 * layout.num_slots]
+        return counts.reshape(layout.max_readers, layout.num_slots, 2)
 
     def close(self) -> None:
         """Drop all locks, then the descriptor and the mapping. A second call changes nothing."""
@@ -94,7 +103,7 @@ def open_data(announcement: RingAnnouncement) -> mmap.mmap:
     """Open the data object read-only and map it without write permission; raise as `open_control` does."""
     fd = _open(announcement.data_name, read_only=True)
     try:
-        nbytes = data_object_bytes(announcement.data_bytes, announcement.index_words)
+        nbytes = layout_of(announcement).data_object_bytes
         LayoutMismatch.unless_equal("data_bytes", os.fstat(fd).st_size, nbytes)
         return map_object(fd, nbytes, prot=mmap.PROT_READ)
     finally:
@@ -111,9 +120,33 @@ def _open(name: str, *, read_only: bool) -> int:
     return fd
 
 
-def index_of(mapping: mmap.mmap, announcement: RingAnnouncement) -> memoryview:
-    """Return the words of the key index in a mapped data object; none if there is none."""
-    return memoryview(mapping)[announcement.data_bytes :].cast("Q")
+def layout_of(announcement: RingAnnouncement) -> Layout:
+    return Layout(announcement.data_bytes, announcement.num_slots, announcement.max_readers, announcement.index_words)
+
+
+class Tables:
+    """The writer's words in a mapped data object, each kind as a memoryview of 64-bit words.
+
+    Attributes:
+        index: empty if the ring has none.
+    """
+
+    def __init__(self, mapping: mmap.mmap, layout: Layout) -> None:
+        whole = memoryview(mapping)
+        self.board = whole[layout.board_offset : layout.slots_offset].cast("Q")
+        self.slots = whole[layout.slots_offset : layout.index_offset].cast("Q")
+        self.index = whole[layout.index_offset :][: 8 * layout.index_words].cast("Q")
+
+    def close(self) -> None:
+        """Let go of the words; they stay as they are."""
+        for words in (self.board, self.slots, self.index):
+            words.release()
+
+
+def granted_of(mapping: mmap.mmap, layout: Layout) -> npt.NDArray[np.uint64]:
+    """Return the grants in a mapped data object as `(max_readers, num_slots)`; a row has memory when it is attached."""
+    words = np.frombuffer(mapping, np.uint64, offset=layout.granted_offset(0))
+    return words.reshape(layout.max_readers, -1)[:, : layout.num_slots]
 
 
 def map_object(fd: int, nbytes: int, *, offset: int = 0, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:

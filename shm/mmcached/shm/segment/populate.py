@@ -57,14 +57,21 @@ class Populator:
 
     Args:
         mapping: of a file that is as long as the mapping.
+        nbytes: how much of it, from the start on; None for all.
         advice: WRITE for a mapping that this process writes, READ for a read-only one.
         step_bytes: bytes per call into the kernel, a multiple of the page size.
     """
 
     def __init__(
-        self, mapping: mmap.mmap, advice: Advice, *, step_bytes: int = STEP_BYTES, advise: Advise = advise
+        self,
+        mapping: mmap.mmap,
+        advice: Advice,
+        *,
+        nbytes: int | None = None,
+        step_bytes: int = STEP_BYTES,
+        advise: Advise = advise,
     ) -> None:
-        self._nbytes = len(mapping)
+        self._nbytes = len(mapping) if nbytes is None else nbytes
         self._advice = advice
         self._step_bytes = step_bytes
         self._advise = advise

@@ -4,13 +4,14 @@ Creation, in this order, because a sweep may run at any instant and takes away w
 
     1. ctl    O_CREX, mode 0600
     2. lock   byte 0 of ctl, and look whether the name still is this inode   else 1 again, under another name
-    3. ctl    posix_fallocate          from here on a sweep keeps off
-    4. data   O_CREX, posix_fallocate
+    3. ctl    its size, and memory for its header
+    4. data   O_CREX, its size, and memory for all but the grants of readers
     5. header, then its magic
 Removal: data first, then ctl, then the lock. So a data object without a ctl object belongs to nobody.
 
 A name that exists already is an error, whoever owns it: nobody writes into a ring that somebody else has made.
-`posix_fallocate` makes a full /dev/shm an error here instead of a SIGBUS at some later write.
+What belongs to one reader gets its memory when the reader attaches. `posix_fallocate` makes a full /dev/shm an error
+here instead of a SIGBUS at some later write.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import posix_ipc
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.segment.headroom import memory_headroom, no_shm_room, require_room
-from mmcached.shm.segment.layout import MAGIC, Layout, SegmentHeader
+from mmcached.shm.segment.layout import MAGIC, PAGE_BYTES, Layout, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR, Control, map_object
 from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.shm.segment.words import require_word_store
@@ -53,11 +54,24 @@ class Host:
 class WriterSegment:
     """Both objects as their creator has them: mapped read-write, byte 0 locked."""
 
-    def __init__(self, announcement: RingAnnouncement, control: Control, data: mmap.mmap, populator: Populator) -> None:
+    def __init__(self, announcement: RingAnnouncement, control: Control, data: mmap.mmap) -> None:
         self.announcement = announcement
         self.control = control
         self.data = data
-        self._populator = populator
+        self._populator = Populator(data, Advice.WRITE, nbytes=control.layout.granted_offset(0))
+
+    def allocate_grants(self, reader_id: int) -> bool:
+        """Get memory for the grants of a reader; return whether there is enough. A second time changes nothing."""
+        layout = self.control.layout
+        try:
+            fd = posix_ipc.SharedMemory(self.announcement.data_name).fd
+            try:
+                os.posix_fallocate(fd, layout.granted_offset(reader_id), layout.granted_bytes)
+            finally:
+                os.close(fd)
+        except (OSError, posix_ipc.Error):
+            return False
+        return True
 
     @property
     def populated_bytes(self) -> int:
@@ -92,7 +106,11 @@ class WriterSegment:
             SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left.
         """
         require_word_store()
-        require_room(layout.total_bytes, shm_free_bytes=host.shm_free_bytes(), headroom_bytes=host.headroom_bytes())
+        require_room(
+            layout.created_bytes + layout.reader_bytes,
+            shm_free_bytes=host.shm_free_bytes(),
+            headroom_bytes=host.headroom_bytes(),
+        )
         uid = os.getuid()
         with contextlib.ExitStack() as undo:
             ring_id, ctl_fd = _create_locked(uid, new_ring_id)
@@ -106,15 +124,16 @@ class WriterSegment:
             data_fd = _create_object(announcement.data_name)
             undo.callback(unlink, announcement.data_name)
             try:
-                _allocate(data_fd, layout.data_object_bytes, layout, host)
+                os.ftruncate(data_fd, layout.data_object_bytes)
+                _allocate(data_fd, layout.granted_offset(0), layout, host)
                 crash_point("create.after_data_allocated")
                 data = map_object(data_fd, layout.data_object_bytes)
             finally:
                 os.close(data_fd)
             _write_header(control, ring_id, epoch)
-            populator = Populator(data, Advice.WRITE)
+            segment = cls(announcement, control, data)
             undo.pop_all()
-            return cls(announcement, control, data, populator)
+            return segment
 
 
 def unlink(name: str) -> bool:
@@ -180,7 +199,8 @@ def _owner_of(name: str) -> str:
 def _allocate_control(fd: int, layout: Layout, host: Host) -> Control:
     """Step 3. Owns `fd`: closes it on failure."""
     try:
-        _allocate(fd, layout.ctl_bytes, layout, host)
+        os.ftruncate(fd, layout.ctl_bytes)
+        _allocate(fd, PAGE_BYTES, layout, host)
         control = Control(fd, layout)
         control.map_all()
         return control
@@ -195,7 +215,7 @@ def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        raise no_shm_room(layout.total_bytes, host.shm_free_bytes(), str(error.strerror)) from error
+        raise no_shm_room(layout.created_bytes, host.shm_free_bytes(), str(error.strerror)) from error
 
 
 def _write_header(control: Control, ring_id: str, epoch: int) -> None:

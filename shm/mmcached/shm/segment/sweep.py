@@ -2,7 +2,8 @@
 
 A writer holds byte 0 of its control object for its life, so whoever gets that byte knows that the writer is dead. The
 byte is held while the names go away: two sweeps cannot work on one ring, and one that is killed half-way leaves a
-state that the next sweep understands. A reader that still maps a swept object keeps reading it.
+state that the next sweep understands. A reader that still maps a swept object keeps reading what it holds; what it
+looks up there from now on is not found, for another ring may say something else.
 
 Anybody may make names in /dev/shm: what is not a regular file of this user is none of ours, and a name that cannot be
 swept keeps no other from it.
@@ -17,8 +18,11 @@ import re
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.files.own_file import open_own
-from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.board import Board
+from mmcached.shm.segment.layout import PAGE_BYTES, SegmentHeader
+from mmcached.shm.segment.mapped import SHM_DIR, map_object
 from mmcached.shm.segment.segment import is_name_of, leftover_names, unlink
+from mmcached.wire.errors import LayoutMismatch
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +39,23 @@ def sweep() -> list[str]:
         except OSError as error:
             _logger.warning("%s cannot be swept: %s", stem, error)
     return removed
+
+
+def _detach_readers(ctl_fd: int, data_name: str) -> None:
+    """Let nobody find anything in a ring any more; one that is not whole, or of another version, stays as it is."""
+    try:
+        layout = SegmentHeader.parse(os.pread(ctl_fd, PAGE_BYTES, 0)).layout
+        data_fd = open_own(SHM_DIR / data_name.lstrip("/"))
+    except (LayoutMismatch, FileNotFoundError):
+        return
+    try:
+        if os.fstat(data_fd).st_size == layout.data_object_bytes:
+            nbytes = layout.slots_offset - layout.board_offset
+            mapping = map_object(data_fd, nbytes, offset=layout.board_offset)
+            with mapping, memoryview(mapping) as whole, whole.cast("Q") as words:
+                Board(words).detach_all()
+    finally:
+        os.close(data_fd)
 
 
 def _sweep_ring(stem: str) -> list[str]:
@@ -54,6 +75,7 @@ def _sweep_ring(stem: str) -> list[str]:
         # hold.
         if not is_name_of(ctl_name, fd):
             return []
+        _detach_readers(fd, data_name)
         removed = [data_name] if unlink(data_name) else []
         crash_point("sweep.between_unlinks")
         return [*removed, ctl_name] if unlink(ctl_name) else removed

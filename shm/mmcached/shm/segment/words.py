@@ -1,12 +1,16 @@
-"""Stores a control word after all of the process's earlier reads of the payload.
+"""Orders a process's loads and stores of shared words.
 
-A cell goes up only after the reader has read the bytes; the writer sees the cell, then overwrites the bytes. That
-needs a *release* store on the reader's side, and on the writer's side that the overwriting is not moved before the
-look.
+*Giving back.* A count goes up only after the reader has read the bytes; the writer sees the count, then overwrites the
+bytes. That needs a *release* store on the reader's side, and on the writer's side that the overwriting is not moved
+before the look.
+
+*Taking.* A reader counts a lease, then looks whether the chunk still is valid; the writer marks a chunk as retired,
+then looks whether it is leased. Each stores and then loads another word, which every machine reorders: both need a
+*full fence* in between.
 
 * x86-64: every aligned 8-byte store is a release store and every load an acquire load; `memoryview.cast("Q")[i] = v`
-  is one `mov`.
-* elsewhere: `__atomic_store_8(…, RELEASE)` and `atomic_thread_fence(ACQUIRE)` of libatomic.
+  is one `mov`. Any locked instruction is a full fence; taking a lock that is free is one.
+* elsewhere: `__atomic_store_8(…, RELEASE)` and `atomic_thread_fence` of libatomic.
 * neither: attaching is refused with `SegmentError`; items then travel inline.
 
 Chosen once, at import. Python's own locks are no fence on AArch64 before CPython 3.14.
@@ -14,6 +18,7 @@ Chosen once, at import. Python's own locks are no fence on AArch64 before CPytho
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import logging
 import platform
@@ -22,8 +27,7 @@ from typing import Protocol
 
 from mmcached.wire.errors import SegmentError
 
-_ACQUIRE = 2
-_RELEASE = 3
+_RELEASE, _SEQ_CST = 3, 5
 
 
 class WordStore(Protocol):
@@ -34,8 +38,8 @@ class WordStore(Protocol):
     def store_release(self, words: memoryview, index: int, value: int) -> None:
         """Store one word; everything this process has read or written before is done before it."""
 
-    def acquire_fence(self) -> None:
-        """Let nothing that follows start before the words read so far were read."""
+    def full_fence(self) -> None:
+        """Let nothing that follows, load or store, start before everything so far is done and seen by all."""
 
 
 class PlainStore:
@@ -44,8 +48,10 @@ class PlainStore:
     def store_release(self, words: memoryview, index: int, value: int) -> None:
         words[index] = value
 
-    def acquire_fence(self) -> None:
-        pass
+    def full_fence(self) -> None:
+        # A new lock, which nobody can hold: one compare-and-exchange. A shared one could be waited for, and for ever by
+        # a signal handler that interrupts its holder.
+        _thread.allocate_lock().acquire()
 
 
 class LibatomicStore:
@@ -67,8 +73,8 @@ class LibatomicStore:
             raise IndexError(f"word {index} of {len(words)}")
         self._store(ctypes.addressof(ctypes.c_uint64.from_buffer(words, 8 * index)), value, _RELEASE)
 
-    def acquire_fence(self) -> None:
-        self._fence(_ACQUIRE)
+    def full_fence(self) -> None:
+        self._fence(_SEQ_CST)
 
 
 def choose(machine: str) -> WordStore | None:

@@ -1,7 +1,7 @@
-"""Keeps records under string keys in a ring: the writer's index, and the reader's way from a handle to a record.
+"""Keeps records under string keys in a ring: the writer's index, and the readers' way from a handle to a record.
 
 A record's size is known before a byte of it is written, so it is written once, in place. Eviction is the ring's; a key
-goes with its chunk. The reader needs no key and no index: a handle says everything.
+goes with its chunk. Behind each record its key is kept, with what else a successor of the writer must know.
 
 Invariant: each key has one current handle of the ring, and no two keys the same.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import RingWriter
+from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, LocalProtocolError
@@ -29,13 +31,21 @@ class ObjectStoreWriter(Closeable):
     Args:
         ring: everything is put and forgotten through this store from now on.
         on_evict: called with each key whose chunk the ring has evicted; must not raise and must not call the store.
+        on_hit: called with each key that a reader has found by itself, some time later; likewise.
     """
 
-    def __init__(self, ring: RingWriter, on_evict: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        ring: RingWriter,
+        on_evict: Callable[[str], None] | None = None,
+        on_hit: Callable[[str], None] | None = None,
+    ) -> None:
         self.ring = ring
         self._on_evict_key = on_evict
         self._on_evict_handle = ring.on_evict
         ring.on_evict = self._forget
+        if on_hit is not None:
+            ring.on_hit = lambda handle: on_hit(self._slot_to_key[handle.slot])
         self._key_to_handle: dict[str, Handle] = {}
         self._slot_to_key: dict[int, str] = {}
         self._touched: set[str] = set()
@@ -54,18 +64,24 @@ class ObjectStoreWriter(Closeable):
     def put_encoded(self, key: str, encoded: EncodedRecord) -> Handle:
         """Write an encoded record, as `put` does: the only copy of its tensors."""
         self._check_new(key)
-        claim = self.ring.claim(encoded.nbytes)
+        claim = self.ring.claim(encoded.nbytes, _note(key))
         try:
             encoded.write_into(claim.buffer)
         except BaseException:
             self.ring.abort(claim)
             raise
-        handle = self.ring.commit(claim)
+        digest = key_digest(key)
+        handle = self.ring.commit(claim, digest)
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
         if self.ring.index is not None:
-            self.ring.index.add(key)
+            self.ring.index.add(digest, handle.slot)
         return handle
+
+    @staticmethod
+    def chunk_bytes(key: str, encoded: EncodedRecord) -> int:
+        """Return what a record takes in the ring."""
+        return chunk_bytes(encoded.nbytes + len(_note(key)))
 
     def find(self, key: str) -> Handle | None:
         return self._key_to_handle.get(key)
@@ -96,7 +112,7 @@ class ObjectStoreWriter(Closeable):
             del self._slot_to_key[handle.slot]
             self._touched.discard(key)
             if self.ring.index is not None:
-                self.ring.index.discard(key)
+                self.ring.index.discard(key_digest(key), handle.slot)
             self.ring.discard(handle)
 
     def clear(self) -> None:
@@ -142,11 +158,15 @@ class ObjectStoreWriter(Closeable):
         key = self._slot_to_key.pop(handle.slot)
         del self._key_to_handle[key]
         if self.ring.index is not None:
-            self.ring.index.discard(key)
+            self.ring.index.discard(key_digest(key), handle.slot)
         if self._on_evict_handle is not None:
             self._on_evict_handle(handle)
         if self._on_evict_key is not None:
             self._on_evict_key(key)
+
+
+def _note(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
 
 
 class ObjectStoreReader(Closeable):

@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
-from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
+from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
-    Barrier,
     Inline,
     Message,
     MessageLimits,
@@ -114,12 +113,13 @@ class EgressRingRegistered(Message, frozen=True):
 
 
 class Records(Message, frozen=True):
-    """Answer to `GetRecords` and `ClaimRecord`, in the order of the keys: a handle with a lease, inline, or None."""
+    """Answer to `GetRecords` and `ClaimRecord`, in the order of the keys: where it lies for those who read the ring by
+    themselves, inline, or None.
+    """
 
     request_id: Count
     store_epoch: Count
     records: list[Handle | Inline | None]
-    leases: list[LeaseId | None]
 
 
 class Present(Message, frozen=True):
@@ -169,6 +169,5 @@ ToClient = (
     | Present
     | Claimed
     | Stored
-    | Barrier
     | Failed
 )

@@ -219,7 +219,7 @@ class DropRecord(Message, frozen=True):
 
 
 class Reconcile(Message, frozen=True):
-    """Answer of an engine or a client to `Barrier`: slot -> leases that `incarnation` has ever received."""
+    """Answer of an engine to `Barrier`: slot -> leases that `incarnation` has ever received."""
 
     incarnation: Count
     barrier_id: Count
@@ -249,7 +249,6 @@ FromClient = (
     | ClaimRecord
     | DropClaim
     | DropRecord
-    | Reconcile
     | ClientBye
 )
 

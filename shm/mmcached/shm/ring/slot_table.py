@@ -1,0 +1,86 @@
+"""Says what lies in each slot of a ring, in words that its readers look into without asking.
+
+    word 0  generation × 2 + 1 if it is valid     word 3  bytes of the note behind the payload
+    word 1  offset of the payload                 word 4, 5  digest of the key; 0, 0 if it has none
+    word 2  its bytes                             word 6  2^32 + crc32 of the payload, or 0
+
+    0 ──fill──> filled ──publish──> valid ──retire──> retired ──erase──> 0      readers take only what is valid
+                                      └──<──restore──────┘
+
+A generation is never used twice, so whoever has seen the same valid word 0 twice knows that nothing has changed in
+between. What is retired keeps its bytes until it is erased: those who hold a lease may still read.
+
+Sans I/O: the words are passed in. Invariant: words 1 to 6 change only while word 0 is even.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mmcached.shm.segment.layout import SLOT_WORDS
+from mmcached.shm.segment.words import require_word_store
+
+GENERATION, OFFSET, NBYTES, NOTE_BYTES, FIRST_KEY, SECOND_KEY, CHECK = range(7)
+HAS_CRC32 = 1 << 32
+
+KeyDigest = tuple[int, int]
+"""128 bits of a key's digest, as two words."""
+NO_KEY: KeyDigest = (0, 0)
+
+
+class SlotRecord(NamedTuple):
+    """What a slot holds; sizes and offset in bytes.
+
+    Attributes:
+        check: as word 6.
+    """
+
+    generation: int
+    offset: int
+    nbytes: int
+    note_bytes: int = 0
+    key: KeyDigest = NO_KEY
+    check: int = 0
+
+
+def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
+    """Return what a slot holds, and whether it is valid; worth something only if word 0 is the same afterwards."""
+    mark, offset, nbytes, note_bytes, first, second, check, _ = words[SLOT_WORDS * slot : SLOT_WORDS * (slot + 1)]
+    return SlotRecord(mark >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
+
+
+class SlotTable:
+    """The writer's end."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._store = require_word_store()
+
+    def fill(self, slot: int, record: SlotRecord) -> None:
+        """Write what a slot will hold; it is not valid yet. Nobody may have a lease on what it held before."""
+        words, first = self._words, SLOT_WORDS * slot
+        words[first] = record.generation << 1
+        words[first + OFFSET] = record.offset
+        words[first + NBYTES] = record.nbytes
+        words[first + NOTE_BYTES] = record.note_bytes
+        words[first + FIRST_KEY], words[first + SECOND_KEY] = record.key
+        words[first + CHECK] = record.check
+
+    def publish(self, slot: int) -> None:
+        """Make valid what was filled; payload and record come first for whoever sees it."""
+        self._set(slot, self._words[SLOT_WORDS * slot] | 1)
+
+    def retire(self, slot: int) -> None:
+        """Let nobody begin to read any more; a full fence must follow before it is asked who does."""
+        self._set(slot, self._words[SLOT_WORDS * slot] & ~1)
+
+    def restore(self, slot: int) -> None:
+        """Make valid again what was retired and is untouched."""
+        self.publish(slot)
+
+    def erase(self, slot: int) -> None:
+        """Forget what a retired slot held: nobody reads it."""
+        self._set(slot, 0)
+
+    def _set(self, slot: int, mark: int) -> None:
+        self._store.store_release(self._words, SLOT_WORDS * slot, mark)

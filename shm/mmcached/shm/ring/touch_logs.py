@@ -1,0 +1,76 @@
+"""Reads what readers have found by themselves: which slots, for the order of eviction, and how often, for the figures.
+
+A reader writes the slots that it has found into a small ring of words, and counts. The writer takes in what is new;
+what has been overwritten meanwhile, or is torn, is a touch less. The words of a reader may hold anything: a touch of
+what is not there changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mmcached.shm.segment.layout import (
+    HITS_WORD,
+    MISSES_WORD,
+    RETURNED_BYTES_WORD,
+    SLOT_BITS,
+    TAKEN_BYTES_WORD,
+    TOUCH_LOG_WORDS,
+    TOUCHES_WORD,
+)
+from mmcached.shm.segment.mapped import Control
+
+_MODULUS = 1 << 64
+_SLOT_MASK = (1 << SLOT_BITS) - 1
+_GENERATION_MASK = (1 << (64 - SLOT_BITS)) - 1
+
+
+class TouchLogs:
+    """The logs of all entries of one ring.
+
+    Args:
+        touch: told the slot, and the lower bits of the generation, of each hit that was seen.
+    Attributes:
+        num_hits, num_misses: of all readers since this writer began.
+    """
+
+    def __init__(self, control: Control, touch: Callable[[int, int], None]) -> None:
+        self._control = control
+        self._touch = touch
+        self._last: dict[int, tuple[int, int, int]] = {}
+        self.num_hits = self.num_misses = 0
+
+    def begin(self, reader_id: int) -> None:
+        """Count from here on what a reader counts that is attached now."""
+        self._last[reader_id] = self._read(reader_id)
+
+    def take_in(self, reader_ids: Iterable[int]) -> int:
+        """Take in what is new in the entries of these readers; return the bytes that they hold under lease."""
+        held_bytes = 0
+        words, entry = self._control.words, self._control.layout
+        for reader_id in reader_ids:
+            first = entry.entry_offset(reader_id) // 8
+            held_bytes += max(0, words[first + TAKEN_BYTES_WORD] - words[first + RETURNED_BYTES_WORD])
+            new = self._read(reader_id)
+            old = self._last[reader_id]
+            if new != old:
+                self._last[reader_id] = new
+                self._take_in(first, new, old)
+        return held_bytes
+
+    def _take_in(self, first: int, new: tuple[int, int, int], old: tuple[int, int, int]) -> None:
+        self.num_hits += (new[1] - old[1]) % _MODULUS
+        self.num_misses += (new[2] - old[2]) % _MODULUS
+        num_new = min((new[0] - old[0]) % _MODULUS, TOUCH_LOG_WORDS)
+        for number in range(new[0] - num_new, new[0]):
+            word = self._control.words[first + self._control.layout.first_touch_word + number % TOUCH_LOG_WORDS]
+            self._touch(word & _SLOT_MASK, word >> SLOT_BITS)
+
+    def _read(self, reader_id: int) -> tuple[int, int, int]:
+        words, first = self._control.words, self._control.layout.entry_offset(reader_id) // 8
+        return words[first + TOUCHES_WORD], words[first + HITS_WORD], words[first + MISSES_WORD]
+
+
+def is_of_generation(generation: int, bits: int) -> bool:
+    """Return whether the lower bits of a generation, as a log has them, are of this one."""
+    return generation & _GENERATION_MASK == bits
