@@ -22,6 +22,7 @@ def test_stores_one_word_and_no_other(store: WordStore) -> None:
     memory = bytearray(b"\xaa" * 24)
     view = memoryview(memory).cast("Q")
     store.store_release(view, 1, 2**64 - 1)
+    store.load_fence()
     store.full_fence()
     assert list(view) == [0xAAAAAAAAAAAAAAAA, 2**64 - 1, 0xAAAAAAAAAAAAAAAA]
     with pytest.raises(IndexError):

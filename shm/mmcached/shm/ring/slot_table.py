@@ -45,7 +45,11 @@ class SlotRecord(NamedTuple):
 
 def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     """Return what a slot holds, and whether it is valid; worth something only if word 0 is the same afterwards."""
-    mark, offset, nbytes, note_bytes, first, second, check, _ = words[SLOT_WORDS * slot : SLOT_WORDS * (slot + 1)]
+    first_word = SLOT_WORDS * slot
+    mark = words[first_word]
+    # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
+    require_word_store().load_fence()
+    offset, nbytes, note_bytes, first, second, check, _ = words[first_word + 1 : first_word + SLOT_WORDS]
     return SlotRecord(mark >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
 
 

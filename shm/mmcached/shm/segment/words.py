@@ -27,7 +27,7 @@ from typing import Protocol
 
 from mmcached.wire.errors import SegmentError
 
-_RELEASE, _SEQ_CST = 3, 5
+_ACQUIRE, _RELEASE, _SEQ_CST = 2, 3, 5
 
 
 class WordStore(Protocol):
@@ -38,6 +38,9 @@ class WordStore(Protocol):
     def store_release(self, words: memoryview, index: int, value: int) -> None:
         """Store one word; everything this process has read or written before is done before it."""
 
+    def load_fence(self) -> None:
+        """Let no load or store that follows start before the loads so far are done."""
+
     def full_fence(self) -> None:
         """Let nothing that follows, load or store, start before everything so far is done and seen by all."""
 
@@ -47,6 +50,9 @@ class PlainStore:
 
     def store_release(self, words: memoryview, index: int, value: int) -> None:
         words[index] = value
+
+    def load_fence(self) -> None:
+        pass  # loads are done in their order, and before the stores that follow
 
     def full_fence(self) -> None:
         # A new lock, which nobody can hold: one compare-and-exchange. A shared one could be waited for, and for ever by
@@ -72,6 +78,9 @@ class LibatomicStore:
         if not 0 <= index < len(words):
             raise IndexError(f"word {index} of {len(words)}")
         self._store(ctypes.addressof(ctypes.c_uint64.from_buffer(words, 8 * index)), value, _RELEASE)
+
+    def load_fence(self) -> None:
+        self._fence(_ACQUIRE)
 
     def full_fence(self) -> None:
         self._fence(_SEQ_CST)
