@@ -9,6 +9,8 @@ explore      every state of the lease protocol: `python -m scripts.verification.
   lease_between  what lies between them: messages, queues, byte locks, words
   lease_copies   copies and keys of the product's own classes
 
+  self_lease_scenarios    what is explored of leases that readers take by themselves, and its mutants
+  self_lease_world        one ring writer and its readers: self_lease_words puts the product's classes on model memory
   weak_memory    processes that share memory through store buffers, as a world that can be explored
   replay         runs what they do one access to shared memory at a time
 

@@ -1,4 +1,4 @@
-"""Look at every state of the lease protocol, with the product's own classes, and then at every mutant of it.
+"""Look at every state of the lease protocols, with the product's own classes, and then at every mutant of them.
 
     python -m scripts.verification.explore                        everything: minutes
     python -m scripts.verification.explore --scenario kill        only scenarios and mutants with this in their name
@@ -17,12 +17,20 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from scripts.verification import lease_mutants, lease_scenarios, self_lease_scenarios, self_lease_world
 from scripts.verification.explorer import Finding
-from scripts.verification.lease_mutants import MUTANTS
-from scripts.verification.lease_scenarios import LARGE, SMALL, Scenario, explore
 from scripts.verification.mutants import Mutant
 
-Case = Scenario | Mutant[Scenario]
+Scenario = lease_scenarios.Scenario | self_lease_world.Scenario
+Case = Scenario | Mutant[lease_scenarios.Scenario] | Mutant[self_lease_world.Scenario]
+CASES: tuple[Case, ...] = (
+    *lease_scenarios.SMALL,
+    *lease_scenarios.LARGE,
+    *lease_mutants.MUTANTS,
+    *self_lease_scenarios.SMALL,
+    *self_lease_scenarios.LARGE,
+    *self_lease_scenarios.MUTANTS,
+)
 
 
 def main() -> int:
@@ -30,7 +38,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, metavar="N", help="stop each exploration after N states")
     parser.add_argument("--scenario", default="", metavar="NAME", help="only those with this in their name")
     options = parser.parse_args()
-    chosen: list[Case] = [case for case in (*SMALL, *LARGE, *MUTANTS) if options.scenario in case.name]
+    chosen = [case for case in CASES if options.scenario in case.name]
     if not chosen:
         parser.error(f"nothing has {options.scenario!r} in its name")
     table = Table("", "scenario", "states", "events", "seconds", "finding")
@@ -49,8 +57,8 @@ def main() -> int:
 def explored(cases: list[Case], limit: int | None, console: Console) -> Iterator[tuple[Case, Finding]]:
     """Explore one after the other; print each trace as soon as it is known."""
     for case in cases:
-        scenario = case.subject if isinstance(case, Mutant) else case
-        finding = explore(scenario, limit=limit)
+        scenario: Scenario = case.subject if isinstance(case, Mutant) else case
+        finding = scenario.explore(limit=limit)
         if finding.violation is not None:
             console.print(f"[bold]{case.name}[/]: {finding.violation}")
             for number, event in enumerate(finding.trace, start=1):

@@ -61,15 +61,14 @@ class Scenario:
     setting: Setting
     budget: Budget
 
+    def explore(self, *, limit: int | None = None) -> Finding:
+        """Look at every state that can be reached.
 
-def explore(scenario: Scenario, *, limit: int | None = None) -> Finding:
-    """Look at every state that can be reached.
-
-    Args:
-        limit: stop after so many states.
-    """
-    with modelled_locks():
-        return Explorer(World.start(scenario.setting, scenario.budget), limit=limit).run()
+        Args:
+            limit: stop after so many states.
+        """
+        with modelled_locks():
+            return Explorer(World.start(self.setting, self.budget), limit=limit).run()
 
 
 _ATTACHED = Setting(started="all")

@@ -113,7 +113,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Scene:
-    """What does not change in a world.
+    """Keeps what does not change in a world.
 
     Attributes:
         word_names: for traces.

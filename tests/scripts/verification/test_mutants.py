@@ -6,22 +6,43 @@ from dataclasses import replace
 
 import pytest
 
+from scripts.verification import lease_mutants, lease_scenarios, self_lease_scenarios
 from scripts.verification.explorer import Violation
-from scripts.verification.lease_mutants import MUTANTS
-from scripts.verification.lease_scenarios import Actors, Scenario, explore
+from scripts.verification.lease_scenarios import Actors
 from scripts.verification.mutants import Mutant, Unnoticed, notice
+from scripts.verification.self_lease_world import Scenario, Setting
+from scripts.verification.weak_memory import Order
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_a_missing_rule_is_found(mutant: Mutant[Scenario]) -> None:
-    notice(mutant, [lambda scenario: explore(scenario).check()], Violation)
+@pytest.mark.parametrize("mutant", [*lease_mutants.MUTANTS, *self_lease_scenarios.MUTANTS], ids=str)
+def test_a_missing_rule_is_found(mutant: Mutant[lease_scenarios.Scenario | Scenario]) -> None:
+    notice(mutant, [lambda scenario: scenario.explore().check()], Violation)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_with_the_rule_nothing_is_wrong_there(mutant: Mutant[Scenario]) -> None:
+@pytest.mark.parametrize("mutant", lease_mutants.MUTANTS, ids=str)
+def test_with_the_rule_nothing_is_wrong_there(mutant: Mutant[lease_scenarios.Scenario]) -> None:
     scenario = mutant.subject
     assert scenario.setting.actors != Actors()
-    finding = explore(replace(scenario, setting=replace(scenario.setting, actors=Actors())))
+    assert_nothing_is_wrong(replace(scenario, setting=replace(scenario.setting, actors=Actors())))
+
+
+KNOWN = {(scenario.setting, scenario.order) for scenario in self_lease_scenarios.SMALL}
+OTHERS = {
+    (replace(mutant.subject.setting, patches=()), mutant.subject.order) for mutant in self_lease_scenarios.MUTANTS
+} - KNOWN
+
+
+@pytest.mark.parametrize(("setting", "order"), sorted(OTHERS, key=str))
+def test_with_the_rule_nothing_is_wrong_where_readers_take_their_leases(setting: Setting, order: Order) -> None:
+    assert_nothing_is_wrong(Scenario("as it is", setting, order))
+
+
+def test_a_mutant_has_something_in_the_place_of_the_product() -> None:
+    assert all(mutant.subject.setting.patches for mutant in self_lease_scenarios.MUTANTS)
+
+
+def assert_nothing_is_wrong(scenario: lease_scenarios.Scenario | Scenario) -> None:
+    finding = scenario.explore()
     finding.check()
     assert finding.is_exhausted
 

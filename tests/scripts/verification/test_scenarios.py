@@ -1,10 +1,14 @@
-"""The protocol as it is: every state of every scenario keeps the invariants, and from each all leases can come back."""
+"""The protocols as they are: every state of each scenario keeps the invariants, and from it all leases can return."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.verification.lease_scenarios import LARGE, SMALL, Scenario, explore
+from scripts.verification import lease_scenarios, self_lease_scenarios
+from scripts.verification.explore import Scenario
+
+SMALL = (*lease_scenarios.SMALL, *self_lease_scenarios.SMALL)
+LARGE = (*lease_scenarios.LARGE, *self_lease_scenarios.LARGE)
 
 
 @pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)
@@ -19,6 +23,6 @@ def test_every_state_of_a_large_scenario_keeps_the_invariants(scenario: Scenario
 
 
 def assert_nothing_is_wrong(scenario: Scenario) -> None:
-    finding = explore(scenario)
+    finding = scenario.explore()
     assert finding.violation is None, "\n  ".join([finding.violation, *finding.trace])
     assert finding.is_exhausted

@@ -1,0 +1,265 @@
+"""Lists what is explored of leases that readers take by themselves, as it is and with one rule removed.
+
+Small scenarios are part of the suite, the large ones of the soak; none is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmcached.shm.ring import lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.lookup import Lookup
+from mmcached.shm.ring.reader_entry import ReaderEntry
+from mmcached.shm.ring.self_lease import take
+from mmcached.shm.ring.slot_table import KeyDigest, SlotRecord, SlotTable
+from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS
+from mmcached.wire.errors import CacheFull
+from mmcached.wire.handle import Handle
+from scripts.verification import self_lease_words, self_lease_world
+from scripts.verification.mutants import Mutant
+from scripts.verification.replay import Machine
+from scripts.verification.self_lease_words import KEYS, ByteLocks, Map, ModelStore
+from scripts.verification.self_lease_world import Attach, Discard, Poll, Put, Reader, Scenario, Setting, Writer
+from scripts.verification.weak_memory import Order
+
+
+@dataclass(frozen=True, eq=False)
+class FencedReader(Reader):
+    """Goes on when it has been fenced."""
+
+    def look_once(self, machine: Machine, incarnation: int) -> None:
+        machine.wait(self.setting.the_map.attached(self.reader_id), 0)
+        super().look_once(machine, incarnation)
+
+
+_ONE = Setting()
+_THREADS = Setting(script=(Put(1),), num_threads=2)
+_KILLED_WRITER = replace(_ONE, num_kills=1, mortal=(0,))
+_KILLED_READER = Setting(script=(Poll(), Attach(), Put(1)), num_lives=2, num_kills=1, mortal=(1,))
+_HELLO = Setting(script=(Put(0), Attach(), Put(0)), is_attached=False)
+_FENCED = Setting(script=(Poll(), Put(0)), is_scribbled=True, reader=FencedReader)
+_SIZES = Setting(Map(1, 2, has_sizes=True), script=(Put(1, 2), Put(0)), num_keys=2)
+
+
+def _both(name: str, setting: Setting) -> Iterator[Scenario]:
+    for order in Order:
+        yield Scenario(f"{name}, {order.value}", setting, order)
+
+
+SMALL = (
+    *_both("a reader looks while a slot is reused twice", _ONE),
+    *_both("a record is discarded while a reader looks", replace(_ONE, script=(Discard(), Put(1)))),
+    *_both("a reader attaches while a slot is reused", _HELLO),
+    *_both("a fenced reader goes on", _FENCED),
+    Scenario("the writer is killed at any step, x86-TSO", _KILLED_WRITER, Order.TSO),
+    Scenario("a reader is killed at any step, and its successor reads, x86-TSO", _KILLED_READER, Order.TSO),
+    Scenario("two threads of a reader, x86-TSO", _THREADS, Order.TSO),
+    Scenario("records of two sizes and keys, x86-TSO", _SIZES, Order.TSO),
+)
+
+LARGE = (
+    Scenario("the writer is killed at any step, weak", _KILLED_WRITER, Order.WEAK),
+    Scenario("a reader is killed at any step, and its successor reads, weak", _KILLED_READER, Order.WEAK),
+    *_both(
+        "a reader is killed at any step, and its successor reads what is put",
+        replace(_KILLED_READER, script=(Put(1), Poll(), Attach(), Put(0))),
+    ),
+    Scenario("two threads of a reader, weak", _THREADS, Order.WEAK),
+    Scenario("records of two sizes and keys, weak", _SIZES, Order.WEAK),
+    *_both("two readers look while a slot is reused twice", Setting(Map(2, 1))),
+    *_both("a reader looks three times", replace(_ONE, rounds=3)),
+    *_both(
+        "two readers, two slots, a kill of any process at any step",
+        Setting(Map(2, 2), script=(Put(1),), num_kills=1, mortal=(0, 1, 2)),
+    ),
+)
+
+# ---- what is removed
+
+
+class StoreWithoutFence(ModelStore):
+    def full_fence(self) -> None:
+        pass
+
+
+class StoreWithoutRelease(ModelStore):
+    def store_release(self, words: Any, index: int, value: int) -> None:
+        words[index] = value
+
+
+def take_after_check(store: Any, entry: Any, look: Lookup, reader: tuple[int, int], handle: Handle) -> bool:
+    holds = look.holds(handle) and look.is_attached(*reader)
+    take(store, entry, look, reader, handle)
+    return holds
+
+
+class ReaderThatGivesBackEarly(Reader):
+    def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:
+        self.give_back(machine, entry, handle)
+        if key is not None:
+            self.read(machine, handle, key)
+
+
+class ReaderThatDoesNotWait(Reader):
+    def wait_until_attached(self, machine: Machine, incarnation: int) -> None:
+        pass
+
+
+class TableThatLooksAtTakenFirst(LeaseTable):
+    def _outstanding(self, reader_id: int, slot: int) -> int:
+        taken = self._counts.item(reader_id, slot, 1)
+        returned = self._counts.item(reader_id, slot, 0)
+        return (self._granted.item(reader_id, slot) + taken - returned) % (1 << 64)
+
+
+class TableThatKeepsGrants(LeaseTable):
+    """Take what a former life has left behind for leases of the new one."""
+
+    def attach(self, reader_id: int, incarnation: int, *, is_adopted: bool = False) -> bool:
+        return super().attach(reader_id, incarnation, is_adopted=True)
+
+
+class SlotsThatStayRetired(SlotTable):
+    def restore(self, slot: int) -> None:
+        pass
+
+
+class SlotsThatAreNotErased(SlotTable):
+    def erase(self, slot: int) -> None:
+        pass
+
+
+class SlotsThatAreRestoredLate(SlotTable):
+    """Make what was retired in vain valid again only when the next record is written."""
+
+    def __init__(self, words: memoryview) -> None:
+        super().__init__(words)
+        self._late: list[int] = []
+
+    def restore(self, slot: int) -> None:
+        self._late.append(slot)
+
+    def fill(self, slot: int, record: SlotRecord) -> None:
+        super().fill(slot, record)
+        while self._late:
+            super().restore(self._late.pop())
+
+
+class WriterThatPublishesFirst(Writer):
+    def put(self, ring: Any, key: int, num_units: int = 1) -> list[Handle]:
+        try:
+            claim = ring.claim(ALIGNMENT * num_units)
+        except CacheFull:
+            return []
+        handle = ring.commit(claim, KEYS[key])
+        self.fill(claim, key)
+        return [handle]
+
+
+class LookupWithoutKey(Lookup):
+    """Believe the index."""
+
+    def find(self, key: KeyDigest) -> Handle | None:
+        found = (super(LookupWithoutKey, self).find(each) for each in KEYS)
+        return next((handle for handle in found if handle is not None), None)
+
+
+def read_slot_in_any_order(words: Any, slot: int) -> tuple[SlotRecord, bool]:
+    mark, offset, nbytes, note_bytes, first, second, check, _ = words[SLOT_WORDS * slot : SLOT_WORDS * (slot + 1)]
+    return SlotRecord(mark >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
+
+
+class LookupWithoutGeneration(Lookup):
+    def holds(self, handle: Handle) -> bool:
+        return bool(self._slots[SLOT_WORDS * handle.slot] & 1)
+
+
+class ReaderWithoutLock(Reader):
+    """Take and give back in several threads at a time."""
+
+    def alone(self, machine: Machine, lock: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class LookupWithoutAttached(Lookup):
+    def is_attached(self, reader_id: int, incarnation: int) -> bool:
+        return True
+
+
+class LocksThatGuess(ByteLocks):
+    """Say of a reader that is silent that it is dead."""
+
+    @staticmethod
+    def is_free(fd: Map, byte: int) -> bool:
+        return byte == ByteLocks.reader_byte(0) or ByteLocks.is_free(fd, byte)
+
+
+def _mutant(
+    name: str, breaks: str, setting: Setting, *patches: tuple[Any, str, Any], order: Order = Order.TSO
+) -> Mutant[Scenario]:
+    return Mutant(name, Scenario(name, replace(setting, patches=patches), order), breaks)
+
+
+_TWO_KEYS = replace(_ONE, num_keys=2, script=(Put(1),))
+MUTANTS = (
+    _mutant(
+        "a reader does not fence before it looks again",
+        "I1",
+        _ONE,
+        (reader_entry, "require_word_store", StoreWithoutFence),
+    ),
+    _mutant("the writer does not fence before it counts", "I1", _ONE, (ring, "require_word_store", StoreWithoutFence)),
+    _mutant("a reader looks again before it takes", "I1", _ONE, (reader_entry, "take", take_after_check)),
+    _mutant(
+        "a reader gives back before its last read", "I1", _ONE, (self_lease_world, "Reader", ReaderThatGivesBackEarly)
+    ),
+    _mutant(
+        *("a reader gives back with a plain store, weak", "I1", _ONE),
+        (reader_entry, "require_word_store", StoreWithoutRelease),
+        order=Order.WEAK,
+    ),
+    _mutant("taken is counted before returned", "I1", _THREADS, (ring, "LeaseTable", TableThatLooksAtTakenFirst)),
+    _mutant("threads of a reader count side by side", "I1", _THREADS, (self_lease_world, "Reader", ReaderWithoutLock)),
+    _mutant("what was retired in vain is not restored", "I7", _ONE, (ring, "SlotTable", SlotsThatStayRetired)),
+    _mutant(
+        *("what was retired in vain is restored after the next record", "I7"),
+        replace(_SIZES, the_map=Map(1, 3, has_sizes=True), script=(Put(1, 2), Put(1))),
+        (ring, "SlotTable", SlotsThatAreRestoredLate),
+    ),
+    _mutant("what is overwritten is not erased", "I7", _SIZES, (ring, "SlotTable", SlotsThatAreNotErased)),
+    _mutant(
+        "a record is published before its payload", "I1", _ONE, (self_lease_world, "Writer", WriterThatPublishesFirst)
+    ),
+    _mutant(
+        *("a record is published with a plain store, weak", "I1", _ONE),
+        (slot_table, "require_word_store", StoreWithoutRelease),
+        order=Order.WEAK,
+    ),
+    _mutant("the key's digest is not looked at", "I1", _TWO_KEYS, (self_lease_words, "Lookup", LookupWithoutKey)),
+    _mutant(
+        *("the generation is not read first, weak", "I1", _TWO_KEYS),
+        (lookup, "read_slot", read_slot_in_any_order),
+        order=Order.WEAK,
+    ),
+    _mutant("any generation will do", "I1", _ONE, (self_lease_words, "Lookup", LookupWithoutGeneration)),
+    _mutant("a fenced reader takes leases", "I1", _FENCED, (self_lease_words, "Lookup", LookupWithoutAttached)),
+    _mutant(
+        "a reader takes leases before it is attached", "I1", _HELLO, (self_lease_world, "Reader", ReaderThatDoesNotWait)
+    ),
+    _mutant(
+        "a reader is taken for dead after a silence",
+        "I1",
+        Setting(script=(Poll(), Put(1))),
+        (reader_watch, "locks", LocksThatGuess),
+    ),
+    _mutant(
+        "what a former life has left counts for the next",
+        "I3",
+        _KILLED_READER,
+        (ring, "LeaseTable", TableThatKeepsGrants),
+    ),
+)

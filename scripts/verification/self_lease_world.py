@@ -1,0 +1,303 @@
+"""Explores leases that readers take by themselves: the product's ring writer and reader entries on weak memory.
+
+    role 0: the writer      puts records, judges deaths, attaches        } real code, see `self_lease_words`
+    role 1 …: readers       find, take, read both words, give back       }
+
+What must hold:
+
+    I1  a reader under a lease reads the payload of the record that it has found, whole
+    I3  at rest all has come back that an attached reader has taken
+    I7  at rest a valid slot's payload is whole, and a living writer has left none retired
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from mmcached.shm.ring.reader_entry import ReaderEntry
+from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION
+from mmcached.shm.segment.layout import ALIGNMENT
+from mmcached.wire.errors import CacheFull
+from mmcached.wire.handle import Handle
+from scripts.verification.explorer import Explorer, Finding, Violation
+from scripts.verification.replay import Machine, Runs
+from scripts.verification.self_lease_words import KEYS, PAYLOAD_WORDS, RUNNING, Map, PlainMemory, modelled_words
+from scripts.verification.weak_memory import Order, Role, Scene, World
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Evict what is in the way and put a record of a key."""
+
+    key: int
+    num_units: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Judge who has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Accept the last Hello of an entry, if one has come."""
+
+    reader_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget the last record that was put."""
+
+
+ONE_SLOT = Map(1, 1)
+Job = Put | Poll | Attach | Discard
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Says what a world is, but for its order of memory.
+
+    Attributes:
+        the_map: its words; at the start each slot holds a record of one unit, of key 0.
+        script: what the writer does.
+        rounds: look-ups of each thread of each reader.
+        num_lives: of the first reader; the others have one.
+        num_kills, mortal: kills that may happen, and the roles that they may hit; 0 is the writer.
+        reader: what the readers do, if not as usual.
+        is_scribbled: a stray store of the first reader has hit its count of slot 0.
+        patches: (module, name, replacement): what a mutant has in the product's place.
+    """
+
+    the_map: Map = ONE_SLOT
+    script: tuple[Job, ...] = (Put(1), Put(0))
+    rounds: int = 1
+    num_keys: int = 1
+    num_threads: int = 1
+    num_lives: int = 1
+    num_kills: int = 0
+    mortal: tuple[int, ...] = ()
+    is_attached: bool = True
+    is_scribbled: bool = False
+    reader: type[Reader] | None = None
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+
+
+def stamp(generation: int, key: int) -> int:
+    """Return what each word of a payload holds."""
+    return 10 * generation + key
+
+
+def incarnation_of(reader_id: int, life: int) -> int:
+    return 100 * (reader_id + 1) + life
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """Runs the script of the writer, its carry."""
+
+    setting: Setting
+
+    def __call__(self, machine: Machine, script: tuple[Job, ...]) -> None:
+        ring, handles = self.begin(PlainMemory(self.setting.the_map.size()))
+        RUNNING.machine = machine
+        for job in script:
+            match job:
+                case Put(key, num_units):
+                    handles += self.put(ring, key, num_units)
+                case Discard():
+                    ring.discard(handles.pop())
+                case Poll():
+                    ring.poll_deaths()
+                case Attach(reader_id):
+                    if incarnation := machine.load(self.setting.the_map.hello(reader_id)):
+                        ring.attach(reader_id, incarnation)
+
+    def begin(self, memory: PlainMemory) -> tuple[Any, list[Handle]]:
+        """Set the scene; return the ring as it then is, and what it holds."""
+        the_map = self.setting.the_map
+        RUNNING.machine = memory
+        ring = the_map.ring_writer()
+        for reader_id in range(the_map.num_readers):
+            memory.words[the_map.alive(1 + reader_id)] = 1
+            memory.words[the_map.incarnation(reader_id)] = incarnation_of(reader_id, 1)
+            if self.setting.is_attached:
+                ring.attach(reader_id, incarnation_of(reader_id, 1))
+        handles = [handle for _ in range(the_map.num_slots) for handle in Writer.put(self, ring, 0)]
+        if self.setting.is_scribbled:
+            memory.words[the_map.returned(0, 0)] += 5
+        return ring, handles
+
+    def put(self, ring: Any, key: int, num_units: int = 1) -> list[Handle]:
+        """Put a record; return nothing if there is no room for it now."""
+        try:
+            claim = ring.claim(ALIGNMENT * num_units)
+        except CacheFull:
+            return []
+        self.fill(claim, key)
+        return [ring.commit(claim, KEYS[key])]
+
+    def fill(self, claim: Any, key: int) -> None:
+        for word in _payload_words(self.setting.the_map, claim.offset, claim.nbytes):
+            RUNNING.machine.store(word, stamp(claim.generation, key))
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Runs one thread of a reader; its carry: life, rounds that are left, whether the entry is taken."""
+
+    setting: Setting
+    reader_id: int
+
+    def __call__(self, machine: Machine, carry: tuple[int, int, bool]) -> Hashable:
+        RUNNING.machine = machine
+        life, rounds, has_entry = carry
+        the_map = self.setting.the_map
+        if not has_entry:
+            machine.store_release(the_map.incarnation(self.reader_id), incarnation_of(self.reader_id, life))
+            machine.store_release(the_map.hello(self.reader_id), incarnation_of(self.reader_id, life))
+            self.wait_until_attached(machine, incarnation_of(self.reader_id, life))
+        self.look_once(machine, incarnation_of(self.reader_id, life))
+        return (life, rounds - 1, True) if rounds > 1 else None
+
+    def wait_until_attached(self, machine: Machine, incarnation: int) -> None:
+        """Wait for the answer to the Hello."""
+        machine.wait(self.setting.the_map.attached(self.reader_id), incarnation)
+
+    def look_once(self, machine: Machine, incarnation: int) -> None:
+        entry = self.setting.the_map.reader_entry(self.reader_id, incarnation)
+        look = self.setting.the_map.lookup()
+        key = machine.choose(self.setting.num_keys) if self.setting.num_keys > 1 else 0
+        handle = look.find(KEYS[key])
+        if handle is None:
+            return
+        with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
+            is_taken = entry.take(handle, look)
+        self.use(machine, entry, handle, key if is_taken else None)
+
+    def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:
+        """Read, if there is something to be read, and give the lease back."""
+        if key is not None:
+            self.read(machine, handle, key)
+        self.give_back(machine, entry, handle)
+
+    def give_back(self, machine: Machine, entry: ReaderEntry, handle: Handle) -> None:
+        with self.alone(machine, self.setting.the_map.returned_lock(self.reader_id)):
+            entry.give_back(handle)
+
+    def read(self, machine: Machine, handle: Handle, key: int) -> None:
+        for word in _payload_words(self.setting.the_map, handle.offset, handle.nbytes):
+            machine.expect(word, stamp(handle.generation, key))
+
+    def alone(self, machine: Machine, lock: int) -> contextlib.AbstractContextManager[None]:
+        """Return what keeps the other threads from counting the same."""
+        return machine.locked(lock) if self.setting.num_threads > 1 else contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    setting: Setting
+    order: Order
+
+    def explore(self, *, limit: int | None = None) -> Finding:
+        """Look at every state that can be reached.
+
+        Args:
+            limit: stop after so many states.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(modelled_words(self.setting.the_map))
+            for module, name, replacement in self.setting.patches:
+                stack.enter_context(mock.patch.object(module, name, replacement))
+            return Explorer(start(self.setting, self.order), limit=limit).run()
+
+
+def start(setting: Setting, order: Order) -> World:
+    the_map = setting.the_map
+    memory = PlainMemory(the_map.size())
+    writer = Writer(setting)
+    writer.begin(memory)
+    roles = [Role("the writer", (((writer, setting.script),),), is_mortal=0 in setting.mortal)]
+    for reader_id in range(the_map.num_readers):
+        program = (setting.reader or Reader)(setting, reader_id)
+        num_lives = setting.num_lives if reader_id == 0 else 1
+        lives = tuple(
+            tuple(
+                (program, (life, setting.rounds, life == 1 and setting.is_attached)) for _ in range(setting.num_threads)
+            )
+            for life in range(1, num_lives + 1)
+        )
+        is_mortal = 1 + reader_id in setting.mortal
+        roles.append(
+            Role(
+                f"reader {reader_id}",
+                lives,
+                (the_map.returned_lock(reader_id), the_map.taken_lock(reader_id)),
+                is_mortal=is_mortal,
+            )
+        )
+    scene = Scene(
+        order=order,
+        roles=tuple(roles),
+        word_names=tuple(the_map.names()),
+        owners=_owners(setting),
+        alive=tuple(the_map.alive(role) for role in range(len(roles))),
+        check_rest=_check_rest(setting),
+        runs=Runs(reads_late=order is Order.WEAK),
+    )
+    return scene.start(memory.words, setting.num_kills)
+
+
+def _owners(setting: Setting) -> tuple[tuple[int, int] | None, ...]:
+    the_map = setting.the_map
+    owners: list[tuple[int, int] | None] = [None] * the_map.size()
+    owners[: the_map.returned(0, 0)] = [(0, 0)] * the_map.returned(0, 0)
+    if setting.num_threads == 1:
+        for reader_id in range(the_map.num_readers):
+            first, last = the_map.returned(reader_id, 0), the_map.returned(reader_id + 1, 0)
+            owners[first:last] = [(1 + reader_id, 0)] * (last - first)
+    return tuple(owners)
+
+
+def _check_rest(setting: Setting) -> Callable[[World], None]:
+    the_map = setting.the_map
+
+    def check(world: World) -> None:
+        words = world.memory.words
+        for reader_id in range(the_map.num_readers):
+            incarnation = incarnation_of(reader_id, words[the_map.alive(1 + reader_id)])
+            if words[the_map.attached(reader_id)] != incarnation:
+                continue
+            for slot in range(the_map.num_slots):
+                given = words[the_map.granted(reader_id, slot)] + words[the_map.taken(reader_id, slot)]
+                if (given - words[the_map.returned(reader_id, slot)]) % (1 << 64):
+                    raise Violation(f"I3: reader {reader_id} has not given back slot {slot}")
+        for slot in range(the_map.num_slots):
+            mark = words[the_map.slot(slot, GENERATION)]
+            if mark & 1:
+                _check_payload(the_map, words, slot)
+            elif mark and world.processes[0].is_alive and Discard() not in setting.script:
+                raise Violation(f"I7: slot {slot} stays retired")
+
+    return check
+
+
+def _check_payload(the_map: Map, words: tuple[int, ...], slot: int) -> None:
+    RUNNING.machine = memory = PlainMemory(0)
+    memory.words = list(words)
+    handle = the_map.lookup().record(slot)
+    key = [digest for digest, _ in KEYS].index(words[the_map.slot(slot, FIRST_KEY)])
+    found = [words[word] for word in _payload_words(the_map, handle.offset, handle.nbytes)]
+    if set(found) != {stamp(handle.generation, key)}:
+        raise Violation(f"I7: slot {slot} is valid as generation {handle.generation}, and its payload is {found}")
+
+
+def _payload_words(the_map: Map, offset: int, nbytes: int) -> list[int]:
+    """Return the words of a payload, in order."""
+    units = range(offset // ALIGNMENT, (offset + nbytes) // ALIGNMENT)
+    return [the_map.payload(unit, part) for unit in units for part in range(PAYLOAD_WORDS)]
