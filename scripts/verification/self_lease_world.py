@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from mmcached.shm.ring.reader_entry import ReaderEntry
-from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION
+from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, read_slot
 from mmcached.shm.segment.layout import ALIGNMENT
 from mmcached.wire.errors import CacheFull
 from mmcached.wire.handle import Handle
@@ -290,7 +290,7 @@ def _check_rest(setting: Setting) -> Callable[[World], None]:
 def _check_payload(the_map: Map, words: tuple[int, ...], slot: int) -> None:
     RUNNING.machine = memory = PlainMemory(0)
     memory.words = list(words)
-    handle = the_map.lookup().record(slot)
+    handle, _ = read_slot(the_map.tables().slots, slot)
     key = [digest for digest, _ in KEYS].index(words[the_map.slot(slot, FIRST_KEY)])
     found = [words[word] for word in _payload_words(the_map, handle.offset, handle.nbytes)]
     if set(found) != {stamp(handle.generation, key)}:

@@ -74,6 +74,13 @@ class FailOpen:
         with self._lock:
             self._counts.update(more)
 
+    def count_queries(self, num_queries: int, num_hits: int) -> None:
+        """As `count`, for each call that looks for records."""
+        counts = self._counts
+        with self._lock:
+            counts["queries"] += num_queries
+            counts["hits"] += num_hits
+
     def abandon(self) -> None:
         """In a forked child: the thread that is just counting may not exist here."""
         self._lock = threading.RLock()

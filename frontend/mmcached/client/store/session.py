@@ -14,17 +14,17 @@ views or at once.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import LeaseReturns
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.client import Records
@@ -47,10 +47,11 @@ class StoreSession:
 
     def __init__(self, ring: RingAnnouncement | None) -> None:
         self.ring = ring
-        self.is_attached = self._is_announced = self._is_counting = False
+        self.is_attached = self._is_announced = False
         self.why_inline = ""
         self.seen_epoch = 0
         self._lock = threading.RLock()
+        self._turn = _Turn(self._lock)
         self._reader: ReaderEntry | None = None
         if ring is not None:
             try:
@@ -89,8 +90,8 @@ class StoreSession:
             RemoteProtocolError, ChecksumMismatch: a record is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
-        digests = [key_digest(store_key(tenant, key)) for key in keys]
-        with self._turn() as reader:
+        digests = [_digest_of(tenant, key) for key in keys]
+        with self._turn as reader:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
@@ -109,14 +110,14 @@ class StoreSession:
             RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
-        with self._turn() as reader:
+        with self._turn as reader:
             places = [self._usable(place, reader) for place in answer.records]
         return self._hits(places, payload, reading)
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if that cannot be seen from here."""
-        digests = [key_digest(store_key(tenant, key)) for key in keys]
-        with self._turn() as reader:
+        digests = [_digest_of(tenant, key) for key in keys]
+        with self._turn as reader:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
@@ -129,14 +130,15 @@ class StoreSession:
         with self._lock:
             if self._reader is None:
                 return
-            self._reader = None
+            self._reader = self._turn.reader = None
             self._store.close()  # with the last view the mapping goes, and with it the reader
 
     def abandon(self) -> None:
         """In a forked child: let go without giving back; the parent's leases stay its own."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
+        self._turn = _Turn(self._lock)
         if self._reader is not None:
-            self._reader = None
+            self._reader = self._turn.reader = None
             self._returns.abandon()
             self._store.close()
 
@@ -147,22 +149,10 @@ class StoreSession:
         except BaseException:
             reader.close()
             raise
-        self._reader = reader
+        self._reader = self._turn.reader = reader
         self._returns = LeaseReturns(reader)
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[ReaderEntry | None]:
-        """Let one thread at a time count leases: a count that two raise at once could lose one."""
-        with self._lock:
-            if self._is_counting:
-                raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
-            self._is_counting = True
-            try:
-                yield self._reader
-            finally:
-                self._is_counting = False
 
     def _may_take(self, reader: ReaderEntry) -> bool:
         if not self.is_attached:
@@ -211,3 +201,35 @@ class StoreSession:
                 return Hit(inline_record(place, payload, reading))
             case None:
                 return None
+
+
+class _Turn:
+    """Lets one thread at a time count leases: a count that two raise at once could lose one.
+
+    Attributes:
+        reader: the entry to count in, if there is one.
+    """
+
+    __slots__ = ("_is_taken", "_lock", "reader")
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._is_taken = False
+        self.reader: ReaderEntry | None = None
+
+    def __enter__(self) -> ReaderEntry | None:
+        self._lock.acquire()
+        if self._is_taken:
+            self._lock.release()
+            raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
+        self._is_taken = True
+        return self.reader
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_taken = False
+        self._lock.release()
+
+
+@lru_cache(maxsize=4096)
+def _digest_of(tenant: str, key: str) -> KeyDigest:
+    return key_digest(store_key(tenant, key))

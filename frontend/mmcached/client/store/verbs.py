@@ -83,9 +83,17 @@ class StoreVerbs:
     # ---- the verbs; their arguments are checked
 
     def get_many(self, keys: list[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
+        deadline = self._contact.deadline(timeout_s)
         misses: list[Hit | None] = [None] * len(keys)
-        hits = yield from self._guarded("get", self._get(keys, reading, self._contact.deadline(timeout_s)), misses)
-        self._guard.count(queries=len(keys), hits=sum(hit is not None for hit in hits))
+        try:
+            hits = self._find(keys, reading)
+            if hits is None:
+                hits = yield from self._get(keys, reading, deadline)
+        except MmcachedError as error:
+            if not self._is_miss("get", error):
+                raise
+            hits = misses
+        self._guard.count_queries(len(keys), len(keys) - hits.count(None))
         return hits
 
     def contains_many(self, keys: list[str], timeout_s: float | None) -> Verb[list[bool]]:
@@ -103,7 +111,7 @@ class StoreVerbs:
         self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None
     ) -> Verb[Record]:
         deadline = self._contact.deadline(timeout_s)
-        self._guard.count(queries=1)
+        self._guard.count_queries(1, 0)
         found = yield from self._guarded("get_or_compute", self._claim(key, reading, deadline), None)
         if isinstance(found, Hit):
             self._guard.count(hits=1)
@@ -125,8 +133,6 @@ class StoreVerbs:
     # ---- each verb as it is while the service is there
 
     def _get(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
-        if (found := self._find(keys, reading)) is not None:
-            return found
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [None] * len(keys)
@@ -279,11 +285,14 @@ class StoreVerbs:
         try:
             return (yield from verb)
         except MmcachedError as error:
-            if self._contact.is_closed:
-                raise RequestAborted("the client was closed") from None  # what became of the call is not a miss
-            if not self._guard.is_miss(operation, error):
+            if not self._is_miss(operation, error):
                 raise
         return nothing
+
+    def _is_miss(self, operation: str, error: MmcachedError) -> bool:
+        if self._contact.is_closed:
+            raise RequestAborted("the client was closed") from None  # what became of the call is not a miss
+        return self._guard.is_miss(operation, error)
 
     def _open(
         self, session: StoreSession, answer: Records, payload: Sequence[Frame], reading: Reading, count: int

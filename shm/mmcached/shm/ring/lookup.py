@@ -9,10 +9,11 @@ lease must follow.
 from __future__ import annotations
 
 from mmcached.shm.ring.key_index import slots_of
-from mmcached.shm.ring.slot_table import FIRST_KEY, KeyDigest, SlotRecord, read_slot
+from mmcached.shm.ring.slot_table import CHECK, NBYTES, OFFSET, SECOND_KEY, KeyDigest
 from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH
 from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
+from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.handle import Handle, RingAnnouncement
 
 
@@ -23,6 +24,7 @@ class Lookup:
         self._tables = tables
         self._board, self._slots, self._index = tables.board, tables.slots, tables.index
         self._names = announcement
+        self._load_fence = require_word_store().load_fence
 
     def find(self, key: KeyDigest) -> Handle | None:
         """Return where the record of a key lies, or None."""
@@ -30,21 +32,28 @@ class Lookup:
         for slot in slots_of(self._index, key):
             if slot >= names.num_slots:
                 continue
-            first = SLOT_WORDS * slot + FIRST_KEY
-            if slots[first] != key[0] or slots[first + 1] != key[1]:
+            first = SLOT_WORDS * slot
+            mark = slots[first]
+            # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
+            self._load_fence()
+            offset, nbytes, _, first_key, second_key = slots[first + OFFSET : first + SECOND_KEY + 1]
+            if not mark & 1 or second_key != key[1] or first_key != key[0]:
                 continue
-            record, is_valid = read_slot(slots, slot)
-            if is_valid and record.key == key and self._is_inside(record):
-                return Handle(names.ring_id, names.epoch, slot, record.generation, record.offset, record.nbytes)
+            if offset % ALIGNMENT == 0 and 1 <= nbytes <= names.data_bytes - offset:
+                return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
         return None
 
     def holds(self, handle: Handle) -> bool:
         """Return whether the slot of a handle is valid and of its generation."""
         return self._slots[SLOT_WORDS * handle.slot] == handle.generation << 1 | 1
 
-    def record(self, slot: int) -> SlotRecord:
-        """Return what a slot holds, valid or retired; for one under lease."""
-        return read_slot(self._slots, slot)[0]
+    def check_of(self, handle: Handle) -> int | None:
+        """Return the checksum word of what a handle names, valid or retired; None if its slot holds something else."""
+        slots, first = self._slots, SLOT_WORDS * handle.slot
+        if slots[first] >> 1 != handle.generation:
+            return None
+        is_same = slots[first + OFFSET] == handle.offset and slots[first + NBYTES] == handle.nbytes
+        return slots[first + CHECK] if is_same else None
 
     def is_attached(self, reader_id: int, incarnation: int) -> bool:
         """Return whether an incarnation may take leases by itself."""
@@ -60,6 +69,3 @@ class Lookup:
 
     def close(self) -> None:
         self._tables.close()
-
-    def _is_inside(self, record: SlotRecord) -> bool:
-        return record.offset % ALIGNMENT == 0 and 1 <= record.nbytes <= self._names.data_bytes - record.offset

@@ -134,14 +134,14 @@ class RingReader(Closeable):
         """
         mapping = self._open_mapping()
         self._check(handle)
-        record = self.look.record(handle.slot)
-        if (record.generation, record.offset, record.nbytes) != (handle.generation, handle.offset, handle.nbytes):
+        check = self.look.check_of(handle)
+        if check is None:
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
         holder = np.frombuffer(mapping, np.uint8, handle.nbytes, handle.offset)
-        if record.check and (actual := zlib.crc32(holder.data)) != record.check - HAS_CRC32:
-            raise ChecksumMismatch(handle.slot, actual, record.check - HAS_CRC32)
+        if check and (actual := zlib.crc32(holder.data)) != check - HAS_CRC32:
+            raise ChecksumMismatch(handle.slot, actual, check - HAS_CRC32)
         return holder
 
     def close(self) -> None:

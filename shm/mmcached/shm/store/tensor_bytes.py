@@ -155,13 +155,15 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -
     if not kind.nbytes:
         return torch.empty(kind.shape, dtype=dtype)
     # What numpy does not have goes through bytes.
-    array = _view(kind, _NUMPY_DTYPES.get(kind.dtype, _BYTE), buffer, offset)
+    numpy_dtype = _NUMPY_DTYPES.get(kind.dtype)
+    array = _view(kind, numpy_dtype or _BYTE, buffer, offset)
+    if numpy_dtype is not None:
+        array = array.reshape(kind.shape)  # sooner done than in torch
     # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
     # capsule itself is passed, because torch asks an array four questions before it takes one.
     tensor = torch.from_dlpack(array.__dlpack__(max_version=(1, 0)))  # type: ignore[attr-defined]
-    if kind.dtype not in _NUMPY_DTYPES:
-        tensor = tensor.view(dtype)
-    tensor = tensor.view(kind.shape)
+    if numpy_dtype is None:
+        tensor = tensor.view(dtype).view(kind.shape)
     return tensor.clone() if copy else tensor
 
 
