@@ -9,6 +9,14 @@ memcpy     one copy of that many bytes between two populated arrays, in this pro
 put        `Client.put` of a new key, until the answer: from then on every client can read it
 socket     the same, by a service that takes no rings of clients
 
+look       `Client.contains_many([key])`, or whether a file is there
+file       a file of the same bytes in /dev/shm: looked for, mapped, read in place; it has no limit, no eviction, and
+           nobody knows whether it is whole
+safetensors  the same with the format and library of vLLM's ECExampleConnector
+miss       `Client.get` of a key that is not there
+many       `Client.get_many` of 64 records of 256 KiB, as views, beside one hit
+crowd      hits, as views, of one client beside 8 that put and miss without a pause
+
 Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
 Times are of single hits, over all clients and rounds; rates are hits per second of all clients together, the median of
 the rounds. Without redis-server or redis-py the rows are left out, and a line says so.
@@ -18,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import statistics
 import subprocess
 import sys
@@ -33,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from mmcached.client import Client
+from mmcached.shm.store.codec import Library
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
@@ -48,17 +58,30 @@ QUICK_ROUNDS = 2
 ROUND_S = 0.4
 MIN_HITS = 3
 KEY = "item"
-PUTS, SOCKET = "puts", "socket"
+PUTS, SOCKET, LOOKS, CROWD = "puts", "socket", "looks", "crowd"
+FILE, SAFETENSORS = "file in /dev/shm", "safetensors in /dev/shm"
+LOOK_SIZES = {"0.4 MiB": 400 << 10, "4.5 MiB": 4608 << 10, "16 MiB": 16 << 20}
+NUM_LOOKS = 2000
+NUM_MANY = 64
+CROWD_SIZE = 8
 PUT_SIZES = {"4 KiB": 4096, "256 KiB": 256 << 10, "4.7 MiB": NUM_BYTES, "16 MiB": 16 << 20}
 PUTS_PER_ROUND = 30
 RAW, REDIS_PY = "raw Redis", "redis-py"
 BOUNDS = [
     Bound("reach", f"hits, {kind}", params, peer, rate, is_floor=True)
-    for kind, rate in (("view", 8.0), ("owned", 3.0))
+    for kind, rate in (("view", 60.0), ("owned", 3.0))
     for params in CLIENTS
     for peer in (RAW, REDIS_PY)
-] + [Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0)]
-"""How many times Redis' rate each kind of hit shall reach, and how many copies' time a put may take."""
+] + [
+    Bound("reach", "hit, view, p50", "1 client", RAW, 0.015),
+    Bound("reach", "hit, owned, p50", "1 client", "memcpy", 1.4),
+    Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0),
+    Bound("reach", "many views", f"{NUM_MANY} × 256 KiB", "one hit", 15.0),
+    Bound("reach", "hit, p99", f"beside {CROWD_SIZE} that put and miss", "its p50", 5.0),
+    *(Bound("try", "look", size, FILE, 1.0) for size in LOOK_SIZES),
+    *(Bound("reach", "look and load", size, SAFETENSORS, 0.5) for size in LOOK_SIZES),
+]
+"""How many times Redis' rate each kind of hit shall reach, how many copies' time a put may take, …"""
 
 Hit = Callable[[], Any]
 
@@ -71,6 +94,7 @@ def main_child(run_dir: Path) -> None:
         kinds: dict[str, Hit] = {
             "view": lambda: _through(client, view=True),
             "owned": lambda: _through(client, view=False),
+            CROWD: partial(_put_and_miss, client, count(), np.zeros(64 << 10, np.uint8)),
         }
         if RAW in _peers():
             kinds[RAW] = partial(RawRedis(str(run_dir / "redis"), NUM_BYTES).get, KEY)
@@ -91,6 +115,12 @@ def _through(client: Client, *, view: bool) -> Any:
         raise SystemExit("the record is gone; the store is too small")
     with hit:
         return hit.record["x"][-1]
+
+
+def _put_and_miss(client: Client, numbers: Iterator[int], payload: Any) -> None:
+    key = f"{id(client)} {next(numbers)}"
+    client.put(key, {"x": payload})
+    client.get(f"not {key}")
 
 
 def _times_us(hit: Hit, seconds: float) -> list[float]:
@@ -179,6 +209,80 @@ def compare_puts(run_dir: Path, num_rounds: int) -> list[Row]:
     return rows
 
 
+def compare_looks(run_dir: Path, num_rounds: int) -> list[Row]:
+    """Measure what a client finds beside a file in /dev/shm, a miss, and many records at a time."""
+    rows = []
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(run_dir, fail_open=False))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mmc-"))
+        for size, num_bytes in LOOK_SIZES.items():
+            record = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
+            path = Path(folder) / size
+            path.write_bytes(record.data)
+            client.put(size, {"x": record})
+            sides: dict[str, tuple[Hit, Hit]] = {
+                "look": (partial(client.contains_many, [size]), path.exists),
+                "look and load": (partial(_view, client, size), partial(_mapped, path)),
+            }
+            for name, (ours, file) in sides.items():
+                ours_us, file_us = _medians(num_rounds, ours, file)
+                rows.append(row(name, size, ours_us, "us", peer=FILE, peer_value=file_us))
+            path.unlink()
+            if (load := peers.safetensors_loader(path, record)) is not None:
+                ours_us, peer_us = _medians(num_rounds, partial(_view, client, size, "torch"), load)
+                rows.append(row("look and load", size, ours_us, "us", peer=SAFETENSORS, peer_value=peer_us))
+                path.unlink()
+        keys = [f"of many {index}" for index in range(NUM_MANY)]
+        for key in keys:
+            client.put(key, {"x": np.zeros(256 << 10, np.uint8)})
+        one, miss, look, many = _medians(
+            num_rounds,
+            partial(_view, client, keys[0]),
+            partial(client.get, "nothing"),
+            partial(client.contains_many, ["nothing"]),
+            lambda: [hit and hit.record["x"][-1] for hit in client.get_many(keys, view=True, tensors="numpy")],
+        )
+        rows.append(row("many views", f"{NUM_MANY} × 256 KiB", many, "us", peer="one hit", peer_value=one))
+        rows.append(row("miss", "1 key", miss, "us", peer="look", peer_value=look))
+    return rows
+
+
+def compare_in_crowd(run_dir: Path, num_rounds: int) -> list[Row]:
+    """Measure the hits of one client while others put and miss."""
+    times: list[float] = []
+    with children(run_dir, CROWD_SIZE) as processes, Client(run_dir, fail_open=False) as client:
+        for _ in range(num_rounds):
+            for process in processes:
+                _ask(process, CROWD)
+            times += _times_us(partial(_through, client, view=True), ROUND_S)
+            for process in processes:
+                _answer(process)
+    p50, p99 = statistics.median(times), statistics.quantiles(times, n=100)[98]
+    params = f"beside {CROWD_SIZE} that put and miss"
+    return [row("hit, p99", params, p99, "us", peer="its p50", peer_value=p50)]
+
+
+def _view(client: Client, key: str, tensors: Library = "numpy") -> Any:
+    hit = client.get(key, view=True, tensors=tensors)
+    return hit and hit.record["x"][-1]
+
+
+def _mapped(path: Path) -> Any:
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)[-1]
+
+
+def _medians(num_rounds: int, *whats: Hit) -> list[float]:
+    """Return the median time of each, measured in turns, in microseconds."""
+    times: list[list[float]] = [[] for _ in whats]
+    for _ in range(num_rounds):
+        for what, found in zip(whats, times, strict=True):
+            found += [wall_us(what) for _ in range(NUM_LOOKS // num_rounds)]
+    return [statistics.median(found) for found in times]
+
+
 def memcpy_us(num_bytes: int = NUM_BYTES) -> float:
     """Return the fastest of some copies."""
     source = np.ones(num_bytes, np.uint8)
@@ -248,7 +352,11 @@ def _peers() -> list[str]:
 def open_sections(undo: ExitStack) -> Mapping[str, Section]:
     run_dir = undo.enter_context(service())
     hits = {params: partial(compare, run_dir, params) for params in CLIENTS}
-    return hits | {PUTS: partial(compare_puts, run_dir)}
+    return hits | {
+        PUTS: partial(compare_puts, run_dir),
+        LOOKS: partial(compare_looks, run_dir),
+        CROWD: partial(compare_in_crowd, run_dir),
+    }
 
 
 if __name__ == "__main__":
@@ -257,7 +365,7 @@ if __name__ == "__main__":
     else:
         harness.main(
             "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
-            [*CLIENTS, PUTS],
+            [*CLIENTS, PUTS, LOOKS, CROWD],
             open_sections,
             rounds=(NUM_ROUNDS, QUICK_ROUNDS),
             bounds=BOUNDS,

@@ -22,7 +22,7 @@ from mmcached.client.links.shared_socket import Received
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from
 from mmcached.client.store.fail_open import FailOpen
-from mmcached.client.store.hits import Hit, Reading
+from mmcached.client.store.hits import Hit, reading_of
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
@@ -158,14 +158,13 @@ class Calls:
             InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        (hit,) = yield from self._store.get_many([checked_key(key)], Reading(tensors, view), timeout_s)
-        return hit
+        return self._store.get(checked_key(key), reading_of(tensors, view), timeout_s)
 
     def get_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
     ) -> Verb[list[Hit | None]]:
         """As `get` for up to 4096 keys in one round trip; in their order."""
-        return self._store.get_many(checked_keys(keys), Reading(tensors, view), timeout_s)
+        return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
 
     def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> Verb[list[bool]]:
         """Return which keys have a record, without a round trip if the store's memory can be seen from here.
@@ -207,7 +206,7 @@ class Calls:
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
         """
         check_function(fn)
-        return self._store.get_or_compute(checked_key(key), fn, Reading(tensors, view), timeout_s)
+        return self._store.get_or_compute(checked_key(key), fn, reading_of(tensors, view), timeout_s)
 
     def drop(self, key: str, *, timeout_s: float | None = None) -> Verb[bool]:
         """Forget the record of a key; return whether that is certain. Who reads it goes on."""

@@ -31,6 +31,16 @@ class Reading:
         check_bool("view", self.view)
 
 
+def reading_of(tensors: Library, view: bool) -> Reading:
+    """Return how to hand out records; raise InvalidRequest for what cannot be."""
+    if tensors in ("torch", "numpy") and (view is True or view is False):
+        return _READINGS[tensors, view]
+    return Reading(tensors, view)
+
+
+_READINGS = {(tensors, view): Reading(tensors, view) for tensors in ("torch", "numpy") for view in (False, True)}
+
+
 class Hit(Closeable):
     """A record that was found. As a context manager it lets go of the record at the end.
 

@@ -82,13 +82,17 @@ class StoreVerbs:
 
     # ---- the verbs; their arguments are checked
 
+    def get(self, key: str, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
+        (hit,) = yield from self.get_many([key], reading, timeout_s)
+        return hit
+
     def get_many(self, keys: list[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
-        deadline = self._contact.deadline(timeout_s)
+        deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
         misses: list[Hit | None] = [None] * len(keys)
         try:
             hits = self._find(keys, reading)
             if hits is None:
-                hits = yield from self._get(keys, reading, deadline)
+                hits = yield from self._get(keys, reading, deadline or self._contact.deadline(None))
         except MmcachedError as error:
             if not self._is_miss("get", error):
                 raise
