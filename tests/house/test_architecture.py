@@ -17,6 +17,8 @@ PAGE = REPOSITORY / "docs" / "architecture.md"
 
 QUESTIONS = (
     "a lease returns",
+    "a client takes a lease by itself",
+    "a client's key is looked up",
     "a lost descriptor is found",
     "what is evicted from the ring",
     "what is evicted from the KV pool",

@@ -96,7 +96,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_gb: float = 0.25
     store_max_object_mb: int = 0
     store_num_slots: int = 4096
-    store_max_clients: int = 128
+    store_max_clients: int = 256
     store_client_quota_gb: float = 0.0
     store_tenant_quota_gb: float = 0.0
 

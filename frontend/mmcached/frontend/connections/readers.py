@@ -1,4 +1,4 @@
-"""Grants leases to the readers of one ring, and takes those back whose descriptors were lost on the way.
+"""Grants leases to the engines that read one ring, and takes those back whose descriptors were lost on the way.
 
     attach ──> granting ──ask──> asked ──the answer to the last question──> granting       asked: it takes no lease
                   └── its entry's lock is free, or another process has its place ──> gone
@@ -15,9 +15,9 @@ taken back if that message was provably not queued; nothing here waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
@@ -34,9 +34,6 @@ log = structlog.get_logger("mmcached.frontend")
 IDLE_S = 1.0
 """So long after its last lease, or question, a reader with leases out is asked."""
 MAX_WAIT_S = 30.0
-OwnerT = TypeVar("OwnerT", bound=Hashable)
-
-
 Granted = list[tuple[Handle, LeaseId]]
 """The leases that go with one message, in the order of their grants."""
 
@@ -52,7 +49,7 @@ class Channel(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Reader(Generic[OwnerT]):
+class Reader:
     """One incarnation of a reader.
 
     Attributes:
@@ -61,7 +58,7 @@ class Reader(Generic[OwnerT]):
         is_moved: its connection is new, so what was under way may be lost.
     """
 
-    owner: OwnerT
+    owner: int
     peer: bytes
     ring: RingWriter
     reader_id: int
@@ -71,27 +68,25 @@ class Reader(Generic[OwnerT]):
     is_moved: bool = False
 
 
-class Readers(Generic[OwnerT]):
-    """All readers of one ring, by their owners: one each. `clock` tells monotonic seconds."""
+class Readers:
+    """All readers of one ring, by the numbers of their engines: one each. `clock` tells monotonic seconds."""
 
     def __init__(self, ring: RingWriter | NoRing, channel: Channel, clock: Callable[[], float]) -> None:
         self.ring = ring
         self._channel = channel
         self._clock = clock
-        self._readers: dict[OwnerT, Reader[OwnerT]] = {}
+        self._readers: dict[int, Reader] = {}
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def owners(self) -> set[OwnerT]:
+    def owners(self) -> set[int]:
         return set(self._readers)
 
-    def get(self, owner: OwnerT) -> Reader[OwnerT] | None:
+    def get(self, owner: int) -> Reader | None:
         return self._readers.get(owner)
 
-    def attach(
-        self, owner: OwnerT, peer: bytes, *, epoch: int, reader_id: int, incarnation: int
-    ) -> Reader[OwnerT] | None:
+    def attach(self, owner: int, peer: bytes, *, epoch: int, reader_id: int, incarnation: int) -> Reader | None:
         """Accept a reader that says it has taken an entry, also if it says so again; return None if that is not true.
 
         Args:
@@ -116,18 +111,18 @@ class Readers(Generic[OwnerT]):
         self.move(owner, peer)
         return reader
 
-    def move(self, owner: OwnerT, peer: bytes) -> None:
+    def move(self, owner: int, peer: bytes) -> None:
         """Take note of the connection over which an owner speaks now."""
         reader = self._readers.get(owner)
         if reader is not None:
             reader.is_moved |= reader.peer != peer
             reader.peer = peer
 
-    def leave(self, owner: OwnerT) -> None:
+    def leave(self, owner: int) -> None:
         """Grant nothing more to an owner; what it holds ends with its entry's lock."""
         self._readers.pop(owner, None)
 
-    def take_dead(self) -> list[tuple[OwnerT, str]]:
+    def take_dead(self) -> list[tuple[int, str]]:
         """Look at the entries' locks; forget the readers that take no leases any more, and return `(owner, reason)`."""
         dead = []
         for event in self.ring.poll_deaths():
@@ -140,7 +135,7 @@ class Readers(Generic[OwnerT]):
 
     # ---- leases
 
-    def grant(self, reader: Reader[OwnerT], handle: Handle, granted: Granted) -> LeaseId | None:
+    def grant(self, reader: Reader, handle: Handle, granted: Granted) -> LeaseId | None:
         """Count a lease that goes with a message, and note it; return None if the reader takes none just now.
 
         Raises:
@@ -153,14 +148,14 @@ class Readers(Generic[OwnerT]):
         granted.append((handle, lease))
         return lease
 
-    def take_back(self, reader: Reader[OwnerT] | None, granted: Granted) -> None:
+    def take_back(self, reader: Reader | None, granted: Granted) -> None:
         """Take back the leases of a message that was provably not queued."""
         if reader is not None:
             for handle, lease in reversed(granted):  # the last first, or their numbers would show a gap
                 reader.ring.undo_grant(reader.reader_id, handle, lease)
 
     def send(
-        self, reader: Reader[OwnerT] | None, granted: Granted, peer: bytes, message: object, payload: Sequence[Frame]
+        self, reader: Reader | None, granted: Granted, peer: bytes, message: object, payload: Sequence[Frame]
     ) -> None:
         """Queue a message with the leases of a reader.
 
@@ -173,7 +168,7 @@ class Readers(Generic[OwnerT]):
         if reader is not None and granted:
             reader.ask_at = self._clock() + IDLE_S  # the queue is not idle
 
-    def ask(self, reader: Reader[OwnerT]) -> None:
+    def ask(self, reader: Reader) -> None:
         """Ask which leases have arrived, if any is out."""
         reader.is_moved = False
         barrier = reader.ring.open_barrier(reader.reader_id)

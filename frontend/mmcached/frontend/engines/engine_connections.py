@@ -80,7 +80,7 @@ class EngineConnections:
         on_new: Callable[[EngineConnection], None],
     ) -> None:
         self._channel = channel
-        self._readers: Readers[int] = Readers(ring, channel, clock)
+        self._readers = Readers(ring, channel, clock)
         self._digest = config.digest()
         self._on_lost = on_lost
         self._on_new = on_new
@@ -217,7 +217,7 @@ class EngineConnections:
         return routed
 
     def _lease_or_inline(
-        self, reader: Reader[int] | None, item: OutgoingItem, granted: Granted
+        self, reader: Reader | None, item: OutgoingItem, granted: Granted
     ) -> tuple[OutgoingItem, LeaseId | None]:
         """Grant a lease on an item in the ring; if the reader takes none just now, copy the item out instead."""
         if not isinstance(item.payload, Handle):
