@@ -19,6 +19,7 @@ import numpy as np
 
 from mmcached.shm import Host, ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment.layout import Layout
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
@@ -103,6 +104,12 @@ class Reader:
         crash_point("read.viewing")
         self._held.append(record)
         return is_record_of(value, record)
+
+    def take(self, key: str) -> bool:
+        look = self._reader.look
+        handle = look.find(key_digest(key))
+        assert handle is not None
+        return self._entry.take(handle, look)
 
     def release(self) -> None:
         self._held.clear()

@@ -13,6 +13,7 @@ import pytest
 
 from mmcached.shm import Host, ObjectStoreWriter, ReaderEntry, ReaderVoided, RingReader, RingWriter, sweep
 from mmcached.shm.crash_points import LABELS, READER_LABELS, VARIABLE, WRITER_LABELS, Label, crash_point, parse
+from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.segment import segment
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.errors import ConfigError, LayoutMismatch, SegmentError
@@ -20,6 +21,7 @@ from mmcached.wire.handle import RingAnnouncement
 from tests.shm.crash_child import EPOCH, LAYOUT, record_of
 from tests.shm.crash_parties import Party, Survivor
 from tests.shm.processes import DEADLINE_S, Died
+from tests.shm.rings import attached, make_ring, reading
 
 
 def names_left(ring_id: str) -> list[str]:
@@ -163,7 +165,8 @@ def attach_until_death(ring: RingWriter, store: ObjectStoreWriter, party: Party)
 
 
 @pytest.mark.parametrize(
-    "label", [label for label in READER_LABELS if label not in ("reader.after_share", "take.after")]
+    "label",
+    [label for label in READER_LABELS if label not in ("reader.after_share", "take.after")],  # which have their own
 )
 def test_a_reader_that_dies_anywhere_costs_nobody_anything(label: Label) -> None:
     ring_id = secrets.token_hex(16)
@@ -216,6 +219,36 @@ def test_a_worker_that_dies_when_it_has_joined_frees_its_rank_and_keeps_no_lease
         engine.close()
         assert ring.poll_deaths() == [ReaderVoided(engine.reader_id, engine.incarnation)]
     assert names_left(ring_id) == []
+
+
+def test_a_reader_that_dies_with_a_lease_that_it_took_by_itself_costs_nobody_anything() -> None:
+    with make_ring(1 << 14, has_index=True) as ring, ObjectStoreWriter(ring) as store:
+        handle = store.put("taken", record_of(GIVEN))
+        with Party("reader", "take.after") as party:
+            reader_id, incarnation = party.ask("attach", ring.announcement)
+            assert ring.attach(reader_id, incarnation)
+            party.ask("open", ring.announcement)
+            with pytest.raises(Died, match="take"):
+                party.ask("take", "taken")
+            assert party.exit_code() == -signal.SIGKILL
+        for value in range(NUM_PUTS):  # before anybody has looked who is dead, only its lease is in the way
+            store.put(str(value), record_of(value))
+        assert store.find("taken") == handle
+        assert ring.poll_deaths() == [ReaderVoided(reader_id, incarnation)]
+        assert (ring.stats().leases, ring.stats().pinned_bytes) == (0, 0)
+        for value in range(NUM_PUTS, 2 * NUM_PUTS):
+            store.put(str(value), record_of(value))
+        assert store.find("taken") is None
+        with attached(ring) as successor, reading(ring) as reader:
+            assert successor.reader_id == reader_id
+            assert successor.taken_bytes == 0
+            found = reader.look.find(key_digest(str(value)))
+            assert found is not None
+            assert successor.take(found, reader.look)
+            assert ring.stats().leases == 1
+            successor.give_back(found)
+            assert ring.stats().leases == 0
+        ring.check_integrity()
 
 
 # ---- the points themselves

@@ -10,9 +10,10 @@ it. Taking an entry, in this order:
     4. lock the engine's byte exclusively, in the same file description: both go free together when this process dies
     5. tell the writer both                the caller's part; the writer checks it against the entry
 
-The counts keep their values: the writer grants at attach what makes them even, and until it has heard of the new life
-it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write of this process
-reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside `give_back`: they write other words.
+The counts of leases keep their values: the writer grants at attach what makes them even, and until it has heard of the
+new life it still compares them with what it knows of the former one. Only this entry is mapped, so a stray write of
+this process reaches no other. Knows nothing of messages. Not thread-safe, but for `take` beside
+`give_back`: they write other words.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class ReaderEntry(Closeable):
                     incarnation = new_incarnation()
                     control.map_entry(reader_id)
                     _reset_impossible_counts(control)
+                    control.words[RETURNED_BYTES_WORD] = control.words[TAKEN_BYTES_WORD]  # a former life holds nothing
                     control.words[PID_WORD] = os.getpid()
                     words.store_release(control.words, INCARNATION_WORD, incarnation)
                     crash_point("entry.after_incarnation")

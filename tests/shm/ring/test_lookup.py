@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mmcached.shm import ObjectStoreWriter, RingWriter
+from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.slot_table import FIRST_KEY, HAS_CRC32, NBYTES, OFFSET, SECOND_KEY, KeyDigest
+from mmcached.shm.segment.layout import SLOT_WORDS
+from mmcached.shm.segment.mapped import layout_of
+from mmcached.wire.handle import Handle
+from tests.shm.rings import attached, make_ring, overwritten, reading
+
+A, B = key_digest("a"), key_digest("b")
+
+
+def put(ring: RingWriter, key: KeyDigest, nbytes: int = 100) -> Handle:
+    claim = ring.claim(nbytes)
+    claim.buffer[:] = 1
+    handle = ring.commit(claim, key)
+    assert ring.index is not None
+    ring.index.add(key, handle.slot)
+    return handle
+
+
+def test_a_key_leads_to_its_handle_from_commit_to_discard() -> None:
+    with make_ring(has_index=True) as ring, reading(ring) as reader:
+        assert reader.look.find(A) is None
+        handle = put(ring, A)
+        assert reader.look.find(A) == handle
+        assert reader.look.find(B) is None
+        ring.discard(handle)
+        assert reader.look.find(A) is None
+
+
+def test_a_ring_without_index_shows_no_key() -> None:
+    with make_ring() as ring, reading(ring) as reader:
+        assert reader.look.find(A) is None
+
+
+def test_the_digest_of_the_record_decides_not_the_index() -> None:
+    other = (A[0] ^ 1, A[1])  # the index knows fewer bits
+    with make_ring(has_index=True) as ring, reading(ring) as reader:
+        first, second = put(ring, A), put(ring, other)
+        assert reader.look.find(A) == first
+        assert reader.look.find(other) == second
+        assert ring.index is not None
+        ring.index.discard(A, first.slot)
+        ring.index.add(A, second.slot)  # an old word of the index
+        assert reader.look.find(A) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(OFFSET, 1), (OFFSET, 1 << 63), (NBYTES, 0), (NBYTES, 1 << 16 | 1), (FIRST_KEY, 0), (SECOND_KEY, 0)],
+)
+def test_a_record_that_cannot_be_is_not_found(word: int, value: int) -> None:
+    with make_ring(has_index=True) as ring, reading(ring) as reader:
+        handle = put(ring, A)
+        with overwritten(ring.announcement.data_name) as words:
+            words[layout_of(ring.announcement).slots_offset // 8 + SLOT_WORDS * handle.slot + word] = value
+        assert reader.look.find(A) is None
+
+
+def test_an_index_that_names_no_slot_leads_nowhere() -> None:
+    with make_ring(has_index=True, num_slots=4) as ring, reading(ring) as reader:
+        assert ring.index is not None
+        ring.index.add(A, 4)
+        assert reader.look.find(A) is None
+
+
+def test_a_handle_holds_while_its_slot_is_valid_and_is_checked_while_it_is_not_erased() -> None:
+    with make_ring(has_index=True, has_checksums=True) as ring, reading(ring) as reader, attached(ring) as entry:
+        look, handle = reader.look, put(ring, A)
+        check = look.check_of(handle)
+        assert look.holds(handle)
+        assert check is not None
+        assert check >= HAS_CRC32
+        for change in ({"generation": handle.generation + 1}, {"offset": 64}, {"nbytes": 1}):
+            assert look.check_of(msgspec.structs.replace(handle, **change)) is None
+        assert not look.holds(msgspec.structs.replace(handle, generation=handle.generation + 1))
+        assert entry.take(handle, look)
+        ring.discard(handle)
+        assert not look.holds(handle)
+        assert look.check_of(handle) == check  # whoever has a lease reads on
+
+
+def test_the_board_says_who_may_take_leases_and_how_much() -> None:
+    with make_ring(reader_quota_bytes=1000, shared_quota_bytes=500, has_index=True) as ring, reading(ring) as reader:
+        look = reader.look
+        with attached(ring) as entry:
+            assert look.is_attached(entry.reader_id, entry.incarnation)
+            assert not look.is_attached(entry.reader_id, entry.incarnation + 1)
+            assert (look.may_hold(500), look.may_hold(501)) == (True, False)
+            assert entry.take(put(ring, A, 300), look)
+            ring.poll_hits()
+            assert (look.may_hold(200), look.may_hold(201)) == (True, False)
+        ring.poll_deaths()
+        assert not look.is_attached(entry.reader_id, entry.incarnation)
+        ring.poll_hits()
+        assert look.may_hold(500)
+        ring.board.set_store_epoch(7)
+        assert look.store_epoch == 7
+
+
+def test_what_a_dead_reader_held_is_not_charged_to_its_successor() -> None:
+    with (
+        make_ring(shared_quota_bytes=500, has_index=True) as ring,
+        ObjectStoreWriter(ring),
+        reading(ring) as reader,
+    ):
+        handle = put(ring, A, 400)
+        with attached(ring) as entry:
+            assert entry.take(handle, reader.look)
+        with attached(ring) as successor:
+            assert successor.reader_id == entry.reader_id
+            assert successor.taken_bytes == 0
+            ring.poll_hits()
+            assert reader.look.may_hold(500)
