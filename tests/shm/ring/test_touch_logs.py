@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mmcached.shm import RingWriter
+from mmcached.shm.ring.touch_logs import is_of_generation
+from mmcached.shm.segment.layout import (
+    HITS_WORD,
+    SLOT_BITS,
+    TAKEN_BYTES_WORD,
+    TOUCH_LOG_WORDS,
+    TOUCHES_WORD,
+    Layout,
+)
+from mmcached.wire.handle import Handle
+from tests.shm.rings import attached, make_ring, overwritten, put
+
+
+def layout_of(ring: RingWriter) -> Layout:
+    names = ring.announcement
+    return Layout(names.data_bytes, names.num_slots, names.max_readers, names.index_words)
+
+
+def test_what_readers_have_found_by_themselves_outlives_what_nobody_has_found() -> None:
+    with make_ring(8 * 64) as ring, attached(ring) as entry:
+        heard: list[Handle] = []
+        ring.on_hit = heard.append
+        handles = [put(ring, 64) for _ in range(8)]
+        entry.count([handles[0], handles[5]], 0)
+        ring.poll_hits()
+        assert heard == [handles[0], handles[5]]
+        for _ in range(6):
+            put(ring, 64)
+        assert [handle for handle in handles if ring.is_current(handle)] == [handles[0], handles[5]]
+
+
+def test_figures_are_counted_once_and_survive_their_reader() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        for life in range(1, 3):
+            with attached(ring) as entry:
+                assert entry.reader_id == 0
+                entry.count([handle] * 3, 2)
+                for _ in range(2):
+                    ring.poll_hits()
+                    assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (3 * life, 2 * life)
+            assert len(ring.poll_deaths()) == 1
+            ring.poll_hits()
+            assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (3 * life, 2 * life)
+
+
+def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:
+    with make_ring(num_slots=TOUCH_LOG_WORDS + 3) as ring, attached(ring) as entry:
+        heard: list[Handle] = []
+        ring.on_hit = heard.append
+        handles = [put(ring, 64) for _ in range(TOUCH_LOG_WORDS + 3)]
+        entry.count(handles, 1)
+        ring.poll_hits()
+        assert heard == handles[3:]
+        assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (TOUCH_LOG_WORDS + 3, 1)
+        entry.count(handles[:1], 0)
+        ring.poll_hits()
+        assert heard == [*handles[3:], handles[0]]
+
+
+def test_a_touch_of_what_has_gone_changes_nothing() -> None:
+    with make_ring() as ring, attached(ring) as entry:
+        heard: list[Handle] = []
+        ring.on_hit = heard.append
+        gone = put(ring, 10)
+        ring.discard(gone)
+        assert put(ring, 10).slot == gone.slot
+        entry.count([gone], 0)
+        ring.poll_hits()
+        assert heard == []
+
+
+def test_the_words_of_a_wild_reader_change_nothing() -> None:
+    rng = random.Random(1)
+    with make_ring() as ring, attached(ring) as entry, overwritten(ring.announcement.ctl_name) as words:
+        handles = [put(ring, 64) for _ in range(64)]
+        before = ring.stats()
+        layout = layout_of(ring)
+        first = layout.entry_offset(entry.reader_id) // 8
+        for word in (TAKEN_BYTES_WORD, HITS_WORD, TOUCHES_WORD):
+            for value in (0, 1, (1 << 64) - 1, rng.getrandbits(64)):
+                words[first + word] = value
+                for place in range(TOUCH_LOG_WORDS):
+                    is_near = rng.random() < 0.5  # of a slot that exists, in a generation that does not
+                    touch = rng.randint(100, 200) << SLOT_BITS | rng.randrange(64) if is_near else rng.getrandbits(64)
+                    words[first + layout.first_touch_word + place] = touch
+                ring.poll_hits()
+        assert ring.stats() == before
+        assert all(map(ring.is_current, handles))
+        ring.check_integrity()
+        put(ring, 64 * 64)
+
+
+@pytest.mark.parametrize("generation", [1, (1 << 44) + 1, (1 << 63) - 1])
+def test_a_log_has_the_lower_bits_of_a_generation(generation: int) -> None:
+    bits = (generation << SLOT_BITS & (1 << 64) - 1) >> SLOT_BITS
+    assert is_of_generation(generation, bits)
+    assert not is_of_generation(generation + 1, bits)
