@@ -48,7 +48,7 @@ soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the 
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
 
-chaos: $(INSTALLED) ## kill the ring's processes at random for a minute, and check every byte
+chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
 
 explore: $(INSTALLED) ## look at every state of the ring's protocol, and find every rule's removal: minutes

@@ -15,8 +15,9 @@ explore      every state of the lease protocol: `python -m scripts.verification.
   replay         runs what they do one access to shared memory at a time
 
 chaos        processes killed and stopped at random: `python -m scripts.verification.chaos`
-  chaos_nursery  forks the players           chaos_players  the writer, the readers, and those without a rule
-  chaos_roles    what they say to each other, and the board of counters that survives them
+  chaos_nursery  forks the players           chaos_casts    who plays in a run, as they are and without a rule
+  chaos_players  a writer that grants leases, and its readers    chaos_store  a frontend, and clients that take them
+  chaos_roles    what they say to each other, and the board of words that survives them
 
 The explorer and chaos need this checkout; the tests import them from here.
 """

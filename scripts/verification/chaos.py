@@ -1,13 +1,16 @@
 """Runs chaos: a writer and readers in own processes, killed and stopped at random instants, every byte checked.
 
-    python -m scripts.verification.chaos [--seconds 60] [--seed N] [--mutant NAME]
+    python -m scripts.verification.chaos [--seconds 60] [--seed N] [--cast NAME]
 
     parent ── fork, reap ──> nursery ──> writer, readers           the parent alone kills, stops and continues them
        └──────── board: the phase, everybody's counters ────────┘  see `chaos_roles`
 
-What must hold, whoever dies when: no payload under a lease changes; when all come to rest, all leases are back; nobody
-ends but by a kill; nothing is left in /dev/shm. With a mutant a rule of the ring is taken away, and the run has to find
-it. A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
+Two casts play one after the other: in the first the writer grants leases by message, in the second readers find records
+and take leases by themselves. What must hold, whoever dies when: no payload under a lease changes; when all come to
+rest, all leases are back; nobody ends but by a kill; nothing is left in /dev/shm. A mutant is a cast without a rule of
+the ring, and the run has to find it.
+
+A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
 payload is checked when it arrives and before it is let go.
 """
 
@@ -31,7 +34,7 @@ from typing import Self
 
 from mmcached.shm import sweep
 from mmcached.shm.segment import segment
-from scripts.verification.chaos_players import MUTANTS
+from scripts.verification.chaos_casts import CASTS, MUTANTS
 from scripts.verification.chaos_roles import Board, Count, Phase
 
 NUM_READERS = 3
@@ -49,7 +52,7 @@ class Report:
 
     Attributes:
         totals: the counters of all lives together.
-        leases_left: of the last ring, when all had come to rest.
+        leases_left, pinned_bytes_left: of the last ring, when all had come to rest.
         segments_left: of all rings of the run, after a sweep.
         other_violations: a line each.
     """
@@ -61,6 +64,7 @@ class Report:
     stops: int = 0
     totals: dict[Count, int] = field(default_factory=lambda: dict.fromkeys(Count, 0))
     leases_left: int = 0
+    pinned_bytes_left: int = 0
     segments_left: int = 0
     other_violations: list[str] = field(default_factory=list)
 
@@ -76,33 +80,40 @@ class Report:
         """Return what must not be, each as a line; empty for a good run."""
         found = [
             (self.corrupt_reads, "corrupt reads"),
-            (self.totals[Count.STALE], "leased chunks that held something else"),
+            (self.totals[Count.STALE], "reads of what had gone: leased chunks of another, or records flushed before"),
             (self.leases_left, "leases that never came back"),
+            (self.pinned_bytes_left, "bytes pinned for nobody"),
             (self.segments_left, "shared-memory objects left"),
         ]
         lines = [f"{number} {what}" for number, what in found if number]
         if not self.leases_verified:
             lines.append("nothing was read at all")
+        if (
+            self.totals[Count.FOUND] < 0.95 * self.totals[Count.KEPT]
+        ):  # a writer that is killed may be in the middle of one
+            lines.append(f"only {self.totals[Count.FOUND]} of {self.totals[Count.KEPT]} records were found again")
         return lines + self.other_violations
 
-    def table(self) -> str:
-        """Return one line per figure."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the figures, each with its name."""
         totals = self.totals
-        rows = [
+        return [
             ("seconds, seed", f"{self.seconds:g}, {self.seed}"),
             ("kills: readers, writers", f"{self.reader_kills}, {self.writer_kills}"),
             ("stops", f"{self.stops}"),
             ("puts, refused", f"{totals[Count.PUTS]}, {totals[Count.REFUSED]}"),
+            ("drops, flushes", f"{totals[Count.DROPS]}, {totals[Count.FLUSHES]}"),
             ("grants, undone", f"{totals[Count.GRANTS]}, {totals[Count.UNSENT]}"),
             ("entries taken, events of death", f"{totals[Count.ATTACHED]}, {totals[Count.DEATHS]}"),
-            ("leases verified", f"{self.leases_verified}"),
+            ("reads verified", f"{self.leases_verified}"),
             ("  of them copied", f"{totals[Count.COPIED]}"),
+            ("misses", f"{totals[Count.MISSES]}"),
+            ("records kept, found again", f"{totals[Count.KEPT]}, {totals[Count.FOUND]}"),
             ("corrupt reads", f"{self.corrupt_reads}"),
             ("stale reads", f"{totals[Count.STALE]}"),
-            ("leases left", f"{self.leases_left}"),
+            ("leases left, pinned bytes", f"{self.leases_left}, {self.pinned_bytes_left}"),
             ("segments left", f"{self.segments_left}"),
         ]
-        return "\n".join(f"{name:<28}{value:>18}" for name, value in rows)
 
 
 @dataclass(slots=True)
@@ -117,10 +128,10 @@ class Life:
 class Nursery:
     """The forking process, from the outside. Leaving the block ends it and all its children."""
 
-    def __init__(self, run_dir: Path, mutant: str | None) -> None:
+    def __init__(self, run_dir: Path, cast: str) -> None:
         self._num_lives = 0
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "scripts.verification.chaos_nursery", str(run_dir), *([mutant] if mutant else [])],
+            [sys.executable, "-m", "scripts.verification.chaos_nursery", str(run_dir), cast],
             cwd=_ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
@@ -211,6 +222,7 @@ class Chaos:
         if not self._board.get(self._writer.number, Count.RESTS):
             self._report.other_violations.append("the last writer did not come to rest")
         self._report.leases_left = self._board.get(self._writer.number, Count.LEASES)
+        self._report.pinned_bytes_left = self._board.get(self._writer.number, Count.PINNED_BYTES)
         self._board.phase = Phase.END
         for life in (self._writer, *self._readers):
             self._note_end(life, self._nursery.reap(life), 0)
@@ -251,14 +263,15 @@ class Chaos:
         return self._nursery.fork(role, self._random.getrandbits(32))
 
 
-def run(seconds: float, *, seed: int, run_dir: Path, mutant: str | None = None) -> Report:
+def run(seconds: float, *, seed: int, run_dir: Path, cast: str) -> Report:
     """Let chaos reign for a while.
 
     Args:
         run_dir: an empty folder with a short path; its sockets and files stay.
+        cast: the name of one of CASTS, or of a mutant.
     """
     report = Report(seconds, seed)
-    with Board.create(run_dir / "board") as board, Nursery(run_dir, mutant) as nursery:
+    with Board.create(run_dir / "board") as board, Nursery(run_dir, cast) as nursery:
         chaos = Chaos(nursery, board, report)
         chaos.rage(seconds)
         chaos.rest()
@@ -274,14 +287,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="chaos for the ring")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of who is killed and stopped when")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="take this rule away; then the run has to fail")
+    parser.add_argument("--cast", choices=[*CASTS, *MUTANTS], help="play this one alone; with a mutant the run fails")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as folder:
-        report = run(options.seconds, seed=options.seed, run_dir=Path(folder), mutant=options.mutant)
-    print(report.table())
-    for violation in report.violations():
-        print(f"VIOLATION: {violation}")
-    return 1 if report.violations() else 0
+    reports = []
+    for cast in [options.cast] if options.cast else CASTS:
+        with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as folder:
+            reports.append((cast, run(options.seconds, seed=options.seed, run_dir=Path(folder), cast=cast)))
+    print(table(reports))
+    violations = [f"VIOLATION, {cast}: {line}" for cast, report in reports for line in report.violations()]
+    for violation in violations:
+        print(violation)
+    return 1 if violations else 0
+
+
+def table(reports: list[tuple[str, Report]]) -> str:
+    """Return one line per figure, with a column for each run."""
+    columns = [[value for _, value in report.rows()] for _, report in reports]
+    names = [name for name, _ in reports[0][1].rows()]
+    lines = [("leases", *(cast for cast, _ in reports)), *zip(names, *columns, strict=True)]
+    return "\n".join(f"{name:<32}" + "".join(f"{value:>28}" for value in values) for name, *values in lines)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ only here: there are no locks, sockets, mappings or threads yet that a child cou
 One JSON command per line: `["fork", role, life, seed]` answers the pid; `["reap", pid]` waits for that child and
 answers its exit code. At the end of its input it kills and reaps what is left.
 
-    python -m scripts.verification.chaos_nursery RUN_DIR [MUTANT]
+    python -m scripts.verification.chaos_nursery RUN_DIR CAST
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ import sys
 import traceback
 from pathlib import Path
 from typing import NoReturn
-from unittest import mock
 
-from mmcached.shm import RingWriter
-from scripts.verification.chaos_players import MUTANTS, Players, run_reader, run_writer
+from scripts.verification.chaos_casts import CASTS, MUTANTS, Cast
 from scripts.verification.chaos_roles import Board, Role
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(run_dir: Path, mutant_name: str | None) -> None:
+def main(run_dir: Path, cast: Cast) -> None:
     children: set[int] = set()
     for line in sys.stdin:
         match json.loads(line):
             case ["fork", str(name), int(life), int(seed)]:
                 pid = os.fork()
                 if not pid:
-                    _run(name, Role(run_dir, Board(run_dir / "board"), life, seed), mutant_name)
+                    _run(name, Role(run_dir, Board(run_dir / "board"), life, seed), cast)
                 children.add(pid)
                 _answer(pid)
             case ["reap", int(pid)]:
@@ -48,7 +46,7 @@ def main(run_dir: Path, mutant_name: str | None) -> None:
         _reap(pid)
 
 
-def _run(name: str, role: Role, mutant_name: str | None) -> NoReturn:
+def _run(name: str, role: Role, cast: Cast) -> NoReturn:
     """Be a role, in the child."""
     status = 1
     try:
@@ -56,15 +54,8 @@ def _run(name: str, role: Role, mutant_name: str | None) -> NoReturn:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
-        players = Players() if mutant_name is None else MUTANTS[mutant_name].subject
-        with contextlib.ExitStack() as without:
-            without.enter_context(players.patched())
-            if mutant_name is not None:
-                without.enter_context(mock.patch.object(RingWriter, "check_integrity"))
-            if name == "writer":
-                run_writer(role, players.writer)
-            else:
-                run_reader(role, players.reader)
+        with cast.patched():
+            (cast.writer if name == "writer" else cast.reader)(role)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -81,4 +72,5 @@ def _answer(value: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    name = sys.argv[2]
+    main(Path(sys.argv[1]), CASTS[name] if name in CASTS else MUTANTS[name].subject)

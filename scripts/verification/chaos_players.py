@@ -1,10 +1,10 @@
-"""The writer and the reader of a chaos run, as they are and with a rule of the ring taken away.
+"""Plays the writer and the reader of a ring whose leases are granted by message.
 
 The writer uses a ring as a service would, in a ring so small that each chunk lives for a blink. Every 8-byte word of a
 payload says generation and slot. The reader looks at every byte that it is granted, twice: at receipt and again before
 it lets go of the view, each word must be what the handle says. The lease goes back as in the product: the view's
 finalizer puts it on a deque, the loop gives it back. When the writer is killed, the reader finishes on the old mapping,
-then attaches to the new ring. A mutant's books may be untrue, and are not checked.
+then attaches to the new ring.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ import random
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from unittest import mock
 
 import msgspec
 import numpy as np
@@ -26,11 +22,20 @@ import numpy.typing as npt
 import zmq
 
 from mmcached.shm import ReaderEntry, RingReader, RingWriter, sweep
-from mmcached.shm.ring.leases import LeaseTable
 from mmcached.wire.errors import CacheFull, LayoutMismatch, LeaseRefused, PeerGone, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
-from scripts.verification.chaos_roles import Count, Hello, Lease, Phase, Ring, Role, Who, open_socket, stamp_of
-from scripts.verification.mutants import Mutant
+from scripts.verification.chaos_roles import (
+    Attached,
+    Count,
+    Hello,
+    Lease,
+    Phase,
+    Ring,
+    Role,
+    Who,
+    open_socket,
+    stamp_of,
+)
 
 RING_BYTES = 2 << 20
 NUM_SLOTS = 96
@@ -46,7 +51,7 @@ class ChaosWriter:
     def __init__(self, role: Role, ring: RingWriter, socket: zmq.Socket[bytes]) -> None:
         self.role = role
         self.ring = ring
-        self._random = random.Random(role.seed)
+        self.random = random.Random(role.seed)
         self._socket = socket
         self._reader_to_identity: dict[int, bytes] = {}
         self._recent: deque[Handle] = deque(maxlen=NUM_SLOTS // 2)
@@ -59,18 +64,26 @@ class ChaosWriter:
                 self._listen()
             if phase == Phase.RUN:
                 for _ in range(BURST):
-                    self._step()
+                    self.step()
             if (now := time.monotonic()) - looked_at > 0.01 or phase == Phase.REST:
                 looked_at = now
                 self.look_at_readers()
             if phase == Phase.REST:
-                self.ring.check_integrity()
-                self.role.board.set(self.role.life, Count.LEASES, self.ring.stats().leases)
-                self.role.count(Count.RESTS)
+                self.rest()
+
+    def rest(self) -> None:
+        """Say what is still under lease."""
+        stats = self.ring.stats()
+        self.role.board.set(self.role.life, Count.LEASES, stats.leases)
+        self.role.board.set(self.role.life, Count.PINNED_BYTES, stats.pinned_bytes)
+        self.role.count(Count.RESTS)
 
     def look_at_readers(self) -> None:
         self.role.count(Count.DEATHS, len(self.ring.poll_deaths()))
         self.ring.check_integrity()
+
+    def attached(self, reader_id: int, incarnation: int) -> None:
+        """Do what follows when a reader was attached; nothing here."""
 
     def _listen(self) -> None:
         with contextlib.suppress(zmq.Again):
@@ -83,18 +96,19 @@ class ChaosWriter:
                         is_this = ring_id == self.ring.announcement.ring_id
                         if is_this and self.ring.attach(reader_id, incarnation):
                             self._reader_to_identity[reader_id] = identity
+                            self.attached(reader_id, incarnation)
 
-    def _step(self) -> None:
-        handle = self._random.choice(self._recent) if self._recent and self._random.random() < 0.5 else None
+    def step(self) -> None:
+        handle = self.random.choice(self._recent) if self._recent and self.random.random() < 0.5 else None
         if handle is None or not self.ring.is_current(handle):
             handle = self._put()
         readers = self.ring.grantable_readers()
         if handle is not None and readers:
-            for reader_id in self._random.sample(readers, self._random.randint(1, len(readers))):
+            for reader_id in self.random.sample(readers, self.random.randint(1, len(readers))):
                 self._grant(reader_id, handle)
 
     def _put(self) -> Handle | None:
-        nbytes = 8 * self._random.randint(1, MAX_WORDS)
+        nbytes = 8 * self.random.randint(1, MAX_WORDS)
         try:
             claim = self.ring.claim(nbytes)
         except CacheFull:
@@ -111,13 +125,17 @@ class ChaosWriter:
             lease = self.ring.grant(reader_id, handle)
         except (PeerGone, LeaseRefused):
             return
-        if self._send(self._reader_to_identity[reader_id], Lease(handle, lease)):
+        if self.send(reader_id, Lease(handle, lease)):
             self.role.count(Count.GRANTS)
         else:
             self.ring.undo_grant(reader_id, handle, lease)
             self.role.count(Count.UNSENT)
 
-    def _send(self, identity: bytes, message: Ring | Lease) -> bool:
+    def send(self, reader_id: int, message: Lease | Attached) -> bool:
+        """Send to an attached reader, without waiting; return whether it was queued."""
+        return self._send(self._reader_to_identity[reader_id], message)
+
+    def _send(self, identity: bytes, message: Ring | Lease | Attached) -> bool:
         try:
             self._socket.send_multipart([identity, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:  # its queue is full, or it is not connected any more
@@ -139,8 +157,7 @@ def run_writer(role: Role, cls: type[ChaosWriter] = ChaosWriter) -> None:
         zmq.Context() as context,
         open_socket(context, zmq.ROUTER) as socket,
     ):
-        with (role.run_dir / "rings").open("a") as log:  # for the parent, which looks for what is left of it
-            log.write(ring.announcement.ring_id + "\n")
+        role.log_ring(ring.announcement)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.bind(role.address)
         cls(role, ring, socket).run()
@@ -275,60 +292,3 @@ def run_reader(role: Role, cls: type[ChaosReader] = ChaosReader) -> None:
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.connect(role.address)
         cls(role, socket).run()
-
-
-TIMEOUT_S = 0.15
-
-
-class EarlyReader(ChaosReader):
-    """Gives a lease back when it arrives, and goes on reading."""
-
-    def receive(self, reader: RingReader, handle: Handle) -> None:
-        super().give_back(handle)
-        super().receive(reader, handle)
-
-    def give_back(self, handle: Handle) -> None:
-        """The usual time; it is back already."""
-
-
-class RevokingWriter(ChaosWriter):
-    """Takes the leases of an entry back that has returned nothing for a while: it must be dead."""
-
-    def look_at_readers(self) -> None:
-        super().look_at_readers()
-        leases = self.ring._leases
-        for reader_id, incarnation in leases.incarnations().items():
-            returned, now = int(leases._counts[reader_id, :, 0].sum()), time.monotonic()
-            last, since = self._reader_to_progress.get(reader_id, (-1, now))
-            self._reader_to_progress[reader_id] = (returned, since if returned == last else now)
-            if returned == last and now - since > TIMEOUT_S:
-                leases.void(reader_id)
-                leases.attach(reader_id, incarnation)
-
-    _reader_to_progress: dict[int, tuple[int, float]] = {}  # noqa: RUF012 - one writer per process
-
-
-@dataclass(frozen=True, slots=True)
-class Players:
-    """Who plays in a run.
-
-    Attributes:
-        patched: what is done to the product in each process, for as long as it plays.
-    """
-
-    writer: type[ChaosWriter] = ChaosWriter
-    reader: type[ChaosReader] = ChaosReader
-    patched: Callable[[], AbstractContextManager[object]] = nullcontext
-
-
-MUTANTS = {
-    mutant.name: mutant
-    for mutant in (
-        Mutant(
-            "allocator-ignores-leases",
-            Players(patched=partial(mock.patch.object, LeaseTable, "is_pinned", return_value=False)),
-        ),
-        Mutant("early-give-back", Players(reader=EarlyReader)),
-        Mutant("revoke-on-timeout", Players(writer=RevokingWriter)),
-    )
-}

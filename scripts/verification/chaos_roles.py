@@ -1,14 +1,15 @@
 """Defines what the processes of a chaos run share: who they are, what they say, and what survives them.
 
     reader ── Who ──> writer        reader ── Hello(ring, reader, incarnation) ──> writer
-    reader <── Ring(announcement) ──              <── Lease(handle, lease) ── …
+    reader <── Ring(announcement) ──              <── Lease(handle, lease) ── …  or Attached(incarnation), once
 
 A writer that is killed takes its socket along; its successor binds the same path, and readers that hear nothing for a
-while ask who is there. What survives is a board, a file of counters that is mapped by all, because a process that is
+while ask who is there. What survives is a board, a file of words that is mapped by all, because a process that is
 killed has no last word:
 
-    row 0          the phase, written by the parent alone
+    row 0          the phase, written by the parent alone; the last stamp that was flushed, by the present writer
     row n          the counters of life n: one process, from its fork to its death, and nobody else writes there
+    ledger         by slot, the stamp of what the present writer has committed there and not evicted; 0 for nothing
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from mmcached.shm import Claim
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
 MAX_LIVES = 1 << 16
-NUM_COUNTS = 16
+NUM_COUNTS = 32
+LEDGER_WORDS = 256
+_BYTES = 8 * (NUM_COUNTS * MAX_LIVES + LEDGER_WORDS)
 
 
 class Phase(enum.IntEnum):
@@ -39,7 +42,7 @@ class Phase(enum.IntEnum):
 
 
 class Count(enum.IntEnum):
-    """The columns of a row. PUTS to RESTS are a writer's, the others a reader's."""
+    """The columns of a row. PUTS to RESTS and DROPS to FOUND are a writer's, the others a reader's."""
 
     PUTS = 0
     GRANTS = 1
@@ -54,6 +57,12 @@ class Count(enum.IntEnum):
     STALE = 10
     FOREIGN = 11
     ATTACHED = 12
+    MISSES = 13
+    DROPS = 14
+    FLUSHES = 15
+    PINNED_BYTES = 16
+    KEPT = 17
+    FOUND = 18
 
 
 class Board:
@@ -61,13 +70,14 @@ class Board:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._mapping = mmap.mmap(file.fileno(), 8 * NUM_COUNTS * MAX_LIVES)
+            self._mapping = mmap.mmap(file.fileno(), _BYTES)
         self._words = memoryview(self._mapping).cast("Q")
+        self.ledger = self._words[NUM_COUNTS * MAX_LIVES :]
 
     @classmethod
     def create(cls, path: Path) -> Board:
         with path.open("xb") as file:
-            file.truncate(8 * NUM_COUNTS * MAX_LIVES)
+            file.truncate(_BYTES)
         return cls(path)
 
     @property
@@ -77,6 +87,14 @@ class Board:
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self._words[0] = phase
+
+    @property
+    def flushed(self) -> int:
+        return self._words[1]
+
+    @flushed.setter
+    def flushed(self, stamp: int) -> None:
+        self._words[1] = stamp
 
     def add(self, life: int, count: Count, number: int = 1) -> None:
         self._words[life * NUM_COUNTS + count] += number
@@ -97,6 +115,7 @@ class Board:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.ledger.release()
         self._words.release()
         self._mapping.close()
 
@@ -126,6 +145,12 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag=3):
     lease: LeaseId
 
 
+class Attached(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A reader may take leases by itself."""
+
+    incarnation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a role is told when it is forked."""
@@ -137,6 +162,11 @@ class Role:
 
     def count(self, count: Count, number: int = 1) -> None:
         self.board.add(self.life, count, number)
+
+    def log_ring(self, announcement: RingAnnouncement) -> None:
+        """Tell the parent of a ring; it looks for what is left of it."""
+        with (self.run_dir / "rings").open("a") as log:
+            log.write(announcement.ring_id + "\n")
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""Six seconds of what `make chaos` does for a minute, and the proof that such a run sees a missing rule."""
+"""Three seconds of what `make chaos` does for a minute, and the proof that such a run sees a missing rule."""
 
 from __future__ import annotations
 
@@ -6,26 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from scripts.verification.chaos import run
-from scripts.verification.chaos_players import MUTANTS
+from scripts.verification.chaos import Report, run
+from scripts.verification.chaos_casts import MUTANTS
 
 
-@pytest.mark.slow
-def test_no_read_is_corrupt_and_nothing_is_left_whoever_is_killed_when(run_dir: Path) -> None:
-    report = run(6, seed=20, run_dir=run_dir)
+def assert_all_went_well(report: Report) -> None:
     assert report.violations() == []
-    assert report.reader_kills > 10
-    assert report.writer_kills > 1
-    assert report.stops > 1
+    assert report.reader_kills > 8
+    assert report.writer_kills > 0
+    assert report.stops > 0
     assert report.leases_verified > 1000
 
 
 @pytest.mark.slow
-def test_an_allocator_that_ignores_leases_is_found(run_dir: Path) -> None:
-    assert run(1.5, seed=21, run_dir=run_dir, mutant="allocator-ignores-leases").corrupt_reads > 0
+def test_no_read_is_corrupt_and_nothing_is_left_whoever_is_killed_when(run_dir: Path) -> None:
+    assert_all_went_well(run(3, seed=20, run_dir=run_dir, cast="granted"))
+
+
+@pytest.mark.slow
+def test_nor_is_one_under_a_lease_that_a_client_has_taken_by_itself(run_dir: Path) -> None:
+    assert_all_went_well(run(5, seed=20, run_dir=run_dir, cast="self-taken"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutant",
+    ["allocator-ignores-leases", "store-ignores-taken-leases", "client-takes-no-lease", "client-gives-back-early"],
+)
+def test_a_missing_rule_is_found(mutant: str, run_dir: Path) -> None:
+    assert run(1.2, seed=21, run_dir=run_dir, cast=mutant).corrupt_reads > 0
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_every_missing_rule_is_found(mutant: str, run_dir: Path) -> None:
-    assert run(10, seed=22, run_dir=run_dir, mutant=mutant).corrupt_reads > 0
+    assert run(10, seed=22, run_dir=run_dir, cast=mutant).corrupt_reads > 0

@@ -1,0 +1,136 @@
+"""Lists who plays in a run of chaos, as they are and with a rule of the ring taken away.
+
+A mutant's books may be untrue, and are not checked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, RingWriter
+from mmcached.shm.ring.leases import LeaseTable
+from mmcached.shm.ring.lookup import Lookup
+from mmcached.wire.handle import Handle
+from scripts.verification.chaos_players import ChaosReader, ChaosWriter, run_reader, run_writer
+from scripts.verification.chaos_roles import Role
+from scripts.verification.chaos_store import run_client, run_store
+from scripts.verification.mutants import Mutant
+
+TIMEOUT_S = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays in a run.
+
+    Attributes:
+        patched: what is done to the product in each process, for as long as it plays.
+    """
+
+    writer: Callable[[Role], None]
+    reader: Callable[[Role], None]
+    patched: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+GRANTED = Cast(run_writer, run_reader)
+SELF_TAKEN = Cast(run_store, run_client)
+CASTS = {"granted": GRANTED, "self-taken": SELF_TAKEN}
+
+
+class EarlyReader(ChaosReader):
+    """Gives a lease back when it arrives, and goes on reading."""
+
+    def receive(self, reader: RingReader, handle: Handle) -> None:
+        super().give_back(handle)
+        super().receive(reader, handle)
+
+    def give_back(self, handle: Handle) -> None:
+        """The usual time; it is back already."""
+
+
+class RevokingWriter(ChaosWriter):
+    """Takes the leases of an entry back that has returned nothing for a while: it must be dead."""
+
+    def look_at_readers(self) -> None:
+        super().look_at_readers()
+        leases = self.ring._leases
+        for reader_id, incarnation in leases.incarnations().items():
+            returned, now = int(leases._counts[reader_id, :, 0].sum()), time.monotonic()
+            last, since = self._reader_to_progress.get(reader_id, (-1, now))
+            self._reader_to_progress[reader_id] = (returned, since if returned == last else now)
+            if returned == last and now - since > TIMEOUT_S:
+                leases.void(reader_id)
+                leases.attach(reader_id, incarnation)
+
+    _reader_to_progress: dict[int, tuple[int, float]] = {}  # noqa: RUF012 - one writer per process
+
+
+def _patched(*patches: tuple[type, str, Callable[..., Any]]) -> Callable[[], AbstractContextManager[object]]:
+    """Return what puts functions in the place of methods, and leaves a mutant's books unchecked."""
+
+    def enter() -> ExitStack:
+        stack = ExitStack()
+        for owner, name, instead in (*patches, (RingWriter, "check_integrity", _nothing)):
+            stack.enter_context(mock.patch.object(owner, name, instead))
+        return stack
+
+    return enter
+
+
+def _nothing(*_: object) -> None:
+    """Takes the place of a method that does something."""
+
+
+def _never_pinned(table: LeaseTable, slot: int) -> bool:
+    return False
+
+
+def _take_nothing(entry: ReaderEntry, handle: Handle, look: Lookup) -> bool:
+    """Look again, as `ReaderEntry.take` does, without a lease."""
+    return look.holds(handle) and look.is_attached(entry.reader_id, entry.incarnation)
+
+
+_get = ObjectStoreReader.get
+
+
+def _get_and_give_back(
+    store: ObjectStoreReader, handle: Handle, *, on_release: Callable[[], None], **options: Any
+) -> object:
+    """Give the lease back as soon as the record was found, as if its last view had died."""
+    on_release()
+    return _get(store, handle, **options)
+
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant(
+            "allocator-ignores-leases",
+            Cast(run_writer, run_reader, _patched((LeaseTable, "is_pinned", _never_pinned))),
+        ),
+        Mutant("early-give-back", Cast(run_writer, partial(run_reader, cls=EarlyReader), _patched())),
+        Mutant("revoke-on-timeout", Cast(partial(run_writer, cls=RevokingWriter), run_reader, _patched())),
+        Mutant(
+            "client-takes-no-lease",
+            Cast(
+                run_store,
+                run_client,
+                _patched((ReaderEntry, "take", _take_nothing), (ReaderEntry, "give_back", _nothing)),
+            ),
+        ),
+        Mutant(
+            "store-ignores-taken-leases",
+            Cast(run_store, run_client, _patched((LeaseTable, "is_pinned", _never_pinned))),
+        ),
+        Mutant(
+            "client-gives-back-early",
+            Cast(run_store, run_client, _patched((ObjectStoreReader, "get", _get_and_give_back))),
+        ),
+    )
+}

@@ -1,0 +1,281 @@
+"""Plays the frontend of a store and its clients, which find records and take leases by themselves.
+
+The frontend puts, drops and flushes records of few keys all the time, in a ring so small that each lives for a blink.
+Every 8-byte word of a record is its stamp: who has put it, when, and under which key. A client looks keys up in several
+threads, checks every word at the look and again before it lets go, and holds some for a while, as views or copies.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from mmcached.cache.store_keys import store_key
+from mmcached.client.store.hits import Hit, Reading
+from mmcached.client.store.session import StoreSession
+from mmcached.frontend.store.record_store import RecordStore
+from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
+from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.store import codec
+from mmcached.wire.errors import MmcachedError, RequestAborted
+from mmcached.wire.handle import Handle, RingAnnouncement
+from scripts.verification.chaos_players import HOLD_S, SILENCE_S, ChaosWriter
+from scripts.verification.chaos_roles import (
+    LEDGER_WORDS,
+    Attached,
+    Count,
+    Hello,
+    Phase,
+    Ring,
+    Role,
+    Who,
+    open_socket,
+)
+
+RING_BYTES = 1 << 20
+NUM_KEYS = 256
+KEY_BITS = 16
+MAX_WORDS = 2 << 10
+MAX_READERS = 8
+NUM_THREADS = 2
+TENANT = "chaos"
+KEYS = [f"key {number}" for number in range(NUM_KEYS)]
+
+
+class StoreWriter(ChaosWriter):
+    """Puts, drops and flushes; whoever says Hello is told when it may take leases."""
+
+    def __init__(self, role: Role, ring: RingWriter, records: RecordStore, socket: zmq.Socket[bytes]) -> None:
+        super().__init__(role, ring, socket)
+        self._records = records
+        self._last_stamp = role.life << 48
+
+    def look_at_readers(self) -> None:
+        self._records.poll_hits()
+        super().look_at_readers()
+        self._records.check_integrity()
+
+    def rest(self) -> None:
+        if not self.role.board.get(self.role.life, Count.RESTS):
+            self.count_kept()
+        super().rest()
+
+    def count_kept(self) -> None:
+        """Count what is committed and not evicted, by the ledger, and how much of it a client finds."""
+        with RingReader.open(self.ring.announcement) as reader:
+            store = ObjectStoreReader(reader)
+            for stamp in filter(None, self.role.board.ledger):
+                self.role.count(Count.KEPT)
+                handle = reader.look.find(key_digest(store_key(TENANT, KEYS[stamp % (1 << KEY_BITS)])))
+                if handle is not None and (store.get(handle, tensors="numpy")["words"] == stamp).all():
+                    self.role.count(Count.FOUND)
+
+    def attached(self, reader_id: int, incarnation: int) -> None:
+        self.send(reader_id, Attached(incarnation))
+
+    def step(self) -> None:
+        number = self.random.randrange(NUM_KEYS)
+        if self.random.random() < 0.0005:
+            self._flush()
+        elif not self._records.has(TENANT, KEYS[number]):
+            self._put_record(number)
+        elif self.random.random() < 0.2:
+            self._drop(number)
+
+    def _put_record(self, number: int) -> None:
+        self._last_stamp += 1 << KEY_BITS
+        stamp = self._last_stamp | number
+        words = np.full(self.random.randint(1, MAX_WORDS), stamp, np.uint64)
+        encoded = codec.encode({"words": words})
+        if self._records.put(TENANT, KEYS[number], encoded, epoch=self._records.epoch) is None:
+            self.role.board.ledger[self._place(number).slot] = stamp
+            self.role.count(Count.PUTS)
+        else:
+            self.role.count(Count.REFUSED)
+
+    def _drop(self, number: int) -> None:
+        self.role.board.ledger[self._place(number).slot] = 0
+        self._records.drop(TENANT, KEYS[number])
+        self.role.count(Count.DROPS)
+
+    def _flush(self) -> None:
+        for slot in range(LEDGER_WORDS):
+            self.role.board.ledger[slot] = 0
+        self._records.begin_epoch()
+        self.role.board.flushed = self._last_stamp | (1 << KEY_BITS) - 1
+        self.role.count(Count.FLUSHES)
+
+    def _place(self, number: int) -> Handle:
+        handle = self._records.find(TENANT, KEYS[number])
+        assert handle is not None
+        return handle
+
+
+def run_store(role: Role) -> None:
+    """Sweep, make a ring and keep records in it."""
+    sweep()
+    ledger = role.board.ledger
+    for slot in range(LEDGER_WORDS):
+        ledger[slot] = 0
+
+    def forget(handle: Handle) -> None:
+        ledger[handle.slot] = 0
+
+    ring = RingWriter.create(
+        data_bytes=RING_BYTES,
+        num_slots=LEDGER_WORDS,
+        max_readers=MAX_READERS,
+        max_object_bytes=RING_BYTES,
+        shared_quota_bytes=RING_BYTES // 2,
+        has_index=True,
+        on_evict=forget,
+    )
+    with (
+        RecordStore(first_epoch=time.time_ns()) as records,
+        zmq.Context() as context,
+        open_socket(context, zmq.ROUTER) as socket,
+    ):
+        records.adopt(ring)
+        role.log_ring(ring.announcement)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.bind(role.address)
+        StoreWriter(role, ring, records, socket).run()
+
+
+@dataclass(slots=True)
+class Held:
+    """The words of a record in a client's hands, a view or its own copy, until `release_at`."""
+
+    stamp: int
+    words: npt.NDArray[np.uint64]
+    release_at: float
+
+    def is_whole(self) -> bool:
+        return bool((self.words == self.stamp).all())
+
+
+class Client:
+    """Is a reader of whatever ring there is; its threads find records."""
+
+    def __init__(self, role: Role, socket: zmq.Socket[bytes]) -> None:
+        self._role = role
+        self._socket = socket
+        self._session = StoreSession(None)
+        self._incarnation = 0
+        self._heard_at = -SILENCE_S
+        self._decoder = msgspec.msgpack.Decoder(Ring | Attached)
+        self._count_lock = threading.Lock()
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            threads = [pool.submit(self._find_all, random.Random(self._role.seed + n)) for n in range(NUM_THREADS)]
+            while self._role.board.phase != Phase.END:
+                if (now := time.monotonic()) - self._heard_at > SILENCE_S:
+                    self._heard_at = now
+                    self._say(Who())
+                if self._socket.poll(10):
+                    self._listen()
+        for thread in threads:
+            thread.result()
+        self._session.close()
+
+    # ---- the thread that talks to the frontend
+
+    def _listen(self) -> None:
+        match self._decoder.decode(self._socket.recv()):
+            case Ring(announcement):
+                self._meet(announcement)
+            case Attached(incarnation):
+                if incarnation == self._incarnation:
+                    self._session.is_attached = True
+
+    def _meet(self, announcement: RingAnnouncement) -> None:
+        if self._session.ring != announcement or not self._session.is_reader:
+            old, self._session = self._session, StoreSession(announcement)
+            old.close()
+            self._count(Count.ATTACHED, int(self._session.is_reader))
+        if not self._session.is_attached:
+            self._session.lost_contact()
+            entry = self._session.take_announcement()
+            if entry is not None:  # else its writer was killed, and the next one has swept
+                self._incarnation = entry.incarnation
+                self._say(Hello(announcement.ring_id, entry.reader_id, entry.incarnation))
+
+    def _say(self, message: Who | Hello) -> None:
+        with suppress(zmq.Again):
+            self._socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
+
+    # ---- the threads that find records
+
+    def _find_all(self, rng: random.Random) -> None:
+        held: list[Held] = []
+        while (phase := self._role.board.phase) != Phase.END:
+            if phase == Phase.REST:
+                self._release(held, before=float("inf"))
+            elif self._find(rng, held):
+                self._release(held, before=time.monotonic())
+                continue
+            select.select([], [], [], 0.005)
+        self._release(held, before=float("inf"))
+
+    def _find(self, rng: random.Random, held: list[Held]) -> bool:
+        """Look some keys up, and check what is found; return whether that can be seen at all."""
+        numbers = rng.choices(range(NUM_KEYS), k=rng.choice((1, 1, 1, 4)))
+        reading = Reading("numpy", view=rng.random() < 0.9)
+        flushed = self._role.board.flushed
+        session = self._session
+        try:
+            hits = session.find([KEYS[number] for number in numbers], TENANT, reading)
+        except RequestAborted:  # the session has just been closed
+            return False
+        except MmcachedError:  # the head of a record is another's
+            self._count(Count.CORRUPT)
+            return True
+        if hits is None:
+            return False
+        for number, hit in zip(numbers, hits, strict=True):
+            if hit is not None:
+                held.append(self._look_at(hit, number, flushed, rng))
+        self._count(Count.MISSES, hits.count(None))
+        self._count(Count.COPIED, 0 if reading.view else len(hits) - hits.count(None))
+        return True
+
+    def _look_at(self, hit: Hit, number: int, flushed: int, rng: random.Random) -> Held:
+        words = hit.record["words"]
+        found = Held(int(words[0]), words, time.monotonic() + rng.choice((0, 0, 0, 1, 3)) * rng.random() * HOLD_S)
+        if not found.is_whole() or found.stamp % (1 << KEY_BITS) != number:
+            self._count(Count.CORRUPT)
+        elif found.stamp <= flushed and found.stamp >> 48 == flushed >> 48:
+            self._count(Count.STALE)
+        return found
+
+    def _release(self, held: list[Held], before: float) -> None:
+        """Check what has been held for long enough, and let go of it."""
+        kept = [each for each in held if each.release_at > before]
+        whole = [each.is_whole() for each in held if each.release_at <= before]
+        held[:] = kept
+        self._count(Count.VERIFIED, whole.count(True))
+        self._count(Count.CORRUPT, whole.count(False))
+
+    def _count(self, count: Count, number: int = 1) -> None:
+        with self._count_lock:
+            self._role.count(count, number)
+
+
+def run_client(role: Role) -> None:
+    """Find whatever there is to find."""
+    with zmq.Context() as context, open_socket(context, zmq.DEALER) as socket:
+        socket.setsockopt(zmq.IDENTITY, b"reader %d" % role.life)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.connect(role.address)
+        Client(role, socket).run()
