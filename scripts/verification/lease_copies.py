@@ -17,7 +17,7 @@ from mmcached.engine.server.worker_group import WorkerGroup, WorkerLink
 from mmcached.shm.ring.allocator import RingAllocator
 from mmcached.shm.ring.chain import Chunk
 from mmcached.shm.ring.chunks import ChunkTable
-from mmcached.shm.ring.leases import Counts, LeaseTable, _Reader
+from mmcached.shm.ring.leases import Counts, LeaseTable, _Reader, live_counts
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.shm.ring.received import ReceivedLeases
@@ -33,7 +33,16 @@ FIELDS: dict[type, set[str]] = {
     ChunkTable: {"_allocator", "_is_leased", "_leased_slots", "_generation", "_claimed", "_slot_to_handle", "_pins"},
     LeaseTable: {
         "num_lost",
-        *("_counts", "_granted", "_quota_bytes", "_readers", "_num_barriers", "_next_look", "_readers_per_look"),
+        *(
+            "_counts",
+            "_granted",
+            "_quota_bytes",
+            "_readers",
+            "_num_barriers",
+            "_next_look",
+            "_readers_per_look",
+            "_live",
+        ),
     },
     ReaderWatch: {
         "_control",
@@ -67,6 +76,7 @@ def copy_table(table: LeaseTable, control: Control, granted: Counts) -> LeaseTab
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
     made._next_look, made._readers_per_look = table._next_look, table._readers_per_look
     made.num_lost = table.num_lost
+    made._live = {reader_id: live_counts(made._counts, granted, reader_id) for reader_id in table._readers}
     made._readers = {reader_id: _copy_reader(books) for reader_id, books in table._readers.items()}
     return made
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.files import locks
-from mmcached.shm.ring import lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring import leases, lookup, reader_entry, reader_watch, ring, slot_table
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.ring import RingWriter
@@ -140,6 +140,25 @@ class ModelCounts:
         words = self._words[index]
         for word, each in zip(np.ravel(words), np.ravel(np.broadcast_to(value, words.shape)), strict=True):
             RUNNING.machine.store(int(word), int(each))
+
+
+class OneCount:
+    """Stands for one row of them, by slot."""
+
+    def __init__(self, counts: ModelCounts, *place: Any) -> None:
+        self._counts = counts
+        self._place = place
+
+    def __getitem__(self, slot: int) -> int:
+        return self._counts.item(*(slot if part is None else part for part in self._place))
+
+
+def live_counts(counts: ModelCounts, granted: ModelCounts, reader_id: int) -> tuple[OneCount, OneCount, OneCount]:
+    return (
+        OneCount(granted, reader_id, None),
+        OneCount(counts, reader_id, None, 1),
+        OneCount(counts, reader_id, None, 0),
+    )
 
 
 class ModelStore:
@@ -295,7 +314,9 @@ class Map:
             mock.patch.object(ring, "Tables", return_value=self.tables()),
             mock.patch.object(ring, "granted_of", return_value=self.grants()),
         ):
-            return RingWriter(segment, max_object_bytes=ALIGNMENT * self.num_slots)  # type: ignore[arg-type]
+            writer = RingWriter(segment, max_object_bytes=ALIGNMENT * self.num_slots)  # type: ignore[arg-type]
+        writer.has_lookups = True
+        return writer
 
     def reader_entry(self, reader_id: int, incarnation: int) -> ReaderEntry:
         control: Any = SimpleNamespace(fd=self, layout=self.layout(), words=self.entry(reader_id))
@@ -317,4 +338,5 @@ def modelled_words(the_map: Map) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
         stack.enter_context(mock.patch.object(reader_watch, "locks", ByteLocks))
         stack.enter_context(mock.patch.object(lookup, "slots_of", any_slot))
+        stack.enter_context(mock.patch.object(leases, "live_counts", live_counts))
         yield

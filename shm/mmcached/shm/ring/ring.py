@@ -77,6 +77,7 @@ class RingWriter(Closeable):
         tenant: goes into every handle.
     Attributes:
         index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
+        has_lookups: readers may take leases by themselves.
         board: what readers must know besides.
         touch_logs: how often they have found something, as of the last `poll_hits`.
     """
@@ -121,6 +122,7 @@ class RingWriter(Closeable):
             leased_slots=self._leases.pinned_slots,
         )
         self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
+        self.has_lookups = layout.index_words > 0
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
 
     @classmethod
@@ -209,7 +211,8 @@ class RingWriter(Closeable):
         self._chunks.check_claimed(claim.slot, claim.generation)
         crash_point("put.before_commit")
         end = claim.offset + claim.nbytes
-        self._data[end : end + len(claim.note)] = claim.note
+        if claim.note:
+            self._data[end : end + len(claim.note)] = claim.note
         check = HAS_CRC32 + zlib.crc32(claim.buffer.data) if self._has_checksums else 0
         record = SlotRecord(claim.generation, claim.offset, claim.nbytes, len(claim.note), key, check)
         self._slots.fill(claim.slot, record)
@@ -386,8 +389,8 @@ class RingWriter(Closeable):
         fence = require_word_store().full_fence
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
-            if plan is None or not plan.evicted:
-                return plan
+            if plan is None or not plan.evicted or not self.has_lookups:
+                return plan  # leases begin here and nowhere else, so the plan knows of all
             for victim in plan.evicted:
                 self._slots.retire(victim.slot)
             fence()  # against readers: one that has not seen its chunk retired has counted its lease before
