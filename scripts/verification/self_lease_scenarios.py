@@ -26,6 +26,7 @@ from mmcached.shm.ring.slot_table import (
     SlotRecord,
     SlotTable,
 )
+from mmcached.shm.segment.board import FENCED
 from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS
 from mmcached.wire.errors import CacheFull
 from mmcached.wire.handle import Handle
@@ -42,7 +43,7 @@ class FencedReader(Reader):
     """Goes on when it has been fenced."""
 
     def look_once(self, machine: Machine, incarnation: int) -> None:
-        machine.wait(self.setting.the_map.attached(self.reader_id), 0)
+        machine.wait(self.setting.the_map.attached(self.reader_id), FENCED)
         super().look_once(machine, incarnation)
 
 

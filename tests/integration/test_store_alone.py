@@ -1,4 +1,4 @@
-"""`mmcached serve --workers 0`: a supervisor and a frontend, which is killed once."""
+"""`mmcached serve --workers 0`: a supervisor and a frontend, which is killed once; and a service that follows it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from mmcached.cli.admin.observe import fetch
+from mmcached.cli.admin.shm_list import list_segments
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
+from mmcached.shm import sweep
 from mmcached.wire.errors import InvalidRequest
 from tests.integration.processes import DEADLINE_S, descendants, eventually, role_pids, segments_of, small_config
 from tests.integration.test_watching import counters, mmcached
@@ -39,7 +41,7 @@ def frontend_of(service: ChildService) -> int | None:
 
 
 def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path) -> None:
-    config = small_config(world_size=0, restart_backoff_s=0.05)
+    config = small_config(world_size=0, restart_backoff_s=0.05, keep_cache=True)
     with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
         first = frontend_of(service)
         assert first is not None
@@ -55,14 +57,36 @@ def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path) -> 
             assert client.put("key", RECORD)
             assert mmcached(service, *verb).returncode == 0
             assert client.get("key") is None
+        assert client.put("kept", RECORD)
         os.kill(first, signal.SIGKILL)
+        assert client.contains_many(["kept"]) == [True]
         eventually(lambda: frontend_of(service), lambda pid: pid not in (None, first), "another frontend")
         eventually(lambda: client.put("after", RECORD), bool, "a put after the kill")
         use_the_store(client)
         eventually(lambda: page(service, "/readyz"), lambda answer: answer.startswith("ready"), "readiness")
         restarts = counters(page(service, "/metrics"))["mmcached_process_restarts_total", (("role", "frontend"),)]
         assert restarts == 1
+        assert holds_kept(client)
         assert service.stop() == 0
+        assert holds_kept(client), "nobody runs"
+    assert [state for _, state in shown_segments()] == ["kept", "kept"]
+    sweep()
+    follower = small_config(world_size=0, log_level="info")
+    with ChildService(run_dir / "s", follower, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+        assert holds_kept(client)
+        use_the_store(client)
+        assert page(service, "/status")
+        assert service.stop() == 0
+    assert shown_segments() == []
+
+
+def holds_kept(client: Client) -> bool:
+    found = client.get("kept")
+    return found is not None and np.array_equal(found.record["x"], RECORD["x"])
+
+
+def shown_segments() -> list[tuple[str, str]]:
+    return [(entry.name, entry.state) for entry in list_segments()]
 
 
 def use_the_store(client: Client) -> None:

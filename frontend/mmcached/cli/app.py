@@ -59,17 +59,18 @@ def serve(
     """Start the service: frontend, engine and workers, or a store alone. Prints one line when ready; SIGTERM drains."""
     stop = StopFlag()  # before what takes long
     from mmcached.cli.logs.lines import set_up_logging
-    from mmcached.cli.serve.shm_room import fitted
+    from mmcached.cli.serve.shm_room import fitted, host_without
     from mmcached.cli.serve.supervisor import Supervisor
 
     loaded = load(context, config, _as_arguments(workers, device))
-    chosen, note = fitted(loaded.config, loaded.origins)
+    home = run_dir or default_run_dir()
+    chosen, note = fitted(loaded.config, loaded.origins, host_without(home))
     set_up_logging("supervisor", chosen)
     raise_descriptor_limit()
     if note:
         _tell(note)
     tell = _tell if sys.stderr.isatty() else _tell_nobody
-    with Supervisor(run_dir or default_run_dir(), chosen, stop=stop, tell=tell) as supervisor:
+    with Supervisor(home, chosen, stop=stop, tell=tell) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
 

@@ -88,7 +88,7 @@ class Frontend(Closeable):
         self._num_protocol_errors = 0
         self._is_draining = False
         self._next_check = clock()
-        self._late_ring = late_item_ring(config)
+        self._late_ring = late_item_ring(config, run_dir.path)
         self._ring: RingWriter | NoRing = NoRing()
         self._asked_for_stats: list[tuple[bytes, int]] = []
         with ExitStack() as stack:
@@ -96,7 +96,10 @@ class Frontend(Closeable):
             self._page = stack.enter_context(StatsPageReader(page)) if page.exists() else None
             self._clients = stack.enter_context(listen_for_clients(run_dir, config, clock))
             self._engines = stack.enter_context(listen_for_engines(run_dir, config, clock))
-            self.store = stack.enter_context(StoreService(config, channel=self._clients, clock=clock))
+            stack.enter_context(self._late_ring)
+            self.store = stack.enter_context(
+                StoreService(config, channel=self._clients, clock=clock, home=run_dir.path)
+            )
             self._connections = EngineConnections(
                 self._engines, self._ring, config, clock=clock, on_lost=self._on_engine_lost, on_new=self._on_new_engine
             )
@@ -376,7 +379,7 @@ def main(run_dir: Path) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    for name in sweep():
+    for name in sweep(run_dir):
         log.info("removed what a dead process left behind", name=name)
     warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)
     page = StatsPublisher(directory.stats_page, RoleName("frontend"))

@@ -15,7 +15,7 @@ crash_points.py   instants at which a test lets this process die
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided
-from mmcached.shm.ring.ring import Claim, RingWriter
+from mmcached.shm.ring.ring import Claim, RingWriter, adopt_ring
 from mmcached.shm.segment.segment import Host
 from mmcached.shm.segment.sweep import sweep
 from mmcached.shm.segment.words import WORD_STORE_NAME
@@ -34,6 +34,7 @@ __all__ = [
     "ReaderVoided",
     "RingReader",
     "RingWriter",
+    "adopt_ring",
     "decode",
     "decode_record_frames",
     "encode",

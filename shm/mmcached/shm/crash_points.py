@@ -41,6 +41,21 @@ WriterLabel = Literal[
     "close.between_unlinks",
     "sweep.between_unlinks",
 ]
+SuccessorLabel = Literal[
+    "put.after_index",
+    "evict.after_retire",  # what goes is not valid any more, and none of it is erased
+    "evict.after_erase",
+    "index.moved",  # a word of the key index is there twice
+    "discard.after_retire",
+    "flush.after_floor",
+    "flush.before_epoch",
+    "adopt.after_lock",
+    "adopt.after_readers",
+    "adopt.after_erase",
+    "adopt.after_index",
+    "adopt.before_removal",  # what could not be adopted is being removed
+]
+"""What the writer of the store may leave half done, and whoever adopts its ring puts right."""
 ReaderLabel = Literal[
     "entry.after_lock",  # the entry's byte is held exclusively, and the entry has the incarnation of the former life
     "entry.after_incarnation",
@@ -56,11 +71,12 @@ ReaderLabel = Literal[
     "give_back.after",
     "reconcile.before_answer",
 ]
-Label = WriterLabel | ReaderLabel
+Label = WriterLabel | SuccessorLabel | ReaderLabel
 
 WRITER_LABELS: Final[tuple[WriterLabel, ...]] = get_args(WriterLabel)
+SUCCESSOR_LABELS: Final[tuple[SuccessorLabel, ...]] = get_args(SuccessorLabel)
 READER_LABELS: Final[tuple[ReaderLabel, ...]] = get_args(ReaderLabel)
-LABELS: Final[tuple[Label, ...]] = (*WRITER_LABELS, *READER_LABELS)
+LABELS: Final[tuple[Label, ...]] = (*WRITER_LABELS, *SUCCESSOR_LABELS, *READER_LABELS)
 
 
 def crash_point(label: Label) -> None:

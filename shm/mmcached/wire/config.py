@@ -100,6 +100,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_client_quota_gb: float = 0.0
     store_tenant_quota_gb: float = 0.0
 
+    # leave store and ring where they are when the service ends: the next one in this run directory goes on with them
+    keep_cache: bool = False
+
     # what arrives
     max_image_bytes: int = 64 * MIB
     max_image_pixels: int = 64_000_000

@@ -55,7 +55,7 @@ def value_of(tier: RecordStore, key: str, tenant: str = "") -> int | None:
 
 
 def new_ring(config: ServiceConfig) -> RingWriter:
-    ring = late_store_ring(config).take(0.0)
+    ring = late_store_ring(config, None).take(0.0)
     assert ring is not None
     return ring
 
@@ -194,7 +194,7 @@ def test_without_a_ring_nothing_is_kept() -> None:
 
 def test_the_configuration_decides_sizes_and_quotas() -> None:
     with RecordStore.from_config(ServiceConfig(store_gb=0)) as tier:
-        assert late_store_ring(ServiceConfig(store_gb=0)).take(0) is None
+        assert late_store_ring(ServiceConfig(store_gb=0), None).take(0) is None
         first_epoch = tier.epoch
     config = ServiceConfig(
         store_gb=MIB / GIB, store_num_slots=16, store_max_clients=5, store_tenant_quota_gb=4096 / GIB

@@ -12,9 +12,12 @@ import msgspec
 
 from mmcached.shm.files import locks
 from mmcached.shm.files.own_file import open_own
-from mmcached.shm.segment.layout import PAGE_BYTES, SegmentHeader
+from mmcached.shm.segment.board import WRITER_PID
+from mmcached.shm.segment.layout import PAGE_BYTES, Layout, SegmentHeader
 from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.ring_notes import is_to_be_adopted
 from mmcached.shm.segment.segment import leftover_names
+from mmcached.shm.segment.sweep import home_of
 from mmcached.wire.errors import MmcachedError
 
 
@@ -23,18 +26,24 @@ class SegmentEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         nbytes: what it takes at most; a page that was never written takes nothing yet.
-        is_live: its writer holds its lock. `shm gc` removes what is not.
-        pid: of its writer, if the header can be read; the process may be long gone.
+        is_live: its writer holds its lock. `shm gc` removes what is not, unless it is kept.
+        is_kept: a service in its run directory is to adopt it.
+        pid: of its writer, if it can be read; the process may be long gone.
         purpose: the store is what clients put into, the ring is the processor cache; "" if the header cannot be read.
-        run_dir: of the service whose frontend writes it; "" if that is dead, or no frontend.
+        run_dir: of the service whose frontend writes it, or is to adopt it; "" for any other.
     """
 
     name: str
     nbytes: int
     is_live: bool
+    is_kept: bool
     pid: int | None
     purpose: Literal["ring", "store", ""]
     run_dir: str
+
+    @property
+    def state(self) -> str:
+        return "live" if self.is_live else "kept" if self.is_kept else "dead"
 
 
 def list_segments() -> list[SegmentEntry]:
@@ -44,13 +53,15 @@ def list_segments() -> list[SegmentEntry]:
         stem = re.sub(r"\.(ctl|data)$", "", name)
         with contextlib.suppress(OSError):  # it went while we looked
             nbytes = _path(name).lstat().st_size
-            is_live, header = _look(f"{stem}.ctl")
-            pid = None if header is None else header.writer_pid
+            is_live, layout, home = _look(f"{stem}.ctl")
+            ring_id = stem.rpartition(".")[2]
+            is_kept = not is_live and home is not None and is_to_be_adopted(ring_id, home, own=None)
+            pid = None if layout is None else _writer_pid(f"{stem}.data", layout)
             purpose: Literal["ring", "store", ""] = ""
-            if header is not None:
-                purpose = "store" if header.layout.index_words else "ring"
-            run_dir = _run_dir_of(pid) if is_live and pid is not None else ""
-            found.append(SegmentEntry(name, nbytes, is_live, pid, purpose, run_dir))
+            if layout is not None:
+                purpose = "store" if layout.index_words else "ring"
+            run_dir = str(home) if home is not None and (is_live or is_kept) else ""
+            found.append(SegmentEntry(name, nbytes, is_live, is_kept, pid, purpose, run_dir))
     return found
 
 
@@ -58,26 +69,29 @@ def _path(name: str) -> Path:
     return SHM_DIR / name.lstrip("/")
 
 
-def _look(ctl_name: str) -> tuple[bool, SegmentHeader | None]:
-    """Return whether the writer of a ring lives, and its header; a data object without a control object has none."""
+def _look(ctl_name: str) -> tuple[bool, Layout | None, Path | None]:
+    """Return whether the writer of a ring lives, its layout, and its home; a data object alone has none of these."""
     try:
         fd = open_own(_path(ctl_name))
     except OSError:
-        return False, None
+        return False, None, None
     try:
         is_live = not locks.is_free(fd, locks.WRITER_BYTE)
         try:
-            return is_live, SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0))
+            return is_live, SegmentHeader.parse(os.pread(fd, PAGE_BYTES, 0)).layout, home_of(fd)
         except MmcachedError:
-            return is_live, None
+            return is_live, None, None
     finally:
         os.close(fd)
 
 
-def _run_dir_of(pid: int) -> str:
-    """Return the run directory that a role's command line names; "" for another process."""
+def _writer_pid(data_name: str, layout: Layout) -> int | None:
+    """Return the pid on the board; the header only has that of the creator."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        fd = open_own(_path(data_name))
     except OSError:
-        return ""
-    return words[words.index("--run-dir") + 1] if "--run-dir" in words[:-1] else ""
+        return None
+    try:
+        return int.from_bytes(os.pread(fd, 8, layout.board_offset + 8 * WRITER_PID), "little") or None
+    finally:
+        os.close(fd)

@@ -106,15 +106,14 @@ def shm_ls(as_json: _JsonOption = False) -> None:
     if as_json:
         _print_json(entries)
     elif entries:
-        words = {True: "live", False: "dead"}
-        rows = [[e.name, e.purpose, f"{e.nbytes:,}", words[e.is_live], str(e.pid or ""), e.run_dir] for e in entries]
+        rows = [[e.name, e.purpose, f"{e.nbytes:,}", e.state, str(e.pid or ""), e.run_dir] for e in entries]
         _print_table(rows, "name", "purpose", "bytes", "writer", "pid", "run directory")
     else:
         typer.echo("no segments")
 
 
 def shm_gc() -> None:
-    """Remove the segments whose writers are dead, and print their names."""
+    """Remove the segments whose writers are dead and that no service is to adopt, and print their names."""
     from mmcached.shm import sweep
 
     for name in sweep():

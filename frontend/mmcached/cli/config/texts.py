@@ -29,6 +29,7 @@ TEXTS = {
     "ring_has_checksums": "readers check every view, at about 4 GB/s",
     "mm_processor_workers": "what processes images; 0: one for each core, at most 4",
     "store_gb": "records that clients put; 0: no store",
+    "keep_cache": "leave store and ring in /dev/shm at the end, for the next service in this run directory",
     "store_num_slots": "records in the store at a time",
     "enable_prefix_caching": "keep the KV of prefixes",
     "prefix_caching_hash_algo": "digest of KV blocks: sha256, blake3, xxh3 (not collision-proof), builtin (is sha256)",

@@ -6,7 +6,9 @@ there is less, as in a container with 64 MiB, ring and store share what there is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +16,8 @@ from mmcached.cli.config.fields import DEFAULT
 from mmcached.shm.ring.key_index import index_words
 from mmcached.shm.segment.headroom import require_room
 from mmcached.shm.segment.layout import ALIGNMENT, Layout
+from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.ring_notes import noted_rings
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import GIB, MIB, ServiceConfig
 
@@ -31,6 +35,22 @@ def rings_bytes(config: ServiceConfig) -> int:
         data_bytes = _aligned(config.store_data_bytes)
         layouts.append(Layout(data_bytes, config.store_num_slots, config.store_max_clients, words))
     return sum(layout.created_bytes + layout.reader_bytes for layout in layouts)
+
+
+def host_without(home: Path) -> Host:
+    """Return the machine as it is without the rings that the next frontend of a run directory adopts, or removes."""
+    noted = 0
+    for note in noted_rings(home):
+        for name in (note.ring.ctl_name, note.ring.data_name):
+            with contextlib.suppress(OSError):
+                noted += 512 * (SHM_DIR / name.lstrip("/")).lstat().st_blocks
+    host = Host()
+
+    def headroom_bytes() -> int | None:
+        free = host.headroom_bytes()
+        return None if free is None else free + noted
+
+    return Host(shm_free_bytes=lambda: host.shm_free_bytes() + noted, headroom_bytes=headroom_bytes)
 
 
 def require_room_for(config: ServiceConfig, host: Host | None = None) -> None:

@@ -27,13 +27,14 @@ import structlog
 from mmcached.cli.serve.first_request import first_request
 from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.seat import Seat
-from mmcached.cli.serve.shm_room import require_room_for
+from mmcached.cli.serve.shm_room import host_without, require_room_for
 from mmcached.cli.serve.watchdog import LOOK_INTERVAL_S, Watchdog
 from mmcached.cli.watch.http_pages import AdminServer
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
 from mmcached.cli.watch.service_status import ServiceView
 from mmcached.shm import sweep
 from mmcached.shm.files.lock_file import remove_if_free
+from mmcached.shm.segment.ring_notes import remove_notes
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.closeable import Closeable
@@ -83,8 +84,8 @@ class Supervisor(Closeable):
             self._seat = stack.enter_context(Seat(named))
             self._directory = self._seat.directory
             self._remove_leftovers()
-            stack.callback(self._remove_leftovers)
-            require_room_for(config)
+            stack.callback(self._leave)
+            require_room_for(config, host_without(self.run_dir))
             config.save(self._directory.config)
             stack.enter_context(StatsPage.create(self._directory.stats_page))
             self._page = stack.enter_context(StatsPublisher(self._directory.stats_page, RoleName("supervisor")))
@@ -149,10 +150,16 @@ class Supervisor(Closeable):
 
     # ---- starting
 
+    def _leave(self) -> None:
+        """Remove what would be left: also the rings of a frontend that had to be killed, unless they are to be kept."""
+        if not self.config.keep_cache:
+            remove_notes(self.run_dir)
+        self._remove_leftovers()
+
     def _remove_leftovers(self) -> None:
         """Remove what the dead have left: a killed frontend its ring, a service its sockets, a client its lock.
 
-        A living client keeps its lock, whoever serves it next.
+        What the frontend of this run directory is to adopt stays. A living client keeps its lock, whoever serves next.
         """
         self._directory.remove_sockets()
         for name in sweep():

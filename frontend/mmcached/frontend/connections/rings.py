@@ -1,6 +1,9 @@
-"""Makes the frontend's two rings, each as soon as there is room for it.
+"""Adopts the frontend's two rings from its predecessor, or makes them, each as soon as there is room for it.
 
-After a frontend's death its ring still lies in /dev/shm, for as long as readers map it; beside it there may be no room
+    note in the run directory ──the ring fits──> adopted        and a note of it, for whoever comes next
+             └── none, or it does not fit ──> swept, and a new one
+
+A former ring that is not adopted still lies in /dev/shm for as long as readers map it; beside it there may be no room
 for the next. So a ring that cannot be made is no reason to end: everything travels inline, and it is tried again.
 
 Knows nothing of what lies in a ring.
@@ -8,16 +11,23 @@ Knows nothing of what lies in a ring.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
-from mmcached.shm import ReaderStopped, ReaderVoided, RingWriter
+from mmcached.shm import Host, ReaderStopped, ReaderVoided, RingWriter, adopt_ring, sweep
+from mmcached.shm.ring.key_index import index_words
+from mmcached.shm.segment.layout import ALIGNMENT, Layout
+from mmcached.shm.segment.ring_notes import RingNote, read_note, remove_note, write_note
+from mmcached.shm.segment.segment import WriterSegment
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import SegmentError, StaleHandle
-from mmcached.wire.handle import Handle
+from mmcached.wire.errors import LayoutMismatch, SegmentError, StaleHandle
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.stats import RingStats
 
 log = structlog.get_logger("mmcached.frontend")
@@ -43,17 +53,55 @@ class NoRing:
         return RingStats()
 
 
-class LateRing:
-    """Makes one ring.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingPlan:
+    """One ring as the configuration wants it; sizes in bytes."""
+
+    layout: Layout
+    max_object_bytes: int
+    reader_quota_bytes: int | None = None
+    shared_quota_bytes: int | None = None
+    has_checksums: bool = False
+
+    def make(self, home: str) -> RingWriter:
+        """Make it; raise SegmentError if there is no room."""
+        segment = WriterSegment.create(self.layout, epoch=time.time_ns(), host=Host(), home=home)
+        return RingWriter(
+            segment,
+            max_object_bytes=self.max_object_bytes,
+            reader_quota_bytes=self.reader_quota_bytes,
+            shared_quota_bytes=self.shared_quota_bytes,
+            has_checksums=self.has_checksums,
+        )
+
+    def adopt(self, announcement: RingAnnouncement) -> RingWriter:
+        """Go on with a former frontend's; raise SegmentError or LayoutMismatch if that cannot be."""
+        return adopt_ring(
+            announcement,
+            self.layout,
+            max_object_bytes=self.max_object_bytes,
+            reader_quota_bytes=self.reader_quota_bytes,
+            shared_quota_bytes=self.shared_quota_bytes,
+            has_checksums=self.has_checksums,
+        )
+
+
+class LateRing(Closeable):
+    """One ring, and the note of it in the run directory; `close` it after the ring.
 
     Args:
-        name: of the ring, for the log.
-        make: raises SegmentError if there is no room; None: no ring is wanted.
+        name: of the ring, for the note and the log.
+        plan: None if no ring is wanted.
+        home: the run directory; None: nothing is adopted, and nobody is to adopt it.
+        outlives_service: it is left for the next service.
     """
 
-    def __init__(self, name: str, make: Callable[[], RingWriter] | None) -> None:
+    def __init__(self, name: str, plan: RingPlan | None, home: Path | None, *, outlives_service: bool) -> None:
         self._name = name
-        self._make = make
+        self._plan = plan
+        self._home = home
+        self._outlives_service = outlives_service
+        self._may_adopt = home is not None
         self._retry_at = -float("inf")
         self._num_failures = 0
 
@@ -61,11 +109,15 @@ class LateRing:
         """Return the ring, once, which is the caller's from then on; None if there is no room, or it is not time to
         look.
         """
-        if self._make is None or now < self._retry_at:
+        if self._may_adopt and self._home is not None:
+            self._may_adopt = False
+            if (former := self._adopt(self._home)) is not None:
+                return self._taken(former)
+        if self._plan is None or now < self._retry_at:
             return None
         self._retry_at = now + RETRY_S
         try:
-            ring = self._make()
+            ring = self._plan.make("" if self._home is None else str(self._home.absolute()))
         except SegmentError as error:
             if not self._num_failures:
                 log.error("no room: goes on without and tries again", ring=self._name, reason=str(error))
@@ -73,43 +125,80 @@ class LateRing:
             return None
         if self._num_failures:
             log.info("there is room now", ring=self._name, attempts=self._num_failures + 1)
-        self._make = None
+        return self._taken(ring)
+
+    def close(self) -> None:
+        """Remove the note, unless the ring is left for the next service."""
+        if self._home is not None and not self._outlives_service:
+            remove_note(self._home, self._name)
+
+    def _adopt(self, home: Path) -> RingWriter | None:
+        """Return the ring of which there is a note; if it cannot be adopted, it is swept."""
+        note = read_note(home, self._name)
+        if note is None:
+            return None
+        began = time.perf_counter()
+        reason = "none is wanted"
+        if self._plan is not None:
+            try:
+                ring = self._plan.adopt(note.ring)
+            except (SegmentError, LayoutMismatch) as error:
+                reason = str(error)
+            else:
+                took_s = round(time.perf_counter() - began, 3)
+                log.info("adopted", ring=self._name, chunks=ring.stats().chunks, took_s=took_s)
+                return ring
+        log.warning("the former ring is not adopted", ring=self._name, reason=reason)
+        remove_note(home, self._name)
+        sweep(home)
+        return None
+
+    def _taken(self, ring: RingWriter) -> RingWriter:
+        ring.outlives_writer = self._outlives_service
+        self._plan = None
+        if self._home is not None:
+            try:
+                write_note(self._home, self._name, RingNote(ring.announcement, self._outlives_service))
+            except OSError as error:
+                log.error("no note of the ring: it will not be adopted", ring=self._name, reason=str(error))
         return ring
 
 
-def late_item_ring(config: ServiceConfig) -> LateRing:
+def late_item_ring(config: ServiceConfig, home: Path | None) -> LateRing:
     """Return what makes the ring of processed items."""
-
-    def make() -> RingWriter:
-        return RingWriter.create(
-            data_bytes=config.ring_data_bytes,
-            num_slots=config.ring_num_slots,
-            max_readers=config.ring_max_readers,
+    plan = None
+    if config.ring_data_bytes and config.is_multimodal_model:
+        plan = RingPlan(
+            layout=Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers),
             max_object_bytes=config.max_object_bytes,
             reader_quota_bytes=config.ring_reader_quota_bytes,
             has_checksums=config.ring_has_checksums,
         )
+    return LateRing("items", plan, home, outlives_service=config.keep_cache)
 
-    return LateRing("ring", make if config.ring_data_bytes and config.is_multimodal_model else None)
 
-
-def late_store_ring(config: ServiceConfig) -> LateRing:
+def late_store_ring(config: ServiceConfig, home: Path | None) -> LateRing:
     """Return what makes the ring of the clients' records."""
-
-    def make() -> RingWriter:
-        return RingWriter.create(
-            data_bytes=config.store_data_bytes,
-            num_slots=config.store_num_slots,
-            max_readers=config.store_max_clients,
+    plan = None
+    if config.store_data_bytes:
+        plan = RingPlan(
+            layout=Layout(
+                _aligned(config.store_data_bytes),
+                config.store_num_slots,
+                config.store_max_clients,
+                index_words(config.store_num_slots),
+            ),
             max_object_bytes=config.store_max_object_bytes,
             reader_quota_bytes=config.store_client_quota_bytes,
             # Half of the store stays free of leases, however many clients hold views, unless the quota asks for more.
             shared_quota_bytes=max(config.store_data_bytes // 2, 2 * config.store_client_quota_bytes),
             has_checksums=config.ring_has_checksums,
-            has_index=True,
         )
+    return LateRing("store", plan, home, outlives_service=config.keep_cache)
 
-    return LateRing("store", make if config.store_data_bytes else None)
+
+def _aligned(data_bytes: int) -> int:
+    return data_bytes - data_bytes % ALIGNMENT
 
 
 def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:

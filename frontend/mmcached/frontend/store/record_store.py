@@ -8,7 +8,7 @@ The first writer wins: a key that has a record keeps it, and a second put of it 
 loses its own records, the least recently used first; what the ring evicts for room may be anybody's.
 
 An epoch ends when everything derived from the old weights becomes unreachable. Epochs are numbered on from a clock, so
-that one of a former frontend is never taken for the present one.
+that one of a former frontend is never taken for the present one, unless its records were adopted with it.
 
 Knows nothing of clients, leases or sockets. Invariant: a tenant's records take no more than its quota.
 """
@@ -23,6 +23,7 @@ from typing import Self
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
+from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
@@ -67,14 +68,24 @@ class RecordStore(Closeable):
     def adopt(self, ring: RingWriter) -> None:
         """Keep records from now on, in this ring, which is owned from here on; until then every get is a miss.
 
+        With the records of a former frontend its epoch goes on.
+
         Raises:
             LocalProtocolError: there is one.
         """
         if isinstance(self._store, ObjectStoreWriter):
             raise LocalProtocolError("this store has a ring")
         self._store = ObjectStoreWriter(ring, on_evict=self._forget, on_hit=self._touch)
+        if former_epoch := ring.board.store_epoch():
+            self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
         self._touch_logs = ring.touch_logs
+        for name, (num_bytes, about) in self._store.adopted.items():
+            self._charge(about.decode("utf-8", "surrogatepass"), name, num_bytes)
+        self._store.adopted.clear()
+        if self._quota_bytes is not None:
+            for tenant in list(self._tenant_to_books):
+                self._make_room_in_quota(tenant, self._quota_bytes)
 
     @property
     def num_queries(self) -> int:
@@ -139,10 +150,11 @@ class RecordStore(Closeable):
 
     def begin_epoch(self) -> None:
         """Forget all records, and from now on keep none that is being computed now."""
+        self.clear()  # first: nobody, also no successor, shows a record of before in the new epoch
+        crash_point("flush.before_epoch")
         self.epoch += 1
         if not isinstance(self.ring, NoRing):
             self.ring.board.set_store_epoch(self.epoch)
-        self.clear()
 
     # ---- the ring
 
@@ -196,18 +208,22 @@ class RecordStore(Closeable):
             return None
         if encoded.nbytes > self._store.ring.max_object_bytes:
             return Refusal.TOO_LARGE
-        num_bytes = self._store.chunk_bytes(name, encoded)
+        about = tenant.encode("utf-8", "surrogatepass")  # its books must be made again by whoever adopts the ring
+        num_bytes = self._store.chunk_bytes(name, encoded, about)
         if self._quota_bytes is not None:
             if num_bytes > self._quota_bytes:
                 return Refusal.TENANT_QUOTA
             self._make_room_in_quota(tenant, self._quota_bytes - num_bytes)
         try:
-            self._store.put_encoded(name, encoded)
+            self._store.put_encoded(name, encoded, about)
         except CacheFull:
             return Refusal.FULL
+        self._charge(tenant, name, num_bytes)
+        return None
+
+    def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
         self._tenant_to_books.setdefault(tenant, _TenantBooks()).add(name, num_bytes)
         self._key_to_tenant[name] = tenant
-        return None
 
     def _make_room_in_quota(self, tenant: str, limit: int) -> None:
         while (books := self._tenant_to_books.get(tenant)) and books.num_bytes > limit:

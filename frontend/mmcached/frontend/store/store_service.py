@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import assert_never
 
 import structlog
@@ -63,13 +64,17 @@ StoreMessage = (
 class StoreService(Closeable):
     """Everything that clients may ask of the store; `close` closes the records too.
 
+    Args:
+        home: the run directory, which has the note of the ring.
     Attributes:
         claims, readers: what is computed, and the readers of the ring by client.
         egress: the rings in which clients lay large puts.
         num_protocol_errors: messages that could not be true.
     """
 
-    def __init__(self, config: ServiceConfig, *, channel: Channel, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: ServiceConfig, *, channel: Channel, clock: Callable[[], float], home: Path | None = None
+    ) -> None:
         self.records = RecordStore.from_config(config)
         self.claims = ClaimTable(
             max_open=config.max_num_requests,
@@ -84,7 +89,7 @@ class StoreService(Closeable):
         self._sender = RecordSender(self.records, self.readers, channel)
         self._clock = clock
         self._max_wait_s = config.request_timeout_s
-        self._late_ring = late_store_ring(config)
+        self._late_ring = late_store_ring(config, home)
         self._look_for_room(clock())
 
     @property
@@ -274,6 +279,7 @@ class StoreService(Closeable):
             self._fail(waiter, RequestAborted("the service stops; try again"))
         self.egress.close()
         self.records.close()
+        self._late_ring.close()
 
     def _fail(self, waiter: Waiter, error: MmcachedError) -> None:
         self._send(waiter.peer, to_client.Failed(waiter.message.request_id, error_to_wire(error)))

@@ -10,7 +10,8 @@ one content for the life of the ring; what is claimed, pinned or leased is never
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from mmcached.shm.ring.allocator import Extent, Plan, RingAllocator
 from mmcached.shm.segment.layout import chunk_bytes
@@ -57,11 +58,32 @@ class ChunkTable:
     def used_bytes(self) -> int:
         return self._allocator.used_bytes
 
+    def adopt(self, current: Sequence[tuple[Handle, Extent]], islands: Iterable[Extent], generation: int) -> None:
+        """Take over what a former writer has left, in a table without chunks.
+
+        Args:
+            current: the oldest first.
+            generation: the last that was used.
+        Raises:
+            InvariantError: two lie in the same place, or one outside of the ring.
+        """
+        extents = [extent for _, extent in current]
+        for extent in sorted([*extents, *islands], key=attrgetter("offset")):
+            self._allocator.place(extent)
+        self._allocator.resume_at(extents[-1].end if extents else 0)
+        self._slot_to_handle = {handle.slot: handle for handle, _ in current}
+        self._generation = generation
+
     # ---- claims
 
     def plan(self, nbytes: int) -> Plan | None:
         """Find room for a payload; change nothing. None: nothing fits beside what is kept."""
         return self._allocator.plan(chunk_bytes(nbytes), self._is_kept)
+
+    def new_generation(self) -> int:
+        """Return a number that no chunk has had."""
+        self._generation += 1
+        return self._generation
 
     def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
         """Carry out a fresh plan; return the new generation, and the handles that it has evicted, in order."""
@@ -69,8 +91,7 @@ class ChunkTable:
         for victim in plan.evicted:
             self._pins.pop(victim.slot, None)
         self._allocator.apply(plan)
-        self._generation += 1
-        self._claimed[plan.extent.slot] = self._generation
+        self._claimed[plan.extent.slot] = self.new_generation()
         return self._generation, evicted
 
     def check_claimed(self, slot: int, generation: int) -> None:

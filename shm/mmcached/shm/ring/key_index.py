@@ -25,8 +25,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.slot_table import KeyDigest
 from mmcached.shm.segment.layout import SLOT_BITS
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
@@ -79,22 +84,49 @@ class KeyIndexWriter:
         """Show where a key is; raise CacheFull if half of the words are taken."""
         if 2 * (self._num_keys + 1) > len(self._words):
             raise CacheFull(1, len(self._words) // 2, self._num_keys)
-        place = (key[0] >> SLOT_BITS) & self._mask
-        while self._words[place]:
-            place = (place + 1) & self._mask
-        self._set(place, _mark(key, slot))
-        self._num_keys += 1
+        self._insert(_mark(key, slot))
 
     def discard(self, key: KeyDigest, slot: int) -> None:
         """Hide a key at a slot; one that is not shown there changes nothing."""
-        hole = self._find(_mark(key, slot))
+        self._remove(_mark(key, slot))
+
+    def adopt(self, slot_to_key: Mapping[int, KeyDigest]) -> None:
+        """Show just these keys; those that a former writer has shown can be found meanwhile.
+
+        A writer that dies leaves a word twice, in the middle of a removal, or shows a key that has gone, or not yet one
+        that has come. A table that is worse than that is begun anew.
+        """
+        shown = np.frombuffer(self._shown, np.uint64).copy()
+        marks = {_mark(key, slot) for slot, key in slot_to_key.items()}
+        if not _is_whole(shown):
+            shown[:] = 0
+            np.frombuffer(self._shown, np.uint64)[:] = 0
+        self._words = array("Q", shown.tobytes())
+        counts = Counter(shown[shown != 0].tolist())
+        self._num_keys = counts.total()
+        for mark, count in counts.items():
+            for _ in range(count - (mark in marks)):
+                self._remove(mark)
+        for mark in marks - counts.keys():
+            self._insert(mark)
+
+    def _insert(self, mark: int) -> None:
+        place = (mark >> SLOT_BITS) & self._mask
+        while self._words[place]:
+            place = (place + 1) & self._mask
+        self._set(place, mark)
+        self._num_keys += 1
+
+    def _remove(self, mark: int) -> None:
+        hole = self._find(mark)
         if hole is None:
             return
         place = hole
-        while mark := self._words[place := (place + 1) & self._mask]:
+        while later := self._words[place := (place + 1) & self._mask]:
             # A word may go back into the hole unless its home lies behind the hole: then no reader would find it there.
-            if (place - (mark >> SLOT_BITS)) & self._mask >= (place - hole) & self._mask:
-                self._set(hole, mark)
+            if (place - (later >> SLOT_BITS)) & self._mask >= (place - hole) & self._mask:
+                self._set(hole, later)
+                crash_point("index.moved")
                 hole = place
         self._set(hole, 0)
         self._num_keys -= 1
@@ -121,6 +153,19 @@ class KeyIndexWriter:
     def _set(self, place: int, mark: int) -> None:
         self._words[place] = mark
         self._shown[place] = mark
+
+
+def _is_whole(words: npt.NDArray[np.uint64]) -> bool:
+    """Return whether each word can be found from its home, and half of them are free."""
+    size = len(words)
+    places = np.arange(2 * size)
+    is_free = np.tile(words == 0, 2)
+    if 2 * np.count_nonzero(is_free) < len(places):
+        return False
+    last_free = np.maximum.accumulate(np.where(is_free, places, -1))[size:]
+    taken = np.flatnonzero(words)
+    homes = words[taken].astype(np.int64) >> SLOT_BITS & (size - 1)
+    return bool(((taken - homes) % size < taken + size - last_free[taken]).all())
 
 
 def _mark(key: KeyDigest, slot: int) -> int:

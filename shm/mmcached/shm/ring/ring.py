@@ -13,15 +13,17 @@ nothing, but that for a moment a key could not be found.
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.adoption import adopt_chunks
 from mmcached.shm.ring.allocator import Plan
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
@@ -35,8 +37,15 @@ from mmcached.shm.segment.mapped import Tables, granted_of
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import CacheFull, InvalidRequest, InvariantError, ItemTooLarge, LocalProtocolError
-from mmcached.wire.handle import Handle, LeaseId
+from mmcached.wire.errors import (
+    CacheFull,
+    InvalidRequest,
+    InvariantError,
+    ItemTooLarge,
+    LocalProtocolError,
+    SegmentError,
+)
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.stats import RingStats
 
@@ -75,7 +84,9 @@ class RingWriter(Closeable):
             and must not call the ring.
         on_hit: called with the handle of each chunk that a reader has found by itself, some time later; may miss one.
         tenant: goes into every handle.
+        is_adopted: a former writer has used the segment.
     Attributes:
+        outlives_writer: `close` leaves the ring as it is, for a successor to adopt.
         index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
         has_lookups: readers may take leases by themselves.
         board: what readers must know besides.
@@ -93,8 +104,10 @@ class RingWriter(Closeable):
         on_evict: Callable[[Handle], None] | None = None,
         on_hit: Callable[[Handle], None] | None = None,
         tenant: str = "",
+        is_adopted: bool = False,
     ) -> None:
         layout = segment.control.layout
+        self.outlives_writer = False
         self.announcement = segment.announcement
         self.on_evict = on_evict
         self.on_hit = on_hit
@@ -124,6 +137,20 @@ class RingWriter(Closeable):
         self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
         self.has_lookups = layout.index_words > 0
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
+        self.board.set_writer_pid(os.getpid())
+        if is_adopted:
+            for reader_id in self._watch.adopt(is_granting=self.index is None):
+                self.touch_logs.begin(reader_id)
+            crash_point("adopt.after_readers")
+            is_leased, handle_of = self._leases.is_pinned, self._handle
+            adopt_chunks(self._tables, self.board, self._chunks, self.index, is_leased=is_leased, handle_of=handle_of)
+
+    def __iter__(self) -> Iterator[tuple[Handle, bytes]]:
+        """Iterate over the current chunks with their notes, the oldest first, as of now."""
+        for handle in self._chunks:
+            end = handle.offset + handle.nbytes
+            note_bytes = read_slot(self._tables.slots, handle.slot)[0].note_bytes
+            yield handle, self._data[end : end + note_bytes]
 
     @classmethod
     def create(
@@ -141,6 +168,7 @@ class RingWriter(Closeable):
         tenant: str = "",
         clock_ns: Callable[[], int] = time.time_ns,
         host: Host | None = None,
+        home: str = "",
     ) -> RingWriter:
         """Make a new ring, under a new random id, in a new epoch; its pages are populated in the background.
 
@@ -148,6 +176,7 @@ class RingWriter(Closeable):
             data_bytes: size of the data object, rounded down to the alignment.
             num_slots: chunks that can exist at a time.
             max_readers: readers that can be attached at a time.
+            home: the run directory that is to have a note of the ring.
         Raises:
             SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
             InvalidRequest: a size outside what is possible.
@@ -159,7 +188,7 @@ class RingWriter(Closeable):
         layout = Layout(
             data_bytes - data_bytes % ALIGNMENT, num_slots, max_readers, index_words(num_slots) if has_index else 0
         )
-        segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host())
+        segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host(), home=home)
         return cls(
             segment,
             max_object_bytes=max_object_bytes,
@@ -192,7 +221,9 @@ class RingWriter(Closeable):
             raise CacheFull(nbytes, self._chunks.capacity, self._chunks.pinned_bytes())
         for victim in plan.evicted:
             self._slots.erase(victim.slot)
+        crash_point("evict.after_erase")
         generation, evicted = self._chunks.claim(plan)
+        self.board.set_last_generation(generation)
         self._num_evictions += len(evicted)
         crash_point("put.after_evict")
         if self.on_evict is not None:
@@ -209,20 +240,21 @@ class RingWriter(Closeable):
             key: by which readers may find it.
         """
         self._chunks.check_claimed(claim.slot, claim.generation)
+        generation = claim.generation
+        if generation <= self.board.floor():  # all was cleared since the claim, and this is not to go with it
+            generation = self._chunks.new_generation()
+            self.board.set_last_generation(generation)
         crash_point("put.before_commit")
         end = claim.offset + claim.nbytes
         if claim.note:
             self._data[end : end + len(claim.note)] = claim.note
         check = HAS_CRC32 + zlib.crc32(claim.buffer.data) if self._has_checksums else 0
-        record = SlotRecord(claim.generation, claim.offset, claim.nbytes, len(claim.note), key, check)
+        record = SlotRecord(generation, claim.offset, claim.nbytes, len(claim.note), key, check)
         self._slots.fill(claim.slot, record)
         crash_point("put.before_publish")
-        self._slots.publish(claim.slot)
+        self._slots.publish(claim.slot, generation)
         crash_point("put.after_commit")
-        names = self.announcement
-        handle = Handle(
-            names.ring_id, names.epoch, claim.slot, claim.generation, claim.offset, claim.nbytes, self._tenant
-        )
+        handle = self._handle(claim.slot, record)
         self._chunks.publish(handle)
         self._num_puts += 1
         self._put_bytes += claim.nbytes
@@ -246,12 +278,14 @@ class RingWriter(Closeable):
         if not self._chunks.is_current(handle):
             return
         self._slots.retire(handle.slot)
+        crash_point("discard.after_retire")
         require_word_store().full_fence()  # against readers that take a lease at this moment, as in `_plan`
         if self._chunks.forget(handle):
             self._slots.erase(handle.slot)
 
     def clear(self) -> None:
         """Forget every chunk, as `discard` does. Open claims and generations go on."""
+        self.board.raise_floor()
         for handle in self._chunks:
             self.discard(handle)
 
@@ -373,16 +407,24 @@ class RingWriter(Closeable):
                 raise InvariantError(f"slot {handle.slot} shows {found}, valid: {is_valid}; it holds {handle}")
 
     def close(self) -> None:
-        """Unlink both objects. Attached readers keep what they have mapped. A second call changes nothing."""
+        """Unlink both objects, unless the ring outlives its writer. Attached readers keep what they have mapped.
+
+        A second call changes nothing.
+        """
         if self._segment is None:
             return
         segment, self._segment = self._segment, None
         self._chunks.close()
-        self.board.detach_all()
+        if not self.outlives_writer:
+            self.board.detach_all()
         self._tables.close()
         self.index = None
         del self._data, self._leases, self._watch, self.touch_logs  # they hold the mappings
-        segment.close()
+        segment.close(keeps_names=self.outlives_writer)
+
+    def _handle(self, slot: int, record: SlotRecord) -> Handle:
+        names = self.announcement
+        return Handle(names.ring_id, names.epoch, slot, record.generation, record.offset, record.nbytes, self._tenant)
 
     def _plan(self, nbytes: int) -> Plan | None:
         """Find room; from then on nobody takes a lease on what lies there."""
@@ -393,6 +435,7 @@ class RingWriter(Closeable):
                 return plan  # leases begin here and nowhere else, so the plan knows of all
             for victim in plan.evicted:
                 self._slots.retire(victim.slot)
+            crash_point("evict.after_retire")
             fence()  # against readers: one that has not seen its chunk retired has counted its lease before
             is_leased = any(self._leases.is_pinned(victim.slot) for victim in plan.evicted)
             fence()  # no write may start before these counts were read
@@ -414,3 +457,43 @@ class RingWriter(Closeable):
         if self._segment is None:
             raise LocalProtocolError("this ring is closed")
         return self._segment
+
+
+def adopt_ring(
+    announcement: RingAnnouncement,
+    layout: Layout,
+    *,
+    max_object_bytes: int,
+    reader_quota_bytes: int | None = None,
+    shared_quota_bytes: int | None = None,
+    has_checksums: bool = False,
+    tenant: str = "",
+) -> RingWriter:
+    """Go on with a ring whose writer is dead: what it had committed is there, and who read it reads on.
+
+    What was there is not read; readers check it, if it has checksums.
+
+    Args:
+        layout: that is wanted.
+    Raises:
+        SegmentError: it is gone, or its writer lives: nothing was done. Or it contradicts itself: its names were
+            removed, and nobody finds anything in it any more.
+        LayoutMismatch: it is another one than wanted; nothing was done.
+    """
+    segment = WriterSegment.adopt(announcement, layout)
+    crash_point("adopt.after_lock")
+    try:
+        return RingWriter(
+            segment,
+            max_object_bytes=max_object_bytes,
+            reader_quota_bytes=reader_quota_bytes,
+            shared_quota_bytes=shared_quota_bytes,
+            has_checksums=has_checksums,
+            tenant=tenant,
+            is_adopted=True,
+        )
+    except SegmentError:
+        Board(Tables(segment.data, segment.control.layout).board).detach_all()
+        crash_point("adopt.before_removal")
+        segment.close()
+        raise

@@ -4,13 +4,14 @@
     word 1  offset of the payload                 word 4, 5  digest of the key; 0, 0 if it has none
     word 2  its bytes                             word 6  2^32 + crc32 of the payload, or 0
 
-    0 ──fill──> filled ──publish──> valid ──retire──> retired ──erase──> 0      readers take only what is valid
-                                      └──<──restore──────┘
+    0 ──fill──> 0 ──publish──> valid ──retire──> retired ──erase──> 0           readers take only what is valid
+                                 └──<──restore──────┘
 
 A generation is never used twice, so whoever has seen the same valid word 0 twice knows that nothing has changed in
-between. What is retired keeps its bytes until it is erased: those who hold a lease may still read.
+between. What is retired keeps its bytes until it is erased: those who hold a lease may still read. So what a dead
+writer has left is whole, or 0.
 
-Sans I/O: the words are passed in. Invariant: words 1 to 6 change only while word 0 is even.
+Sans I/O: the words are passed in. Invariant: words 1 to 6 change only while word 0 is 0.
 """
 
 from __future__ import annotations
@@ -63,16 +64,15 @@ class SlotTable:
     def fill(self, slot: int, record: SlotRecord) -> None:
         """Write what a slot will hold; it is not valid yet. Nobody may have a lease on what it held before."""
         words, first = self._words, SLOT_WORDS * slot
-        words[first] = record.generation << 1
         words[first + OFFSET] = record.offset
         words[first + NBYTES] = record.nbytes
         words[first + NOTE_BYTES] = record.note_bytes
         words[first + FIRST_KEY], words[first + SECOND_KEY] = record.key
         words[first + CHECK] = record.check
 
-    def publish(self, slot: int) -> None:
+    def publish(self, slot: int, generation: int) -> None:
         """Make valid what was filled; payload and record come first for whoever sees it."""
-        self._set(slot, self._words[SLOT_WORDS * slot] | 1)
+        self._set(slot, generation << 1 | 1)
 
     def retire(self, slot: int) -> None:
         """Let nobody begin to read any more; a full fence must follow before it is asked who does."""
@@ -80,7 +80,7 @@ class SlotTable:
 
     def restore(self, slot: int) -> None:
         """Make valid again what was retired and is untouched."""
-        self.publish(slot)
+        self._set(slot, self._words[SLOT_WORDS * slot] | 1)
 
     def erase(self, slot: int) -> None:
         """Forget what a retired slot held: nobody reads it."""

@@ -5,6 +5,7 @@ segment    creates, names and removes the objects
 board      what readers must know of their writer now
 mapped     opens and maps them                    populate: touches the pages before they are needed
 words      stores control words in order
+ring_notes which rings are to be adopted
 headroom   how much memory the process may still take
 sweep      removes objects of dead writers
 """

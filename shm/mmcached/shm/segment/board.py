@@ -1,8 +1,11 @@
 """Says what readers must know of their writer at this moment, in words that only the writer writes.
 
-    word 0      the store's epoch                      word 8 + r  the incarnation that is attached at entry r, or 0
-    word 1, 2   bytes that one reader, and that all
+    word 0      the store's epoch                      word 8 + r  the incarnation that is attached at entry r, or 0;
+    word 1, 2   bytes that one reader, and that all                all ones: it was fenced, and may still read
                 readers, may still hold under lease
+    word 3      the last generation that was used
+    word 4      the floor: whoever adopts the ring drops what has this generation, or an earlier one
+    word 5      pid of the present writer, for people
 
 A reader takes leases by itself only while its own incarnation is attached. So one word says that it was fenced, that
 its entry is another's, or that the ring was closed or given up.
@@ -15,8 +18,9 @@ from __future__ import annotations
 from mmcached.shm.segment.layout import ATTACHED_WORD
 from mmcached.shm.segment.words import require_word_store
 
-STORE_EPOCH, READER_LIMIT, FREE_BYTES = range(3)
+STORE_EPOCH, READER_LIMIT, FREE_BYTES, LAST_GENERATION, FLOOR, WRITER_PID = range(6)
 NO_LIMIT = (1 << 63) - 1
+FENCED = (1 << 64) - 1
 
 
 class Board:
@@ -27,7 +31,7 @@ class Board:
         self._store = require_word_store()
 
     def set_attached(self, reader_id: int, incarnation: int) -> None:
-        """Let an incarnation take leases; 0: nobody at this entry."""
+        """Let an incarnation take leases; 0, FENCED: nobody at this entry."""
         self._store.store_release(self._words, ATTACHED_WORD + reader_id, incarnation)
 
     def attached(self, reader_id: int) -> int:
@@ -36,6 +40,22 @@ class Board:
     def set_limits(self, reader_bytes: int, free_bytes: int) -> None:
         """Show what one reader may hold, and what is left for all."""
         self._words[READER_LIMIT], self._words[FREE_BYTES] = reader_bytes, free_bytes
+
+    def set_last_generation(self, generation: int) -> None:
+        self._words[LAST_GENERATION] = generation
+
+    def last_generation(self) -> int:
+        return self._words[LAST_GENERATION]
+
+    def raise_floor(self) -> None:
+        """Let no successor keep what is in the ring now."""
+        self._store.store_release(self._words, FLOOR, self._words[LAST_GENERATION])
+
+    def floor(self) -> int:
+        return self._words[FLOOR]
+
+    def set_writer_pid(self, pid: int) -> None:
+        self._words[WRITER_PID] = pid
 
     def set_store_epoch(self, epoch: int) -> None:
         self._words[STORE_EPOCH] = epoch

@@ -31,6 +31,9 @@ The header:
       40  writer's pid, start      96  entry_bytes
           time in ticks
 
+and at 128 the home: its length in bytes (u64), and the path of the run directory that has a note of the ring, if one
+has (`ring_notes`).
+
 The board says what readers must know of the writer now: `board`. What a slot holds: `slot_table`. The counts of an
 entry only rise, from one incarnation to the next too: how many leases of each slot its reader has taken by itself, and
 how many it has given back, granted ones included. What is under lease:
@@ -91,6 +94,8 @@ ATTACHED_WORD = 8
 SLOT_WORDS = 8
 SLOT_BITS = 20
 """Of the number of a slot."""
+HOME_OFFSET = 128
+_LENGTH = struct.Struct("<Q")
 _VERSION = struct.Struct("<II")
 _BODY = struct.Struct("<II16sQQQ16sQIIQQIIQ")
 _CRC = struct.Struct("<I")
@@ -266,6 +271,19 @@ class SegmentHeader:
         ):
             LayoutMismatch.unless_equal(field, value, expected)
         return cls(ring_id.hex(), epoch, pid, ticks, boot_id, layout)
+
+    @staticmethod
+    def pack_home(home: bytes) -> bytes:
+        """Return the bytes from `HOME_OFFSET` on; raise InvalidRequest if the path is too long."""
+        if len(home) > (longest := PAGE_BYTES - HOME_OFFSET - _LENGTH.size):
+            raise InvalidRequest("home", len(home), f"must have at most {longest} bytes")
+        return _LENGTH.pack(len(home)) + home
+
+    @staticmethod
+    def home_of(page: bytes) -> bytes:
+        """Return the path of the run directory that a header's page names; b"" if it names none."""
+        first = HOME_OFFSET + _LENGTH.size
+        return page[first : first + _LENGTH.unpack_from(page, HOME_OFFSET)[0]]
 
     def check_announced(self, announcement: RingAnnouncement) -> None:
         """Raise LayoutMismatch if the writer has announced something else."""

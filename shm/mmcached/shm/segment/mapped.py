@@ -99,13 +99,13 @@ def open_control(announcement: RingAnnouncement) -> Control:
         raise
 
 
-def open_data(announcement: RingAnnouncement) -> mmap.mmap:
-    """Open the data object read-only and map it without write permission; raise as `open_control` does."""
-    fd = _open(announcement.data_name, read_only=True)
+def open_data(announcement: RingAnnouncement, *, is_writer: bool = False) -> mmap.mmap:
+    """Open and map the data object, without write permission but for its writer; raise as `open_control` does."""
+    fd = _open(announcement.data_name, read_only=not is_writer)
     try:
         nbytes = layout_of(announcement).data_object_bytes
         LayoutMismatch.unless_equal("data_bytes", os.fstat(fd).st_size, nbytes)
-        return map_object(fd, nbytes, prot=mmap.PROT_READ)
+        return map_object(fd, nbytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writer else 0))
     finally:
         os.close(fd)
 

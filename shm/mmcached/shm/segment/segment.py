@@ -32,11 +32,11 @@ import posix_ipc
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.segment.headroom import memory_headroom, no_shm_room, require_room
-from mmcached.shm.segment.layout import MAGIC, PAGE_BYTES, Layout, SegmentHeader
-from mmcached.shm.segment.mapped import SHM_DIR, Control, map_object
+from mmcached.shm.segment.layout import HOME_OFFSET, MAGIC, PAGE_BYTES, Layout, SegmentHeader
+from mmcached.shm.segment.mapped import SHM_DIR, Control, map_object, open_control, open_data
 from mmcached.shm.segment.populate import Advice, Populator
 from mmcached.shm.segment.words import require_word_store
-from mmcached.wire.errors import SegmentError
+from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
 _CREATE_ATTEMPTS = 8
@@ -82,14 +82,45 @@ class WriterSegment:
         """Wait for the populating thread; return whether it has done everything. For benchmarks."""
         return self._populator.wait(timeout_s)
 
-    def close(self) -> None:
-        """Unlink both names, data first, and let go. Readers keep what they have mapped."""
-        unlink(self.announcement.data_name)
-        crash_point("close.between_unlinks")
-        unlink(self.announcement.ctl_name)
+    def close(self, *, keeps_names: bool = False) -> None:
+        """Unlink both names, data first, and let go. Readers keep what they have mapped.
+
+        Args:
+            keeps_names: unlink nothing: another writer is to adopt both.
+        """
+        if not keeps_names:
+            unlink(self.announcement.data_name)
+            crash_point("close.between_unlinks")
+            unlink(self.announcement.ctl_name)
         self._populator.close()
         self.control.close()
         del self.data  # unmapped with the last buffer of a claim, should one be left
+
+    @classmethod
+    def adopt(cls, announcement: RingAnnouncement, layout: Layout) -> WriterSegment:
+        """Become the writer of both objects of a ring whose writer is dead; what lies there stays as it is.
+
+        Args:
+            layout: that is wanted.
+        Raises:
+            SegmentError: the objects are gone, or their writer lives.
+            LayoutMismatch: they are of another version, or have other sizes.
+        """
+        require_word_store()
+        control = open_control(announcement)
+        try:
+            for field in ("data_bytes", "num_slots", "max_readers", "index_words"):
+                LayoutMismatch.unless_equal(field, getattr(control.layout, field), getattr(layout, field))
+            is_ours = locks.try_exclusive(control.fd, locks.WRITER_BYTE) and is_name_of(
+                announcement.ctl_name, control.fd
+            )
+            if not is_ours:
+                raise SegmentError(f"{SHM_DIR}{announcement.ctl_name} has a writer that lives, or was just removed")
+            control.map_all()
+            return cls(announcement, control, open_data(announcement, is_writer=True))
+        except BaseException:
+            control.close()
+            raise
 
     @classmethod
     def create(
@@ -99,9 +130,12 @@ class WriterSegment:
         epoch: int,
         host: Host,
         new_ring_id: Callable[[], str] = lambda: secrets.token_hex(16),
+        home: str = "",
     ) -> WriterSegment:
         """Make, lock, allocate and fill both objects, and start the thread that maps the pages.
 
+        Args:
+            home: the run directory that is to have a note of the ring.
         Raises:
             SegmentError: no room in /dev/shm or under the memory limit, or the ring id is in use; nothing is left.
         """
@@ -130,7 +164,7 @@ class WriterSegment:
                 data = map_object(data_fd, layout.data_object_bytes)
             finally:
                 os.close(data_fd)
-            _write_header(control, ring_id, epoch)
+            _write_header(control, ring_id, epoch, os.fsencode(home))
             segment = cls(announcement, control, data)
             undo.pop_all()
             return segment
@@ -218,7 +252,9 @@ def _allocate(fd: int, size: int, layout: Layout, host: Host) -> None:
         raise no_shm_room(layout.created_bytes, host.shm_free_bytes(), str(error.strerror)) from error
 
 
-def _write_header(control: Control, ring_id: str, epoch: int) -> None:
+def _write_header(control: Control, ring_id: str, epoch: int, home: bytes) -> None:
+    packed_home = SegmentHeader.pack_home(home)
+    control.words.cast("B")[HOME_OFFSET : HOME_OFFSET + len(packed_home)] = packed_home
     header = SegmentHeader(ring_id, epoch, os.getpid(), _start_ticks(), _boot_id(), control.layout)
     packed = header.pack()
     control.words.cast("B")[8 : 8 + len(packed)] = packed

@@ -1,16 +1,20 @@
 """Keeps records under string keys in a ring: the writer's index, and the readers' way from a handle to a record.
 
 A record's size is known before a byte of it is written, so it is written once, in place. Eviction is the ring's; a key
-goes with its chunk. Behind each record its key is kept, with what else a successor of the writer must know.
+goes with its chunk. Behind each record a note is kept, of what a successor of the writer must know:
+
+    bytes of the key (u32) │ key │ about: what whoever put the record knows of it
 
 Invariant: each key has one current handle of the ring, and no two keys the same.
 """
 
 from __future__ import annotations
 
+import struct
 import weakref
 from collections.abc import Callable
 
+from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import RingWriter
@@ -22,9 +26,13 @@ from mmcached.wire.errors import InvariantError, LocalProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.stats import RingStats
 
+_LENGTH = struct.Struct("<I")
+
 
 class ObjectStoreWriter(Closeable):
     """The index of one ring, owned by the ring's writer; `close` closes the ring too.
+
+    Of a ring that was adopted it has all records; a chunk that is none is forgotten.
 
     Source: vLLM's `SingleWriterShmObjectStorage`, the writer's half. `find` there adds a reader's reference; here a
     lease is granted at the ring, when it is sent.
@@ -33,6 +41,9 @@ class ObjectStoreWriter(Closeable):
         ring: everything is put and forgotten through this store from now on.
         on_evict: called with each key whose chunk the ring has evicted; must not raise and must not call the store.
         on_hit: called with each key that a reader has found by itself, some time later; likewise.
+    Attributes:
+        adopted: what a former writer has put: key -> bytes that it takes in the ring, and `about`; the oldest first.
+            May be cleared by whoever has taken note.
     """
 
     def __init__(
@@ -50,6 +61,9 @@ class ObjectStoreWriter(Closeable):
         self._key_to_handle: dict[str, Handle] = {}
         self._slot_to_key: dict[int, str] = {}
         self._touched: set[str] = set()
+        self.adopted: dict[str, tuple[int, bytes]] = {}
+        for handle, note in ring:
+            self._adopt(handle, note)
 
     def put(self, key: str, record: Record) -> Handle:
         """Write a record into the ring under a new key.
@@ -62,10 +76,14 @@ class ObjectStoreWriter(Closeable):
         self._check_new(key)
         return self.put_encoded(key, encode(record, max_bytes=self.ring.max_object_bytes))
 
-    def put_encoded(self, key: str, encoded: EncodedRecord) -> Handle:
-        """Write an encoded record, as `put` does: the only copy of its tensors."""
+    def put_encoded(self, key: str, encoded: EncodedRecord, about: bytes = b"") -> Handle:
+        """Write an encoded record, as `put` does: the only copy of its tensors.
+
+        Args:
+            about: what a successor of this writer must know beside the key.
+        """
         self._check_new(key)
-        claim = self.ring.claim(encoded.nbytes, _note(key))
+        claim = self.ring.claim(encoded.nbytes, _note(key, about))
         try:
             encoded.write_into(claim.buffer)
         except BaseException:
@@ -77,12 +95,13 @@ class ObjectStoreWriter(Closeable):
         self._slot_to_key[handle.slot] = key
         if self.ring.index is not None:
             self.ring.index.add(digest, handle.slot)
+            crash_point("put.after_index")
         return handle
 
     @staticmethod
-    def chunk_bytes(key: str, encoded: EncodedRecord) -> int:
+    def chunk_bytes(key: str, encoded: EncodedRecord, about: bytes = b"") -> int:
         """Return what a record takes in the ring."""
-        return chunk_bytes(encoded.nbytes + len(_note(key)))
+        return chunk_bytes(encoded.nbytes + len(_note(key, about)))
 
     def find(self, key: str) -> Handle | None:
         return self._key_to_handle.get(key)
@@ -118,6 +137,8 @@ class ObjectStoreWriter(Closeable):
 
     def clear(self) -> None:
         """Forget all records and touches. Generations go on: a handle from before is stale, never another's bytes."""
+        self.ring.board.raise_floor()  # first: who dies in the middle of it has forgotten all
+        crash_point("flush.after_floor")
         for key in list(self._key_to_handle):
             self.discard(key)
 
@@ -154,6 +175,16 @@ class ObjectStoreWriter(Closeable):
         if key in self._key_to_handle:
             raise LocalProtocolError(f"key {key!r} already exists in the store")
 
+    def _adopt(self, handle: Handle, note: bytes) -> None:
+        parsed = _parse(note)
+        if parsed is None or parsed[0] in self._key_to_handle:
+            self.ring.discard(handle)
+            return
+        key, about = parsed
+        self._key_to_handle[key] = handle
+        self._slot_to_key[handle.slot] = key
+        self.adopted[key] = chunk_bytes(handle.nbytes + len(note)), about
+
     def _forget(self, handle: Handle) -> None:
         """Drop the key of a chunk that the ring has evicted. It is never a touched one: those are pinned."""
         key = self._slot_to_key.pop(handle.slot)
@@ -166,8 +197,21 @@ class ObjectStoreWriter(Closeable):
             self._on_evict_key(key)
 
 
-def _note(key: str) -> bytes:
-    return key.encode("utf-8", "surrogatepass")
+def _note(key: str, about: bytes) -> bytes:
+    name = key.encode("utf-8", "surrogatepass")
+    return _LENGTH.pack(len(name)) + name + about
+
+
+def _parse(note: bytes) -> tuple[str, bytes] | None:
+    """Return the key and `about` of a note; None if it is none."""
+    if len(note) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(note)[0]
+    try:
+        key = note[_LENGTH.size : end].decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
+    return (key, note[end:]) if end <= len(note) else None
 
 
 class _Release(weakref.ref["Bytes1D"]):

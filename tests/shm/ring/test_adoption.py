@@ -1,0 +1,367 @@
+"""A ring whose writer is gone without a word, and its successor; readers of this process go on meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, adopt_ring, sweep
+from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.segment.layout import SLOT_WORDS, Layout
+from mmcached.shm.segment.mapped import layout_of, open_control
+from mmcached.wire.errors import LayoutMismatch, SegmentError
+from mmcached.wire.handle import Handle, RingAnnouncement
+from tests.shm.rings import make_ring, overwritten
+
+NBYTES = 1 << 14
+
+
+class Seeker:
+    """A reader that looks keys up and takes leases by itself."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self.entry = ReaderEntry.attach(ring.announcement)
+        self.mapping = RingReader.open(ring.announcement)
+        self.store = ObjectStoreReader(self.mapping)
+        assert ring.attach(self.entry.reader_id, self.entry.incarnation)
+
+    def take(self, key: str) -> Handle | None:
+        """Find a key and take a lease on its record."""
+        handle = self.mapping.look.find(key_digest(key))
+        if handle is None:
+            return None
+        if self.entry.take(handle, self.mapping.look):
+            return handle
+        self.entry.give_back(handle)
+        return None
+
+    def value(self, handle: Handle) -> int:
+        """Return what all bytes of a record are; fail if they differ."""
+        found = self.store.get(handle, tensors="numpy", copy=True)["x"]
+        (value,) = set(found.tolist())
+        return int(value)
+
+    def look(self, key: str) -> int | None:
+        handle = self.take(key)
+        if handle is None:
+            return None
+        value = self.value(handle)
+        self.entry.give_back(handle)
+        return value
+
+    def close(self) -> None:
+        self.store.close()
+        self.entry.close()
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+    sweep()
+
+
+def new_store(undo: ExitStack, **options: Any) -> ObjectStoreWriter:
+    ring = make_ring(NBYTES, num_slots=16, has_index=True, **options)
+    return undo.enter_context(ObjectStoreWriter(ring))
+
+
+def seeker_of(undo: ExitStack, ring: RingWriter) -> Seeker:
+    seeker = Seeker(ring)
+    undo.callback(seeker.close)
+    return seeker
+
+
+def put(store: ObjectStoreWriter, key: str, value: int, nbytes: int = 900) -> Handle:
+    return store.put(key, {"x": np.full(nbytes, value, np.uint8)})
+
+
+def die(store: ObjectStoreWriter) -> RingAnnouncement:
+    """Let go of the writer's lock as a kill does: nothing is said, nothing is removed."""
+    store.ring.outlives_writer = True
+    store.close()
+    return store.ring.announcement
+
+
+def adopt(undo: ExitStack, announcement: RingAnnouncement) -> ObjectStoreWriter:
+    ring = adopt_ring(announcement, layout_of(announcement), max_object_bytes=NBYTES)
+    store = undo.enter_context(ObjectStoreWriter(ring))
+    store.check_integrity()
+    return store
+
+
+def test_all_that_was_committed_is_there_again_and_readers_go_on_all_the_time(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    for value in range(30):  # more than fit
+        put(store, str(value), value)
+    kept = {key: handle for value in range(30) if (handle := store.find(key := str(value)))}
+    assert 5 < len(kept) < 30
+    held = seeker.take("29")
+    assert held is not None
+    announcement = die(store)
+    assert {key: seeker.look(key) for key in kept} == {key: int(key) for key in kept}
+    successor = adopt(undo, announcement)
+    assert {key: successor.find(key) for key in kept} == kept
+    assert {key: seeker.look(key) for key in kept} == {key: int(key) for key in kept}
+    assert successor.ring.attach(seeker.entry.reader_id, seeker.entry.incarnation), "its hello is repeated"
+    for value in range(30, 90):  # generations go on, and what is leased stays
+        assert put(successor, str(value), value).generation > max(handle.generation for handle in kept.values())
+        successor.check_integrity()
+    assert seeker.value(held) == 29
+    seeker.entry.give_back(held)
+    assert successor.stats().leases == 0
+    assert seeker.look("89") == 89
+    assert seeker.look("0") is None
+
+
+def test_a_chunk_that_was_forgotten_under_lease_stays_an_island(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    put(store, "gone", 1)
+    put(store, "dropped", 2)
+    held = seeker.take("gone")
+    assert held is not None
+    store.discard("gone")
+    store.discard("dropped")
+    successor = adopt(undo, die(store))
+    assert len(successor) == 0
+    assert successor.stats().used_bytes == successor.stats().pinned_bytes > 0
+    for value in range(60):
+        put(successor, str(value), value)
+    assert seeker.value(held) == 1
+    seeker.entry.give_back(held)
+    for value in range(60, 120):
+        put(successor, str(value), value)
+    assert successor.stats().pinned_bytes == 0
+
+
+def test_what_was_flushed_stays_flushed_in_the_middle_of_it(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    for value in range(8):
+        put(store, str(value), value)
+    held = seeker.take("3")
+    assert held is not None
+    store.ring.board.raise_floor()  # and no more
+    put(store, "after", 99)
+    successor = adopt(undo, die(store))
+    assert list(successor.adopted) == ["after"]
+    assert [seeker.look(str(value)) for value in range(8)] == [None] * 8
+    assert (seeker.look("after"), seeker.value(held)) == (99, 3)
+
+
+def test_a_generation_that_was_erased_is_not_used_again(undo: ExitStack) -> None:
+    store = new_store(undo)
+    put(store, "first", 1)
+    newest = put(store, "newest", 2)
+    store.discard("newest")
+    successor = adopt(undo, die(store))
+    again = put(successor, "again", 3)
+    assert again.generation > newest.generation
+    assert (again.slot, again.offset, again.nbytes) == (newest.slot, newest.offset, newest.nbytes)
+
+
+def test_the_readers_that_died_meanwhile_hold_nothing(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker, other = seeker_of(undo, store.ring), seeker_of(undo, store.ring)
+    put(store, "a", 1)
+    assert seeker.take("a")
+    assert other.take("a")
+    announcement = die(store)
+    seeker.close()  # its lock goes, its counts stay
+    successor = adopt(undo, announcement)
+    assert successor.stats().leases == 1
+    other.close()
+    successor.ring.poll_deaths()
+    assert successor.stats().leases == 0
+    third = seeker_of(undo, successor.ring)
+    assert third.entry.reader_id == seeker.entry.reader_id
+    assert third.look("a") == 1
+
+
+def test_an_entry_that_was_taken_meanwhile_belongs_to_nobody_until_its_hello(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    put(store, "a", 1)
+    assert seeker.take("a")
+    announcement = die(store)
+    seeker.close()
+    with ReaderEntry.attach(announcement) as entry:
+        assert entry.reader_id == seeker.entry.reader_id
+        successor = adopt(undo, announcement)
+        assert successor.ring.board.attached(entry.reader_id) == 0
+        assert successor.stats().leases == 0
+        assert successor.ring.attach(entry.reader_id, entry.incarnation)
+
+
+def test_leases_that_were_granted_stay_and_their_reader_begins_anew(undo: ExitStack) -> None:
+    ring = make_ring(NBYTES, num_slots=16)
+    store = undo.enter_context(ObjectStoreWriter(ring))
+    entry = undo.enter_context(ReaderEntry.attach(ring.announcement))
+    assert ring.attach(entry.reader_id, entry.incarnation)
+    received, lost = put(store, "received", 1), put(store, "lost", 2)
+    assert entry.receive(received, ring.grant(entry.reader_id, received))
+    ring.grant(entry.reader_id, lost)  # never sent
+    successor = adopt(undo, die(store))
+    assert successor.find("received") == received
+    assert successor.stats().leases == 2
+    assert successor.ring.grantable_readers() == []
+    assert not successor.ring.attach(entry.reader_id, entry.incarnation)
+    with ReaderEntry.attach(ring.announcement) as another:
+        assert successor.ring.attach(another.reader_id, another.incarnation)
+        entry.give_back(received)
+        entry.close()
+        successor.ring.poll_deaths()
+        assert successor.stats().leases == 0
+        assert another.receive(received, successor.ring.grant(another.reader_id, received))
+
+
+# ---- the index
+
+
+@pytest.mark.parametrize("damage", ["twice", "missing", "gone", "cut off", "full"])
+def test_the_index_shows_what_is_there_whatever_it_showed(undo: ExitStack, damage: str) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    for value in range(8):
+        put(store, str(value), value)
+    announcement = die(store)
+    layout = layout_of(announcement)
+    first = layout.index_offset // 8
+    with overwritten(announcement.data_name) as words:
+        index = words[first : first + layout.index_words]
+        taken = [place for place, word in enumerate(index) if word]
+        match damage:
+            case "twice":
+                place = next(place for place in taken if not index[(place + 1) % len(index)])
+                index[(place + 1) % len(index)] = index[place]
+            case "missing":
+                index[next(place for place in taken if not index[(place + 1) % len(index)])] = 0
+            case "gone":
+                words[layout.slots_offset // 8 + 4 * SLOT_WORDS] = 0
+            case "cut off":
+                place = next(place for place in range(len(index)) if not index[place] and not index[place - 1])
+                index[place] = index[taken[0]] + (1 << 40)
+            case "full":
+                index[:] = memoryview(bytes([1]) * index.nbytes).cast("Q")
+        index.release()
+    successor = adopt(undo, announcement)
+    missing = 1 if damage == "gone" else 0
+    assert len(successor) == 8 - missing
+    assert [seeker.look(key) for key in successor.adopted] == [int(key) for key in successor.adopted]
+    for value in range(8, 40):
+        put(successor, str(value), value)
+        successor.check_integrity()
+
+
+# ---- what is not adopted
+
+
+def test_of_two_writers_there_is_one(undo: ExitStack) -> None:
+    store = new_store(undo)
+    put(store, "a", 1)
+    with pytest.raises(SegmentError, match="writer that lives"):
+        adopt(undo, store.ring.announcement)
+    assert seeker_of(undo, store.ring).look("a") == 1
+
+
+def test_another_layout_than_wanted_is_left_alone(undo: ExitStack) -> None:
+    announcement = die(new_store(undo))
+    wanted = layout_of(announcement)
+    for other in (
+        replace(wanted, num_slots=32),
+        replace(wanted, data_bytes=2 * NBYTES),
+        replace(wanted, index_words=0),
+    ):
+        with pytest.raises(LayoutMismatch):
+            adopt_ring(announcement, other, max_object_bytes=NBYTES)
+    assert len(adopt(undo, announcement)) == 0
+
+
+def test_what_is_gone_is_not_adopted(undo: ExitStack) -> None:
+    store = new_store(undo)
+    store.close()
+    with pytest.raises(SegmentError, match="is gone"):
+        adopt(undo, store.ring.announcement)
+
+
+RECORD_WORDS = {
+    "offset": (1, 8),
+    "outside": (1, NBYTES),
+    "size": (2, NBYTES),
+    "note": (3, NBYTES),
+    "generation": (0, 99),
+}
+
+
+@pytest.mark.parametrize("damage", [*RECORD_WORDS, "overlap", "key twice"])
+def test_records_that_cannot_be_end_the_ring_and_not_its_readers(undo: ExitStack, damage: str) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    for key in ("a", "b"):
+        put(store, key, 7)
+    held = seeker.take("a")
+    assert held is not None
+    announcement = die(store)
+    with overwritten(announcement.data_name) as words:
+        first = layout_of(announcement).slots_offset // 8
+        second = first + SLOT_WORDS
+        match damage:
+            case "overlap":
+                words[second + 1] = words[first + 1]
+            case "key twice":
+                words[second + 4], words[second + 5] = words[first + 4], words[first + 5]
+            case _:
+                word, value = RECORD_WORDS[damage]
+                words[second + word] = value << 1 | 1 if word == 0 else value
+    with pytest.raises(SegmentError):
+        adopt(undo, announcement)
+    with pytest.raises(SegmentError, match="is gone"):
+        open_control(announcement)
+    assert seeker.value(held) == 7
+    assert seeker.look("a") is None
+
+
+def test_a_reader_that_was_fenced_and_lives_keeps_its_ring(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    put(store, "a", 1)
+    held = seeker.take("a")
+    assert held is not None
+    for _ in range(3):
+        seeker.entry.give_back(held)
+    assert len(store.ring.poll_deaths()) == 1
+    announcement = die(store)
+    with pytest.raises(SegmentError, match="what cannot be"):
+        adopt(undo, announcement)
+    assert seeker.value(held) == 1
+
+
+def test_it_is_adopted_again_and_again(undo: ExitStack) -> None:
+    store = new_store(undo)
+    seeker = seeker_of(undo, store.ring)
+    for value in itertools.count():
+        put(store, str(value), value)
+        if value == 10:
+            break
+        store = adopt(undo, die(store))
+        assert seeker.look(str(value)) == value
+    assert Layout(NBYTES, 16, 4, 32) == layout_of(store.ring.announcement)
+
+
+def test_a_claim_that_was_open_when_all_was_cleared_is_kept(undo: ExitStack) -> None:
+    ring = undo.enter_context(make_ring(NBYTES, num_slots=16))
+    claim = ring.claim(64)
+    ring.clear()
+    kept = ring.commit(claim)
+    ring.outlives_writer = True
+    ring.close()
+    successor = undo.enter_context(adopt_ring(ring.announcement, layout_of(ring.announcement), max_object_bytes=NBYTES))
+    assert [handle for handle, _ in successor] == [kept]
