@@ -46,9 +46,9 @@ CASTS = {"granted": GRANTED, "self-taken": SELF_TAKEN}
 class EarlyReader(ChaosReader):
     """Gives a lease back when it arrives, and goes on reading."""
 
-    def receive(self, reader: RingReader, handle: Handle) -> None:
+    def receive(self, reader: RingReader, handle: Handle, stamp: int) -> None:
         super().give_back(handle)
-        super().receive(reader, handle)
+        super().receive(reader, handle, stamp)
 
     def give_back(self, handle: Handle) -> None:
         """The usual time; it is back already."""

@@ -1,8 +1,8 @@
 """Plays the writer and the reader of a ring whose leases are granted by message.
 
 The writer uses a ring as a service would, in a ring so small that each chunk lives for a blink. Every 8-byte word of a
-payload says generation and slot. The reader looks at every byte that it is granted, twice: at receipt and again before
-it lets go of the view, each word must be what the handle says. The lease goes back as in the product: the view's
+payload is its stamp. The reader looks at every byte that it is granted, twice: at receipt and again before it lets go
+of the view, each word must be the stamp that came with the lease. The lease goes back as in the product: the view's
 finalizer puts it on a deque, the loop gives it back. When the writer is killed, the reader finishes on the old mapping,
 then attaches to the new ring.
 """
@@ -25,6 +25,7 @@ from mmcached.shm import ReaderEntry, RingReader, RingWriter, sweep
 from mmcached.wire.errors import CacheFull, LayoutMismatch, LeaseRefused, PeerGone, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from scripts.verification.chaos_roles import (
+    STAMP_BITS,
     Attached,
     Count,
     Hello,
@@ -33,8 +34,8 @@ from scripts.verification.chaos_roles import (
     Ring,
     Role,
     Who,
+    first_stamp,
     open_socket,
-    stamp_of,
 )
 
 RING_BYTES = 2 << 20
@@ -54,7 +55,8 @@ class ChaosWriter:
         self.random = random.Random(role.seed)
         self._socket = socket
         self._reader_to_identity: dict[int, bytes] = {}
-        self._recent: deque[Handle] = deque(maxlen=NUM_SLOTS // 2)
+        self.last_stamp = first_stamp(role.life)
+        self._recent: deque[tuple[Handle, int]] = deque(maxlen=NUM_SLOTS // 2)
         self._decoder = msgspec.msgpack.Decoder(Who | Hello)
 
     def run(self) -> None:
@@ -99,33 +101,34 @@ class ChaosWriter:
                             self.attached(reader_id, incarnation)
 
     def step(self) -> None:
-        handle = self.random.choice(self._recent) if self._recent and self.random.random() < 0.5 else None
-        if handle is None or not self.ring.is_current(handle):
-            handle = self._put()
+        put = self.random.choice(self._recent) if self._recent and self.random.random() < 0.5 else None
+        if put is None or not self.ring.is_current(put[0]):
+            put = self._put()
         readers = self.ring.grantable_readers()
-        if handle is not None and readers:
+        if put is not None and readers:
             for reader_id in self.random.sample(readers, self.random.randint(1, len(readers))):
-                self._grant(reader_id, handle)
+                self._grant(reader_id, *put)
 
-    def _put(self) -> Handle | None:
+    def _put(self) -> tuple[Handle, int] | None:
         nbytes = 8 * self.random.randint(1, MAX_WORDS)
         try:
             claim = self.ring.claim(nbytes)
         except CacheFull:
             self.role.count(Count.REFUSED)
             return None
-        claim.buffer.view(np.uint64)[:] = stamp_of(claim)
-        handle = self.ring.commit(claim)
-        self._recent.append(handle)
+        self.last_stamp += 1 << STAMP_BITS
+        claim.buffer.view(np.uint64)[:] = self.last_stamp
+        put = self.ring.commit(claim), self.last_stamp
+        self._recent.append(put)
         self.role.count(Count.PUTS)
-        return handle
+        return put
 
-    def _grant(self, reader_id: int, handle: Handle) -> None:
+    def _grant(self, reader_id: int, handle: Handle, stamp: int) -> None:
         try:
             lease = self.ring.grant(reader_id, handle)
         except (PeerGone, LeaseRefused):
             return
-        if self.send(reader_id, Lease(handle, lease)):
+        if self.send(reader_id, Lease(handle, lease, stamp)):
             self.role.count(Count.GRANTS)
         else:
             self.ring.undo_grant(reader_id, handle, lease)
@@ -171,7 +174,7 @@ SILENCE_S = 0.1
 class Held:
     """A payload in the reader's hands, a view or its own copy, until `release_at`."""
 
-    handle: Handle
+    stamp: int
     words: npt.NDArray[np.uint64]
     release_at: float
 
@@ -200,7 +203,7 @@ class ChaosReader:
             self._release(before=time.monotonic() if phase == Phase.RUN else float("inf"))
         self._leave()
 
-    def receive(self, reader: RingReader, handle: Handle) -> None:
+    def receive(self, reader: RingReader, handle: Handle, stamp: int) -> None:
         """Look at a payload that has just been leased, and keep it for a while."""
         try:
             holder = reader.view(handle)
@@ -210,12 +213,12 @@ class ChaosReader:
             return
         weakref.finalize(holder, self._done.append, handle).atexit = False
         words = holder.view(np.uint64)
-        self._check(handle, words)
+        self._check(stamp, words)
         if self._random.random() < 0.2:
             words = words.copy()  # the view dies here, and the lease goes back although the copy is held
             self.role.count(Count.COPIED)
         hold_s = self._random.choice([0, 0, 1, 1, 3]) * self._random.random() * HOLD_S
-        self._held.append(Held(handle, words, time.monotonic() + hold_s))
+        self._held.append(Held(stamp, words, time.monotonic() + hold_s))
 
     def give_back(self, handle: Handle) -> None:
         if self._attached is not None:
@@ -229,9 +232,9 @@ class ChaosReader:
                 match message:
                     case Ring(announcement):
                         self._attach(announcement)
-                    case Lease(handle, lease):
+                    case Lease(handle, lease, stamp):
                         if self._attached and self._attached[0].receive(handle, lease):
-                            self.receive(self._attached[1], handle)
+                            self.receive(self._attached[1], handle, stamp)
                         else:
                             self.role.count(Count.FOREIGN)
                         self._flush()
@@ -264,14 +267,14 @@ class ChaosReader:
             held = self._held.pop()
             if held.release_at > before:
                 kept.append(held)
-            elif self._check(held.handle, held.words):
+            elif self._check(held.stamp, held.words):
                 self.role.count(Count.VERIFIED)
             del held  # with it the view, unless it is kept
         self._held = kept
         self._flush()
 
-    def _check(self, handle: Handle, words: npt.NDArray[np.uint64]) -> bool:
-        is_whole = bool((words == stamp_of(handle)).all())
+    def _check(self, stamp: int, words: npt.NDArray[np.uint64]) -> bool:
+        is_whole = bool((words == stamp).all())
         if not is_whole:
             self.role.count(Count.CORRUPT)
         return is_whole

@@ -1,15 +1,15 @@
 """Defines what the processes of a chaos run share: who they are, what they say, and what survives them.
 
     reader ── Who ──> writer        reader ── Hello(ring, reader, incarnation) ──> writer
-    reader <── Ring(announcement) ──              <── Lease(handle, lease) ── …  or Attached(incarnation), once
+    reader <── Ring(announcement) ──              <── Lease(handle, lease, stamp) ── …  or Attached(incarnation), once
 
 A writer that is killed takes its socket along; its successor binds the same path, and readers that hear nothing for a
 while ask who is there. What survives is a board, a file of words that is mapped by all, because a process that is
 killed has no last word:
 
-    row 0          the phase, written by the parent alone; the last stamp that was flushed, by the present writer
+    row 0          the phase, written by the parent alone; the last stamp that was flushed, by the writer
     row n          the counters of life n: one process, from its fork to its death, and nobody else writes there
-    ledger         by slot, the stamp of what the present writer has committed there and not evicted; 0 for nothing
+    ledger         by slot, the stamp of what the writer has committed there and not evicted; 0 for nothing
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Self
 import msgspec
 import zmq
 
-from mmcached.shm import Claim
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 
 MAX_LIVES = 1 << 16
 NUM_COUNTS = 32
+STAMP_BITS = 16
 LEDGER_WORDS = 256
 _BYTES = 8 * (NUM_COUNTS * MAX_LIVES + LEDGER_WORDS)
 
@@ -139,10 +139,11 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """One descriptor."""
+    """One descriptor, and the word that its payload consists of."""
 
     handle: Handle
     lease: LeaseId
+    stamp: int
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -173,9 +174,12 @@ class Role:
         return f"ipc://{self.run_dir}/ring"
 
 
-def stamp_of(chunk: Claim | Handle) -> int:
-    """Return the word that a chunk's payload consists of."""
-    return chunk.generation << 16 | chunk.slot
+def first_stamp(life: int) -> int:
+    """Return what is smaller than all stamps of a life, and larger than those of former lives.
+
+    A stamp is a number that no payload of a run has had; its lower `STAMP_BITS` bits are free.
+    """
+    return life << 48
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

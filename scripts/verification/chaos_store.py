@@ -32,6 +32,7 @@ from mmcached.wire.handle import Handle, RingAnnouncement
 from scripts.verification.chaos_players import HOLD_S, SILENCE_S, ChaosWriter
 from scripts.verification.chaos_roles import (
     LEDGER_WORDS,
+    STAMP_BITS,
     Attached,
     Count,
     Hello,
@@ -44,7 +45,6 @@ from scripts.verification.chaos_roles import (
 
 RING_BYTES = 1 << 20
 NUM_KEYS = 256
-KEY_BITS = 16
 MAX_WORDS = 2 << 10
 MAX_READERS = 8
 NUM_THREADS = 2
@@ -58,7 +58,6 @@ class StoreWriter(ChaosWriter):
     def __init__(self, role: Role, ring: RingWriter, records: RecordStore, socket: zmq.Socket[bytes]) -> None:
         super().__init__(role, ring, socket)
         self._records = records
-        self._last_stamp = role.life << 48
 
     def look_at_readers(self) -> None:
         self._records.poll_hits()
@@ -76,7 +75,7 @@ class StoreWriter(ChaosWriter):
             store = ObjectStoreReader(reader)
             for stamp in filter(None, self.role.board.ledger):
                 self.role.count(Count.KEPT)
-                handle = reader.look.find(key_digest(store_key(TENANT, KEYS[stamp % (1 << KEY_BITS)])))
+                handle = reader.look.find(key_digest(store_key(TENANT, KEYS[stamp % (1 << STAMP_BITS)])))
                 if handle is not None and (store.get(handle, tensors="numpy")["words"] == stamp).all():
                     self.role.count(Count.FOUND)
 
@@ -93,8 +92,8 @@ class StoreWriter(ChaosWriter):
             self._drop(number)
 
     def _put_record(self, number: int) -> None:
-        self._last_stamp += 1 << KEY_BITS
-        stamp = self._last_stamp | number
+        self.last_stamp += 1 << STAMP_BITS
+        stamp = self.last_stamp | number
         words = np.full(self.random.randint(1, MAX_WORDS), stamp, np.uint64)
         encoded = codec.encode({"words": words})
         if self._records.put(TENANT, KEYS[number], encoded, epoch=self._records.epoch) is None:
@@ -112,7 +111,7 @@ class StoreWriter(ChaosWriter):
         for slot in range(LEDGER_WORDS):
             self.role.board.ledger[slot] = 0
         self._records.begin_epoch()
-        self.role.board.flushed = self._last_stamp | (1 << KEY_BITS) - 1
+        self.role.board.flushed = self.last_stamp | (1 << STAMP_BITS) - 1
         self.role.count(Count.FLUSHES)
 
     def _place(self, number: int) -> Handle:
@@ -253,7 +252,7 @@ class Client:
     def _look_at(self, hit: Hit, number: int, flushed: int, rng: random.Random) -> Held:
         words = hit.record["words"]
         found = Held(int(words[0]), words, time.monotonic() + rng.choice((0, 0, 0, 1, 3)) * rng.random() * HOLD_S)
-        if not found.is_whole() or found.stamp % (1 << KEY_BITS) != number:
+        if not found.is_whole() or found.stamp % (1 << STAMP_BITS) != number:
             self._count(Count.CORRUPT)
         elif found.stamp <= flushed and found.stamp >> 48 == flushed >> 48:
             self._count(Count.STALE)
