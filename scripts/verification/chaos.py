@@ -5,10 +5,11 @@
     parent ── fork, reap ──> nursery ──> writer, readers           the parent alone kills, stops and continues them
        └──────── board: the phase, everybody's counters ────────┘  see `chaos_roles`
 
-Two casts play one after the other: in the first the writer grants leases by message, in the second readers find records
-and take leases by themselves. What must hold, whoever dies when: no payload under a lease changes; when all come to
-rest, all leases are back; nobody ends but by a kill; nothing is left in /dev/shm. A mutant is a cast without a rule of
-the ring, and the run has to find it.
+Two casts play one after the other: in the first the writer grants leases by message and each makes a new ring, in the
+second readers find records and take leases by themselves, and a writer adopts the ring of the one before. What must
+hold, whoever dies when: no payload under a lease changes; what was committed and not evicted is found after a restart,
+what was flushed is not; when all come to rest, all leases are back; nobody ends but by a kill; nothing is left in
+/dev/shm. A mutant is a cast without a rule of the ring, and the run has to find it.
 
 A writer is killed every 2 s, a reader every 0.15 s, some are stopped for up to a second; every 8-byte word of each
 payload is checked when it arrives and before it is let go.
@@ -54,6 +55,7 @@ class Report:
         totals: the counters of all lives together.
         leases_left, pinned_bytes_left: of the last ring, when all had come to rest.
         segments_left: of all rings of the run, after a sweep.
+        num_rings: of the run.
         other_violations: a line each.
     """
 
@@ -66,6 +68,7 @@ class Report:
     leases_left: int = 0
     pinned_bytes_left: int = 0
     segments_left: int = 0
+    num_rings: int = 0
     other_violations: list[str] = field(default_factory=list)
 
     @property
@@ -108,6 +111,7 @@ class Report:
             ("reads verified", f"{self.leases_verified}"),
             ("  of them copied", f"{totals[Count.COPIED]}"),
             ("misses", f"{totals[Count.MISSES]}"),
+            ("rings made", f"{self.num_rings}"),
             ("records kept, found again", f"{totals[Count.KEPT]}, {totals[Count.FOUND]}"),
             ("corrupt reads", f"{self.corrupt_reads}"),
             ("stale reads", f"{totals[Count.STALE]}"),
@@ -280,6 +284,7 @@ def run(seconds: float, *, seed: int, run_dir: Path, cast: str) -> Report:
     ring_ids = (run_dir / "rings").read_text().split()
     left = [name for name in segment.leftover_names(os.getuid()) if any(ring_id in name for ring_id in ring_ids)]
     report.segments_left = len(left)
+    report.num_rings = len(set(ring_ids))
     return report
 
 

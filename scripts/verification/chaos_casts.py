@@ -16,6 +16,7 @@ from unittest import mock
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
+from mmcached.shm.ring.reader_watch import ReaderWatch
 from mmcached.wire.handle import Handle
 from scripts.verification.chaos_players import ChaosReader, ChaosWriter, run_reader, run_writer
 from scripts.verification.chaos_roles import Role
@@ -107,6 +108,11 @@ def _get_and_give_back(
     return _get(store, handle, **options)
 
 
+def _adopt_nobody(watch: ReaderWatch, *, is_granting: bool) -> list[int]:
+    """Leave the readers of the life before as they are."""
+    return []
+
+
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
@@ -131,6 +137,9 @@ MUTANTS = {
         Mutant(
             "client-gives-back-early",
             Cast(run_store, run_client, _patched((ObjectStoreReader, "get", _get_and_give_back))),
+        ),
+        Mutant(
+            "successor-forgets-readers", Cast(run_store, run_client, _patched((ReaderWatch, "adopt", _adopt_nobody)))
         ),
     )
 }

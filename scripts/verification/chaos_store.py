@@ -2,7 +2,8 @@
 
 The frontend puts, drops and flushes records of few keys all the time, in a ring so small that each lives for a blink.
 Every 8-byte word of a record is its stamp: who has put it, when, and under which key. A client looks keys up in several
-threads, checks every word at the look and again before it lets go, and holds some for a while, as views or copies.
+threads, checks every word at the look and again before it lets go, and holds some for a while, as views or copies. When
+the frontend is killed, the next adopts its ring, and clients go on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ import zmq
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading
 from mmcached.client.store.session import StoreSession
+from mmcached.frontend.connections.rings import LateRing, RingPlan
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.shm import ObjectStoreReader, RingReader, RingWriter, sweep
-from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.key_index import index_words, key_digest
+from mmcached.shm.segment.layout import Layout
 from mmcached.shm.store import codec
 from mmcached.wire.errors import MmcachedError, RequestAborted
 from mmcached.wire.handle import Handle, RingAnnouncement
-from scripts.verification.chaos_players import HOLD_S, SILENCE_S, ChaosWriter
+from scripts.verification.chaos_players import SILENCE_S, ChaosWriter
 from scripts.verification.chaos_roles import (
     LEDGER_WORDS,
     STAMP_BITS,
@@ -46,8 +49,14 @@ from scripts.verification.chaos_roles import (
 RING_BYTES = 1 << 20
 NUM_KEYS = 256
 MAX_WORDS = 2 << 10
-MAX_READERS = 8
+PLAN = RingPlan(
+    layout=Layout(RING_BYTES, num_slots=LEDGER_WORDS, max_readers=8, index_words=index_words(LEDGER_WORDS)),
+    max_object_bytes=RING_BYTES,
+    shared_quota_bytes=RING_BYTES // 2,
+)
 NUM_THREADS = 2
+HOLDS_S = (0,) * 120 + (0.02,) * 40 + (0.06,) * 40 + (1,)
+"""What a record is held at most; the longest outlives a restart of the frontend."""
 TENANT = "chaos"
 KEYS = [f"key {number}" for number in range(NUM_KEYS)]
 
@@ -64,20 +73,21 @@ class StoreWriter(ChaosWriter):
         super().look_at_readers()
         self._records.check_integrity()
 
-    def rest(self) -> None:
-        if not self.role.board.get(self.role.life, Count.RESTS):
-            self.count_kept()
-        super().rest()
-
     def count_kept(self) -> None:
-        """Count what is committed and not evicted, by the ledger, and how much of it a client finds."""
+        """Count what the life before has committed and not evicted, and how much of it a client finds now."""
+        ledger = self.role.board.ledger
         with RingReader.open(self.ring.announcement) as reader:
             store = ObjectStoreReader(reader)
-            for stamp in filter(None, self.role.board.ledger):
-                self.role.count(Count.KEPT)
-                handle = reader.look.find(key_digest(store_key(TENANT, KEYS[stamp % (1 << STAMP_BITS)])))
-                if handle is not None and (store.get(handle, tensors="numpy")["words"] == stamp).all():
-                    self.role.count(Count.FOUND)
+            found = {}
+            for key in KEYS:
+                handle = reader.look.find(key_digest(store_key(TENANT, key)))
+                if handle is not None:
+                    found[handle.slot] = int(store.get(handle, tensors="numpy")["words"][-1])
+        kept = {slot: stamp for slot, stamp in enumerate(ledger) if stamp}
+        self.role.count(Count.KEPT, len(kept))
+        self.role.count(Count.FOUND, len(kept.items() & found.items()))
+        for slot in range(LEDGER_WORDS):
+            ledger[slot] = found.get(slot, 0)
 
     def attached(self, reader_id: int, incarnation: int) -> None:
         self.send(reader_id, Attached(incarnation))
@@ -121,34 +131,29 @@ class StoreWriter(ChaosWriter):
 
 
 def run_store(role: Role) -> None:
-    """Sweep, make a ring and keep records in it."""
-    sweep()
+    """Go on with the ring of the life before, or make the first, and keep records in it."""
+    sweep(role.run_dir)
     ledger = role.board.ledger
-    for slot in range(LEDGER_WORDS):
-        ledger[slot] = 0
 
     def forget(handle: Handle) -> None:
         ledger[handle.slot] = 0
 
-    ring = RingWriter.create(
-        data_bytes=RING_BYTES,
-        num_slots=LEDGER_WORDS,
-        max_readers=MAX_READERS,
-        max_object_bytes=RING_BYTES,
-        shared_quota_bytes=RING_BYTES // 2,
-        has_index=True,
-        on_evict=forget,
-    )
     with (
+        LateRing("store", PLAN, role.run_dir, outlives_service=False) as late_ring,
         RecordStore(first_epoch=time.time_ns()) as records,
         zmq.Context() as context,
         open_socket(context, zmq.ROUTER) as socket,
     ):
+        ring = late_ring.take(time.monotonic())
+        assert ring is not None
+        ring.on_evict = forget
         records.adopt(ring)
         role.log_ring(ring.announcement)
+        writer = StoreWriter(role, ring, records, socket)
+        writer.count_kept()
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.bind(role.address)
-        StoreWriter(role, ring, records, socket).run()
+        writer.run()
 
 
 @dataclass(slots=True)
@@ -251,10 +256,11 @@ class Client:
 
     def _look_at(self, hit: Hit, number: int, flushed: int, rng: random.Random) -> Held:
         words = hit.record["words"]
-        found = Held(int(words[0]), words, time.monotonic() + rng.choice((0, 0, 0, 1, 3)) * rng.random() * HOLD_S)
+        hold_s = rng.choice(HOLDS_S) * rng.random()
+        found = Held(int(words[0]), words, time.monotonic() + hold_s)
         if not found.is_whole() or found.stamp % (1 << STAMP_BITS) != number:
             self._count(Count.CORRUPT)
-        elif found.stamp <= flushed and found.stamp >> 48 == flushed >> 48:
+        elif found.stamp <= flushed:
             self._count(Count.STALE)
         return found
 
