@@ -8,6 +8,7 @@ import json
 import random
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -175,6 +176,26 @@ def test_kill_of_p0_in_the_middle_of_everything(frontend: LoneFrontend, run_dir:
         for thread in threads:
             thread.join(DEADLINE_S)
     assert problems == []
+    frontend.at_rest()
+
+
+def test_hits_need_no_p0_that_runs(frontend: LoneFrontend, run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False) as client:
+        client.put("k", {"x": np.arange(100_000)})
+        assert client.get("k") is not None
+        frontend.process.send_signal(signal.SIGSTOP)
+        try:
+            for view in (False, True):
+                hits = client.get_many(["k", "missing"], view=view, tensors="numpy")
+                assert [hit is not None for hit in hits] == [True, False]
+                assert hits[0] is not None
+                assert hits[0].record["x"][-1] == 99_999
+            assert client.contains_many(["k", "missing"]) == [True, False]
+            assert client.get_or_compute("k", dict, tensors="numpy")["x"][-1] == 99_999
+            del hits
+        finally:
+            frontend.process.send_signal(signal.SIGCONT)
+        assert eventually(frontend.stats, lambda now: now.store.hits == 4, "hits are counted").store.queries == 6
     frontend.at_rest()
 
 
