@@ -3,5 +3,6 @@
 run        starts both services and drives them
 workload   who asks what, and when
 photos     the photographs
+killing    a frontend that dies in the middle
 report     the tables
 """

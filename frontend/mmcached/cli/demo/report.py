@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from rich.table import Table
 
+from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
 from mmcached.cli.watch.status_table import queries_and_hits
 from mmcached.wire.stats import ServiceStats
@@ -99,4 +100,13 @@ def proof_line(on: Outcome, different: list[str]) -> str:
     return (
         f"proof: {tokens} tokens of {len(on.generations)} answers, {len(on.embeddings)} embeddings and {rows:,} rows "
         "of hidden states are bit-identical with all four caches off"
+    )
+
+
+def survival_line(survival: Survival) -> str:
+    """Return the sentence that says what the death of the frontend has cost."""
+    num = survival.num_records
+    return (
+        f"frontend killed: {survival.while_dead} of {num} stored records found while it was dead, "
+        f"{survival.afterwards} of {num} by its successor, {survival.seconds:.1f} s later"
     )

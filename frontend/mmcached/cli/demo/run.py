@@ -12,8 +12,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mmcached.cli.demo.killing import Survival, kill_frontend
 from mmcached.cli.demo.photos import load_photos
-from mmcached.cli.demo.report import Measured, differences, make_table, proof_line
+from mmcached.cli.demo.report import Measured, differences, make_table, proof_line, survival_line
 from mmcached.cli.demo.workload import Turn, conversations, num_requests, play
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
@@ -36,7 +37,7 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     """Run the demo on the terminal.
 
     Returns:
-        the exit status: 0 if both plays are bit-identical, else 1.
+        the exit status: 0 if both plays are bit-identical and no record was lost with the frontend, else 1.
     Raises:
         ConfigError: there are no workers to play with.
     """
@@ -51,15 +52,19 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     )
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        on = _measure(config, users, progress, "all caches on")
-        off = _measure(all_caches_off(config), users, progress, "all caches off")
+        on, survival = _measure(config, users, progress, "all caches on")
+        off, _ = _measure(all_caches_off(config), users, progress, "all caches off")
     console.print(make_table(on, off))
     different = differences(on.outcome, off.outcome)
     console.print(proof_line(on.outcome, different), style="bold red" if different else "bold green", highlight=False)
-    return 1 if different else 0
+    console.print(survival_line(survival), style="bold green" if survival.is_whole else "bold red", highlight=False)
+    return 1 if different or not survival.is_whole else 0
 
 
-def _measure(config: ServiceConfig, users: Sequence[Sequence[Turn]], progress: Progress, title: str) -> Measured:
+def _measure(
+    config: ServiceConfig, users: Sequence[Sequence[Turn]], progress: Progress, title: str
+) -> tuple[Measured, Survival]:
+    """Play once, then kill the frontend."""
     task = progress.add_task(f"{title}: start", total=num_requests(users))
     with tempfile.TemporaryDirectory(prefix="mmc-demo-") as scratch:
         run_dir = Path(scratch) / "run"
@@ -70,4 +75,5 @@ def _measure(config: ServiceConfig, users: Sequence[Sequence[Turn]], progress: P
             outcome = asyncio.run(play(run_dir, users, lambda: progress.advance(task)))
             seconds = time.perf_counter() - started
             after = client.stats()
-    return Measured(outcome, before, after, seconds)
+            survival = kill_frontend(run_dir, outcome.embeddings)
+    return Measured(outcome, before, after, seconds), survival
