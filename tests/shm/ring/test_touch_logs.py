@@ -51,6 +51,18 @@ def test_figures_are_counted_once_and_survive_their_reader() -> None:
             assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (3 * life, 2 * life)
 
 
+def test_what_a_reader_has_counted_last_is_counted_although_its_successor_was_attached_before_the_look() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        for _ in range(2):
+            with attached(ring) as entry:
+                assert entry.reader_id == 0
+                entry.count([handle], 1)
+                assert ring.attach(0, entry.incarnation)  # its Hello, repeated
+        ring.poll_hits()
+        assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (2, 2)
+
+
 def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:
     with make_ring(num_slots=TOUCH_LOG_WORDS + 3) as ring, attached(ring) as entry:
         heard: list[Handle] = []

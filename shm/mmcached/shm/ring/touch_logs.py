@@ -41,8 +41,8 @@ class TouchLogs:
         self.num_hits = self.num_misses = 0
 
     def begin(self, reader_id: int) -> None:
-        """Count from here on what a reader counts that is attached now."""
-        self._last[reader_id] = self._read(reader_id)
+        """Count from here on what the readers of an entry count. A second call changes nothing."""
+        self._last.setdefault(reader_id, self._read(reader_id))
 
     def take_in(self, reader_ids: Iterable[int]) -> int:
         """Take in what is new in the entries of these readers; return the bytes that they hold under lease."""
