@@ -239,7 +239,7 @@ class Ring:
 
     def discard(self, world: World, handle: Handle) -> None:
         world.spend("discards")
-        self.chunks.forget(handle)
+        self.chunks.forget(handle, is_leased=self.leases.is_pinned(handle.slot))
 
     def open_barrier(self, world: World, reader_id: int) -> None:
         barrier = self.leases.open_barrier(reader_id)

@@ -6,7 +6,7 @@ Small scenarios are part of the suite, the large ones of the soak; none is cut o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,10 +31,21 @@ from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS
 from mmcached.wire.errors import CacheFull
 from mmcached.wire.handle import Handle
 from scripts.verification import self_lease_words, self_lease_world
+from scripts.verification.explorer import Violation
 from scripts.verification.mutants import Mutant
 from scripts.verification.replay import Machine
-from scripts.verification.self_lease_words import KEYS, ByteLocks, Map, ModelStore
-from scripts.verification.self_lease_world import Attach, Discard, Poll, Put, Reader, Scenario, Setting, Writer
+from scripts.verification.self_lease_words import KEYS, RUNNING, ByteLocks, Map, ModelStore
+from scripts.verification.self_lease_world import (
+    Attach,
+    Discard,
+    Poll,
+    Put,
+    Reader,
+    Scenario,
+    Setting,
+    Writer,
+    incarnation_of,
+)
 from scripts.verification.weak_memory import Order
 
 
@@ -47,7 +58,56 @@ class FencedReader(Reader):
         super().look_once(machine, incarnation)
 
 
+@dataclass(frozen=True, eq=False)
+class HandedOn(Reader):
+    """Hands a lease on: while the first reader holds one, the other takes it by its slot and generation."""
+
+    def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:
+        if key is not None:
+            machine.store_release(self.setting.the_map.hello(0), handle.generation)
+            self.read(machine, handle, key)
+            machine.store_release(self.setting.the_map.hello(0), 0)
+        self.give_back(machine, entry, handle)
+
+    def look_once(self, machine: Machine, incarnation: int) -> None:
+        if self.reader_id == 0:
+            super().look_once(machine, incarnation)
+            return
+        the_map = self.setting.the_map
+        entry, look = the_map.reader_entry(self.reader_id, incarnation), the_map.lookup()
+        if not (generation := machine.load(the_map.hello(0))):
+            return
+        handle = look.find_generation(0, generation)
+        is_taken = handle is not None and entry.take_beside(handle, look)
+        if not is_taken and machine.load(the_map.hello(0)):
+            raise Violation(f"I8: generation {generation} is under lease, and was not to be had")
+        if handle is not None:
+            super().use(machine, entry, handle, 0 if is_taken else None)
+
+
+@dataclass(frozen=True, eq=False)
+class ByToken(Reader):
+    """Takes a lease of the first record as if it had been handed on; if that fails, once more."""
+
+    def __call__(self, machine: Machine, carry: tuple[int, int, bool]) -> Hashable:
+        RUNNING.machine = machine
+        life, rounds, has_entry = carry
+        is_taken = self.take_once(machine, incarnation_of(self.reader_id, life))
+        return (life, rounds - 1, has_entry) if rounds > 1 and not is_taken else None
+
+    def take_once(self, machine: Machine, incarnation: int) -> bool:
+        entry, look = self.setting.the_map.reader_entry(self.reader_id, incarnation), self.setting.the_map.lookup()
+        if (handle := look.find_generation(0, 1)) is None:
+            return False
+        with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
+            is_taken = entry.take_beside(handle, look)
+        self.use(machine, entry, handle, 0 if is_taken else None)
+        return is_taken
+
+
 _ONE = Setting()
+_BY_TOKEN = Setting(script=(Put(1),), rounds=2, num_threads=2, reader=ByToken)
+_HANDED_ON = Setting(Map(2, 1), script=(Discard(), Put(1)), reader=HandedOn)
 _THREADS = Setting(script=(Put(1),), num_threads=2)
 _KILLED_WRITER = replace(_ONE, num_kills=1, mortal=(0,))
 _KILLED_READER = Setting(script=(Poll(), Attach(), Put(1)), num_lives=2, num_kills=1, mortal=(1,))
@@ -66,6 +126,7 @@ SMALL = (
     *_both("a record is discarded while a reader looks", replace(_ONE, script=(Discard(), Put(1)))),
     *_both("a reader attaches while a slot is reused", _HELLO),
     *_both("a fenced reader goes on", _FENCED),
+    Scenario("a lease is handed on while its record is discarded, x86-TSO", _HANDED_ON, Order.TSO),
     Scenario("the writer is killed at any step, x86-TSO", _KILLED_WRITER, Order.TSO),
     Scenario("a reader is killed at any step, and its successor reads, x86-TSO", _KILLED_READER, Order.TSO),
     Scenario("two threads of a reader, x86-TSO", _THREADS, Order.TSO),
@@ -81,6 +142,13 @@ LARGE = (
     ),
     Scenario("two threads of a reader, weak", _THREADS, Order.WEAK),
     Scenario("records of two sizes and keys, weak", _SIZES, Order.WEAK),
+    Scenario("a lease is handed on while its record is discarded, weak", _HANDED_ON, Order.WEAK),
+    Scenario(
+        "a lease is handed on while its slot is to be reused, x86-TSO",
+        replace(_HANDED_ON, script=(Put(1), Put(0))),
+        Order.TSO,
+    ),
+    Scenario("two threads of a reader to which a lease was handed on, x86-TSO", _BY_TOKEN, Order.TSO),
     *_both("two readers look while a slot is reused twice", Setting(Map(2, 1))),
     *_both("a reader looks three times", replace(_ONE, rounds=3)),
     *_both(
@@ -137,6 +205,17 @@ class TableThatKeepsGrants(LeaseTable):
 class SlotsThatStayRetired(SlotTable):
     def restore(self, slot: int) -> None:
         pass
+
+
+class SlotsThatAreNotSealed(SlotTable):
+    def seal(self, slot: int) -> None:
+        pass
+
+
+class SlotsThatAreSealedAtOnce(SlotTable):
+    def retire(self, slot: int) -> None:
+        super().retire(slot)
+        super().seal(slot)
 
 
 class SlotsThatAreNotErased(SlotTable):
@@ -254,9 +333,11 @@ MUTANTS = (
         (reader_entry, "require_word_store", StoreWithoutRelease),
         order=Order.WEAK,
     ),
-    _mutant("taken is counted before returned", "I1", _THREADS, (ring, "LeaseTable", TableThatLooksAtTakenFirst)),
-    _mutant("threads of a reader count side by side", "I1", _THREADS, (self_lease_world, "Reader", ReaderWithoutLock)),
+    _mutant("taken is counted before returned", "I1", _BY_TOKEN, (ring, "LeaseTable", TableThatLooksAtTakenFirst)),
+    _mutant("threads of a reader count side by side", "I3", _THREADS, (self_lease_world, "Reader", ReaderWithoutLock)),
     _mutant("what was retired in vain is not restored", "I7", _ONE, (ring, "SlotTable", SlotsThatStayRetired)),
+    _mutant("what is overwritten is not sealed", "I1", _HANDED_ON, (ring, "SlotTable", SlotsThatAreNotSealed)),
+    _mutant("a slot is sealed at once", "I8", _HANDED_ON, (ring, "SlotTable", SlotsThatAreSealedAtOnce)),
     _mutant(
         *("what was retired in vain is restored after the next record", "I7"),
         replace(_SIZES, the_map=Map(1, 3, has_sizes=True), script=(Put(1, 2), Put(1))),

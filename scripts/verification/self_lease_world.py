@@ -7,6 +7,7 @@ What must hold:
 
     I1  a reader under a lease reads the payload of the record that it has found, whole
     I3  at rest all has come back that an attached reader has taken
+    I8  what a reader has under lease, another can take too
     I7  at rest a valid slot's payload is whole, and a living writer has left none retired
 """
 

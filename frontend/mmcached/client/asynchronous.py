@@ -71,6 +71,7 @@ class AsyncClient(BaseClient):
 
     get = _awaitable(Calls.get)
     get_many = _awaitable(Calls.get_many)
+    open = _awaitable(Calls.open)
     contains_many = _awaitable(Calls.contains_many)
     put = _awaitable(Calls.put)
     get_or_compute = _awaitable(Calls.get_or_compute)

@@ -24,6 +24,7 @@ from mmcached.client.results import Generation, embeddings_from, expect, generat
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, reading_of
 from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.store.tokens import checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import Library, Record
@@ -165,6 +166,23 @@ class Calls:
     ) -> Verb[list[Hit | None]]:
         """As `get` for up to 4096 keys in one round trip; in their order."""
         return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
+
+    def open(
+        self, token: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> Verb[Hit | None]:
+        """Return the record that another process of this host has found with `view=True`, under a lease of one's own.
+
+        While that hit, or a tensor of it, lives, this succeeds, also if the record has been dropped or flushed
+        meanwhile. After that it is None, or still the same record.
+
+        Args:
+            token: `token` of that hit.
+            view, tensors, timeout_s: as for `get`.
+        Raises:
+            InvalidRequest: that is no token.
+            MmcachedError: with `fail_open=False`: why the service did not answer a client that it does not know yet.
+        """
+        return self._store.open(checked_token(token), reading_of(tensors, view), timeout_s)
 
     def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> Verb[list[bool]]:
         """Return which keys have a record, without a round trip if the store's memory can be seen from here.

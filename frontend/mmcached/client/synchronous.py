@@ -86,6 +86,7 @@ class Client(BaseClient, Closeable):
 
     get = _blocking(Calls.get)
     get_many = _blocking(Calls.get_many)
+    open = _blocking(Calls.open)
     contains_many = _blocking(Calls.contains_many)
     put = _blocking(Calls.put)
     get_or_compute = _blocking(Calls.get_or_compute)

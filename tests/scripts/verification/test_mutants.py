@@ -26,7 +26,7 @@ def test_with_the_rule_nothing_is_wrong_there(mutant: Mutant[lease_scenarios.Sce
     assert_nothing_is_wrong(replace(scenario, setting=replace(scenario.setting, actors=Actors())))
 
 
-KNOWN = {(scenario.setting, scenario.order) for scenario in self_lease_scenarios.SMALL}
+KNOWN = {(scenario.setting, scenario.order) for scenario in (*self_lease_scenarios.SMALL, *self_lease_scenarios.LARGE)}
 OTHERS = {
     (replace(mutant.subject.setting, patches=()), mutant.subject.order) for mutant in self_lease_scenarios.MUTANTS
 } - KNOWN

@@ -83,6 +83,13 @@ def test_a_handle_holds_while_its_slot_is_valid_and_is_checked_while_it_is_not_e
         ring.discard(handle)
         assert not look.holds(handle)
         assert look.check_of(handle) == check  # whoever has a lease reads on
+        assert look.keeps(handle)
+        assert look.find_generation(handle.slot, handle.generation) == handle
+        entry.give_back(handle)
+        while look.find_generation(handle.slot, handle.generation) is not None:  # until its bytes are used again
+            ring.commit(ring.claim(100))
+        assert not look.keeps(handle)
+        assert look.find_generation(ring.announcement.num_slots, 1) is None
 
 
 def test_the_board_says_who_may_take_leases_and_how_much() -> None:

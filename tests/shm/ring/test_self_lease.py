@@ -89,6 +89,24 @@ def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
         ring.check_integrity()
 
 
+def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it() -> None:
+    with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
+        handle = put(ring, 100, value=3)
+        assert first.take(handle, reader.look)
+        ring.discard(handle)
+        assert not second.take(handle, reader.look)
+        second.give_back(handle)
+        assert second.take_beside(handle, reader.look)
+        first.give_back(handle)
+        view = reader.view(handle)
+        while (other := put(ring, 100, value=4)).slot != handle.slot:
+            assert (view == 3).all()
+            if ring.stats().evictions > 2 * ring.announcement.num_slots:
+                second.give_back(handle)
+        assert not second.take_beside(handle, reader.look)
+        assert other.generation > handle.generation
+
+
 def test_nobody_takes_a_lease_who_is_not_attached() -> None:
     with make_ring(has_index=True) as ring, reading(ring) as reader:
         handle = put(ring, 100)

@@ -19,6 +19,12 @@ def test_a_slot_shows_what_was_filled_valid_only_between_publish_and_retire() ->
     slots.restore(SLOT)
     assert read_slot(words, SLOT) == (RECORD, True)
     slots.retire(SLOT)
+    slots.seal(SLOT)
+    assert read_slot(words, SLOT) == (RECORD, False)
+    slots.restore(SLOT)
+    assert read_slot(words, SLOT) == (RECORD, True)
+    slots.retire(SLOT)
+    slots.seal(SLOT)
     slots.erase(SLOT)
     assert words[SLOT_WORDS * SLOT] == 0
     assert [read_slot(words, other) for other in (0, 2)] == [(SlotRecord(0, 0, 0), False)] * 2

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmcached.client.arguments import check_bool
+from mmcached.client.store.tokens import token_of
 from mmcached.shm.store.codec import Library, Record, decode_record_frames
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 
@@ -53,10 +55,11 @@ class Hit(Closeable):
     [1, 2]
     """
 
-    __slots__ = ("__weakref__", "_record")
+    __slots__ = ("__weakref__", "_place", "_record")
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, place: Handle | None = None) -> None:
         self._record: Record | None = record
+        self._place = place
 
     @property
     def record(self) -> Record:
@@ -68,6 +71,16 @@ class Hit(Closeable):
         if self._record is None:
             raise LocalProtocolError("this hit is closed; take the record out before the end of `with`")
         return self._record
+
+    @property
+    def token(self) -> str | None:
+        """The name of this hit's lease, for `open` in another process; None if it has none, because it is a copy.
+
+        Raises:
+            LocalProtocolError: the hit was closed.
+        """
+        _ = self.record
+        return None if self._place is None else token_of(self._place)
 
     def close(self) -> None:
         """Let go of the record; what was taken out of it stays valid. A second call does nothing."""

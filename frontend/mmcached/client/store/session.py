@@ -3,6 +3,7 @@
     StoreSession(ring)          takes an entry of the ring and maps it; cannot? then records come inline
         find(keys)              hits out of shared memory, once the service has attached the entry
         open(records)           hits out of an answer
+        open_token(token)       what another process has found
         contains(keys)          a look into the ring's index
         close()                 no more hits; entry and mapping go when the last view has died
 
@@ -22,6 +23,7 @@ from functools import lru_cache, partial
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading, inline_record
 from mmcached.client.store.lease_returns import LeaseReturns
+from mmcached.client.store.tokens import LeaseToken
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.slot_table import KeyDigest
@@ -114,6 +116,27 @@ class StoreSession:
             places = [self._usable(place, reader) for place in answer.records]
         return self._hits(places, payload, reading)
 
+    def open_token(self, token: LeaseToken, reading: Reading) -> list[Hit | None] | None:
+        """Return the one record that somebody else has under lease; None if it cannot be seen from here.
+
+        Raises:
+            InvalidRequest: the ring has no such slot, or a dtype that the wanted library does not have.
+            RemoteProtocolError, ChecksumMismatch: the record is not what it should be.
+        """
+        with self._turn as reader:
+            if reader is None or not self._may_take(reader):
+                return None
+            place = None
+            if token.is_of(self.ring):
+                token.check_slot(reader.announcement.num_slots)
+                look = self._store.reader.look
+                place = look.find_generation(token.slot, token.generation)
+                if place is not None and not reader.take_beside(place, look):
+                    self._returns.give_back(place)
+                    place = None
+            reader.count([] if place is None else [place], int(place is None))
+        return self._hits([place], (), reading)
+
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if that cannot be seen from here."""
         digests = [_digest_of(tenant, key) for key in keys]
@@ -196,7 +219,8 @@ class StoreSession:
         match place:
             case Handle():
                 done = partial(self._returns.give_back, place)
-                return Hit(self._store.get(place, tensors=reading.tensors, copy=not reading.view, on_release=done))
+                record = self._store.get(place, tensors=reading.tensors, copy=not reading.view, on_release=done)
+                return Hit(record, place if reading.view else None)
             case Inline():
                 return Hit(inline_record(place, payload, reading))
             case None:

@@ -25,6 +25,7 @@ from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, Reading
 from mmcached.client.store.session import StoreSession
 from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.store.tokens import LeaseToken
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
 from mmcached.wire.errors import (
@@ -100,6 +101,12 @@ class StoreVerbs:
         self._guard.count_queries(len(keys), len(keys) - hits.count(None))
         return hits
 
+    def open(self, token: LeaseToken, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
+        verb = self._open_token(token, reading, self._contact.deadline(timeout_s))
+        hit = yield from self._guarded("open", verb, None)
+        self._guard.count_queries(1, int(hit is not None))
+        return hit
+
     def contains_many(self, keys: list[str], timeout_s: float | None) -> Verb[list[bool]]:
         verb = self._contains(keys, self._contact.deadline(timeout_s))
         return (yield from self._guarded("contains_many", verb, [False] * len(keys)))
@@ -148,6 +155,14 @@ class StoreVerbs:
             message, payload = yield from self._contact.exchange(ask, deadline)
             hits += self._open(session, expect(message, Records), payload, reading, len(batch))
         return hits
+
+    def _open_token(self, token: LeaseToken, reading: Reading, deadline: Deadline) -> Verb[Hit | None]:
+        session = self._sessions.present
+        found = session.open_token(token, reading) if session is not None and token.is_of(session.ring) else None
+        if found is None:  # not attached yet, or to the ring of a former frontend
+            session = yield from self._in_contact(deadline)
+            found = session.open_token(token, reading)
+        return None if found is None else found[0]
 
     def _contains(self, keys: list[str], deadline: Deadline) -> Verb[list[bool]]:
         tenant = self._contact.options.tenant

@@ -20,6 +20,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter
+from mmcached.shm.ring.self_lease import seal
 from mmcached.shm.ring.slot_table import NO_KEY, SlotRecord, SlotTable, read_slot
 from mmcached.shm.segment.board import Board
 from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS, chunk_bytes
@@ -54,13 +55,12 @@ def adopt_chunks(
         (current if is_valid and record.generation > board.floor() else gone).append((slot, record))
     for slot, _ in gone:
         slots.retire(slot)
-    require_word_store().full_fence()  # as before any chunk is used again: see `self_lease`
     islands = []
     for slot, record in gone:
-        if is_leased(slot):
-            islands.append(_extent(slot, record))
-        else:
+        if seal(require_word_store(), slots, [slot], is_leased):
             slots.erase(slot)
+        else:
+            islands.append(_extent(slot, record))
     crash_point("adopt.after_erase")
     current.sort(key=lambda each: each[1].generation)
     placed = [(handle_of(slot, record), _extent(slot, record)) for slot, record in current]

@@ -142,14 +142,12 @@ class ChunkTable:
             raise LocalProtocolError(f"slot {handle.slot} is not pinned")
         self._pins[handle.slot] -= 1
 
-    def forget(self, handle: Handle) -> bool:
-        """Make a current chunk an island, or free it if nobody has a lease; return whether it is free now."""
+    def forget(self, handle: Handle, *, is_leased: bool) -> None:
+        """Make a current chunk an island if somebody has a lease, else free it."""
         del self._slot_to_handle[handle.slot]
         self._pins.pop(handle.slot, None)
-        if self._is_leased(handle.slot):
-            return False
-        self._allocator.free(handle.slot)
-        return True
+        if not is_leased:
+            self._allocator.free(handle.slot)
 
     # ---- looking
 

@@ -9,7 +9,7 @@ lease must follow.
 from __future__ import annotations
 
 from mmcached.shm.ring.key_index import slots_of
-from mmcached.shm.ring.slot_table import CHECK, NBYTES, OFFSET, SECOND_KEY, KeyDigest
+from mmcached.shm.ring.slot_table import CHECK, IS_SEALED, NBYTES, OFFSET, SECOND_KEY, KeyDigest, read_slot
 from mmcached.shm.segment.board import FREE_BYTES, READER_LIMIT, STORE_EPOCH
 from mmcached.shm.segment.layout import ALIGNMENT, ATTACHED_WORD, SLOT_WORDS
 from mmcached.shm.segment.mapped import Tables
@@ -43,14 +43,29 @@ class Lookup:
                 return Handle(names.ring_id, names.epoch, slot, mark >> 1, offset, nbytes)
         return None
 
+    def find_generation(self, slot: int, generation: int) -> Handle | None:
+        """Return where a record lies of which somebody else has said the slot and generation; also a retired one."""
+        names = self._names
+        if slot >= names.num_slots:
+            return None
+        record, _ = read_slot(self._slots, slot)
+        is_inside = record.offset % ALIGNMENT == 0 and 1 <= record.nbytes <= names.data_bytes - record.offset
+        if record.generation != generation or not is_inside:
+            return None
+        return Handle(names.ring_id, names.epoch, slot, generation, record.offset, record.nbytes)
+
     def holds(self, handle: Handle) -> bool:
         """Return whether the slot of a handle is valid and of its generation."""
         return self._slots[SLOT_WORDS * handle.slot] == handle.generation << 1 | 1
 
+    def keeps(self, handle: Handle) -> bool:
+        """Return whether the slot of a handle is of its generation, and valid or retired."""
+        return self._slots[SLOT_WORDS * handle.slot] | 1 == handle.generation << 1 | 1
+
     def check_of(self, handle: Handle) -> int | None:
         """Return the checksum word of what a handle names, valid or retired; None if its slot holds something else."""
         slots, first = self._slots, SLOT_WORDS * handle.slot
-        if slots[first] >> 1 != handle.generation:
+        if (slots[first] & ~IS_SEALED) >> 1 != handle.generation:
             return None
         is_same = slots[first + OFFSET] == handle.offset and slots[first + NBYTES] == handle.nbytes
         return slots[first + CHECK] if is_same else None

@@ -28,7 +28,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.files import locks
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.received import ReceivedLeases
-from mmcached.shm.ring.self_lease import give_back, take
+from mmcached.shm.ring.self_lease import give_back, take, take_beside
 from mmcached.shm.segment.layout import (
     HITS_WORD,
     INCARNATION_WORD,
@@ -157,6 +157,12 @@ class ReaderEntry(Closeable):
         is_taken = take(self._words, control.words, look, (self.reader_id, self.incarnation), handle)
         crash_point("take.after")
         return is_taken
+
+    def take_beside(self, handle: Handle, look: Lookup) -> bool:
+        """As `take`, of what another reader has under lease; that succeeds until it gives its own back."""
+        control = self._open_control()
+        control.words[TAKEN_BYTES_WORD] += handle.nbytes
+        return take_beside(self._words, control.words, look, (self.reader_id, self.incarnation), handle)
 
     @property
     def taken_bytes(self) -> int:

@@ -29,6 +29,7 @@ from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
+from mmcached.shm.ring.self_lease import seal
 from mmcached.shm.ring.slot_table import HAS_CRC32, NO_KEY, KeyDigest, SlotRecord, SlotTable, read_slot
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
@@ -279,8 +280,9 @@ class RingWriter(Closeable):
             return
         self._slots.retire(handle.slot)
         crash_point("discard.after_retire")
-        require_word_store().full_fence()  # against readers that take a lease at this moment, as in `_plan`
-        if self._chunks.forget(handle):
+        is_sealed = seal(require_word_store(), self._slots, [handle.slot], self._leases.is_pinned)
+        self._chunks.forget(handle, is_leased=not is_sealed)
+        if is_sealed:
             self._slots.erase(handle.slot)
 
     def clear(self) -> None:
@@ -428,7 +430,6 @@ class RingWriter(Closeable):
 
     def _plan(self, nbytes: int) -> Plan | None:
         """Find room; from then on nobody takes a lease on what lies there."""
-        fence = require_word_store().full_fence
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
             if plan is None or not plan.evicted or not self.has_lookups:
@@ -436,10 +437,8 @@ class RingWriter(Closeable):
             for victim in plan.evicted:
                 self._slots.retire(victim.slot)
             crash_point("evict.after_retire")
-            fence()  # against readers: one that has not seen its chunk retired has counted its lease before
-            is_leased = any(self._leases.is_pinned(victim.slot) for victim in plan.evicted)
-            fence()  # no write may start before these counts were read
-            if not is_leased:
+            victims = [victim.slot for victim in plan.evicted]
+            if seal(require_word_store(), self._slots, victims, self._leases.is_pinned):
                 return plan
             for victim in plan.evicted:  # somebody has just begun to read: what stays is found again
                 if self._chunks.current(victim.slot) is not None:

@@ -1,15 +1,23 @@
 """Takes leases without asking: the reader's half of the protocol, on the words of its own entry.
 
     take        taken += 1  ── full fence ──  is it attached, and does the slot still hold what was found?
+    take_beside the same, of what another reader holds: it hands its lease on
     give_back   returned += 1, a release store, after the last read
 
-The writer's half: it retires a slot, fences, and asks `LeaseTable.is_pinned`. Each side stores before it looks; so at
-least one sees the other, and what is read is never overwritten. Sans I/O: the words are passed in.
+    seal        the writer's half: retired ── fence ── does anybody hold it? ── sealed ── fence ── does anybody?
+
+Each side stores before it looks; so at least one sees the other, and what is read is never overwritten. What somebody
+holds the writer does not even seal. So a reader whose lease holds may have others take one too, at any time.
+
+Sans I/O: the words are passed in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mmcached.shm.ring.lookup import Lookup
+from mmcached.shm.ring.slot_table import SlotTable
 from mmcached.shm.segment.layout import FIRST_COUNT_WORD
 from mmcached.shm.segment.words import WordStore
 from mmcached.wire.handle import Handle
@@ -22,9 +30,14 @@ def take(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, i
         entry: the words of the reader's entry.
         reader: its entry's number, and its incarnation.
     """
-    entry[FIRST_COUNT_WORD + 2 * handle.slot + 1] += 1
-    store.full_fence()
+    _count(store, entry, handle.slot)
     return look.holds(handle) and look.is_attached(*reader)
+
+
+def take_beside(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], handle: Handle) -> bool:
+    """As `take`, of what somebody else has under lease; nobody need be able to find it any more."""
+    _count(store, entry, handle.slot)
+    return look.keeps(handle) and look.is_attached(*reader)
 
 
 def give_back(store: WordStore, entry: memoryview, slot: int) -> None:
@@ -33,3 +46,24 @@ def give_back(store: WordStore, entry: memoryview, slot: int) -> None:
     # of the bytes are done. Load and store need not be one step: no other process writes this word.
     word = FIRST_COUNT_WORD + 2 * slot
     store.store_release(entry, word, entry[word] + 1)
+
+
+def _count(store: WordStore, entry: memoryview, slot: int) -> None:
+    entry[FIRST_COUNT_WORD + 2 * slot + 1] += 1
+    store.full_fence()
+
+
+def seal(store: WordStore, slots: SlotTable, retired: list[int], is_leased: Callable[[int], bool]) -> bool:
+    """Let nobody begin to read what lies in retired slots; return False, and change nothing, if somebody reads it."""
+    store.full_fence()  # against readers: one that has found what is retired by now has counted its lease before
+    if any(map(is_leased, retired)):
+        return False
+    for slot in retired:
+        slots.seal(slot)
+    store.full_fence()  # against those that do not have to find it
+    is_read = any(map(is_leased, retired))
+    store.full_fence()  # no write may start before these counts were read
+    if is_read:
+        for slot in retired:
+            slots.retire(slot)
+    return not is_read

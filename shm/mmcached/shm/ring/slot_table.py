@@ -1,15 +1,21 @@
 """Says what lies in each slot of a ring, in words that its readers look into without asking.
 
-    word 0  generation × 2 + 1 if it is valid     word 3  bytes of the note behind the payload
-    word 1  offset of the payload                 word 4, 5  digest of the key; 0, 0 if it has none
-    word 2  its bytes                             word 6  2^32 + crc32 of the payload, or 0
+    word 0  generation × 2                        word 3  bytes of the note behind the payload
+            + 1 if it is valid                    word 4, 5  digest of the key; 0, 0 if it has none
+            + 2^63 if it is sealed                word 6  2^32 + crc32 of the payload, or 0
+    word 1  offset of the payload
+    word 2  its bytes
 
-    0 ──fill──> 0 ──publish──> valid ──retire──> retired ──erase──> 0           readers take only what is valid
-                                 └──<──restore──────┘
+    0 ──fill──> 0 ──publish──> valid ──retire──> retired ──seal──> sealed ──erase──> 0
+                                 └──<──restore──────┴───<──retire─────┘
+
+    valid      whoever finds it takes a lease
+    retired    nobody finds it any more; who knows its generation takes a lease, so a lease can be handed on
+    sealed     nobody takes a lease
 
 A generation is never used twice, so whoever has seen the same valid word 0 twice knows that nothing has changed in
-between. What is retired keeps its bytes until it is erased: those who hold a lease may still read. So what a dead
-writer has left is whole, or 0.
+between. Bytes stay until the slot is erased: those who hold a lease may still read. So what a dead writer has left is
+whole, or 0.
 
 Sans I/O: the words are passed in. Invariant: words 1 to 6 change only while word 0 is 0.
 """
@@ -23,6 +29,7 @@ from mmcached.shm.segment.words import require_word_store
 
 GENERATION, OFFSET, NBYTES, NOTE_BYTES, FIRST_KEY, SECOND_KEY, CHECK = range(7)
 HAS_CRC32 = 1 << 32
+IS_SEALED = 1 << 63
 
 KeyDigest = tuple[int, int]
 """128 bits of a key's digest, as two words."""
@@ -51,7 +58,7 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     # Against the writer, which fills and publishes: with a new word 0, the others must not be older.
     require_word_store().load_fence()
     offset, nbytes, note_bytes, first, second, check, _ = words[first_word + 1 : first_word + SLOT_WORDS]
-    return SlotRecord(mark >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
+    return SlotRecord((mark & ~IS_SEALED) >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
 
 
 class SlotTable:
@@ -75,15 +82,19 @@ class SlotTable:
         self._set(slot, generation << 1 | 1)
 
     def retire(self, slot: int) -> None:
-        """Let nobody begin to read any more; a full fence must follow before it is asked who does."""
-        self._set(slot, self._words[SLOT_WORDS * slot] & ~1)
+        """Let nobody find it any more; also what was sealed in vain."""
+        self._set(slot, self._words[SLOT_WORDS * slot] & ~(1 | IS_SEALED))
+
+    def seal(self, slot: int) -> None:
+        """Let nobody begin to read what is retired; a full fence must follow before it is asked who does."""
+        self._set(slot, self._words[SLOT_WORDS * slot] | IS_SEALED)
 
     def restore(self, slot: int) -> None:
         """Make valid again what was retired and is untouched."""
         self._set(slot, self._words[SLOT_WORDS * slot] | 1)
 
     def erase(self, slot: int) -> None:
-        """Forget what a retired slot held: nobody reads it."""
+        """Forget what a slot held: nobody reads it."""
         self._set(slot, 0)
 
     def _set(self, slot: int, mark: int) -> None:

@@ -1,0 +1,62 @@
+"""Names a lease in a string that may travel to another process, and reads such strings strictly.
+
+    <ring id>.<epoch>.<slot>.<generation>       a generation names one record for the life of its ring
+
+What else a reader must know lies in the ring, so there is nothing more that could be forged. A token gives no access
+that a process of the same user has not: whoever may map the ring may read all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.handle import Handle, RingAnnouncement
+
+MAX_EPOCH = (1 << 63) - 1
+MAX_SLOT = (1 << 32) - 1
+MAX_GENERATION = (1 << 62) - 1
+_NUMBER = "(0|[1-9][0-9]{0,18})"
+_FORM = re.compile(rf"([0-9a-f]{{32}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}", re.ASCII)
+
+
+class LeaseToken(NamedTuple):
+    """One record in one ring."""
+
+    ring_id: str
+    epoch: int
+    slot: int
+    generation: int
+
+    def is_of(self, ring: RingAnnouncement | None) -> bool:
+        return ring is not None and (self.ring_id, self.epoch) == (ring.ring_id, ring.epoch)
+
+    def check_slot(self, num_slots: int) -> None:
+        """Refuse a slot that the token's ring does not have."""
+        if self.slot >= num_slots:
+            raise InvalidRequest("token.slot", self.slot, f"a slot below {num_slots}")
+
+
+def token_of(handle: Handle) -> str:
+    """Return the token of what a handle names."""
+    return f"{handle.ring_id}.{handle.epoch}.{handle.slot}.{handle.generation}"
+
+
+def checked_token(token: Any) -> LeaseToken:
+    """Return what a token says; raise `InvalidRequest` for what is none."""
+    found = _FORM.fullmatch(token) if isinstance(token, str) else None
+    if found is None:
+        shown = token[:80] if isinstance(token, str) else type(token).__name__
+        raise InvalidRequest(
+            "token", shown.encode(errors="backslashreplace").decode(), "the `token` of a Hit, as it was"
+        )
+    epoch, slot, generation = map(int, found.groups()[1:])
+    for field, value, least, most in (
+        ("token.epoch", epoch, 0, MAX_EPOCH),
+        ("token.slot", slot, 0, MAX_SLOT),
+        ("token.generation", generation, 1, MAX_GENERATION),
+    ):
+        if not least <= value <= most:
+            raise InvalidRequest(field, value, f"between {least} and {most}")
+    return LeaseToken(found[1], epoch, slot, generation)
