@@ -4,23 +4,18 @@ import random
 
 import pytest
 
-from mmcached.shm import RingWriter
 from mmcached.shm.ring.touch_logs import is_of_generation
 from mmcached.shm.segment.layout import (
     HITS_WORD,
+    RETURNED_BYTES_WORD,
     SLOT_BITS,
     TAKEN_BYTES_WORD,
     TOUCH_LOG_WORDS,
     TOUCHES_WORD,
-    Layout,
 )
+from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.handle import Handle
-from tests.shm.rings import attached, make_ring, overwritten, put
-
-
-def layout_of(ring: RingWriter) -> Layout:
-    names = ring.announcement
-    return Layout(names.data_bytes, names.num_slots, names.max_readers, names.index_words)
+from tests.shm.rings import attached, make_ring, overwritten, put, reading
 
 
 def test_what_readers_have_found_by_themselves_outlives_what_nobody_has_found() -> None:
@@ -94,7 +89,7 @@ def test_the_words_of_a_wild_reader_change_nothing() -> None:
     with make_ring() as ring, attached(ring) as entry, overwritten(ring.announcement.ctl_name) as words:
         handles = [put(ring, 64) for _ in range(64)]
         before = ring.stats()
-        layout = layout_of(ring)
+        layout = layout_of(ring.announcement)
         first = layout.entry_offset(entry.reader_id) // 8
         for word in (TAKEN_BYTES_WORD, HITS_WORD, TOUCHES_WORD):
             for value in (0, 1, (1 << 64) - 1, rng.getrandbits(64)):
@@ -108,6 +103,15 @@ def test_the_words_of_a_wild_reader_change_nothing() -> None:
         assert all(map(ring.is_current, handles))
         ring.check_integrity()
         put(ring, 64 * 64)
+
+
+def test_a_reader_that_gives_back_more_than_it_took_makes_no_room() -> None:
+    with make_ring(shared_quota_bytes=500) as ring, attached(ring) as entry:
+        with overwritten(ring.announcement.ctl_name) as words:
+            words[layout_of(ring.announcement).entry_offset(entry.reader_id) // 8 + RETURNED_BYTES_WORD] = 1000
+        ring.poll_hits()
+        with reading(ring) as reader:
+            assert (reader.look.may_hold(500), reader.look.may_hold(501)) == (True, False)
 
 
 @pytest.mark.parametrize("generation", [1, (1 << 44) + 1, (1 << 63) - 1])
