@@ -119,3 +119,15 @@ def test_a_log_has_the_lower_bits_of_a_generation(generation: int) -> None:
     bits = (generation << SLOT_BITS & (1 << 64) - 1) >> SLOT_BITS
     assert is_of_generation(generation, bits)
     assert not is_of_generation(generation + 1, bits)
+
+
+def test_a_reader_that_says_it_holds_everything_takes_its_own_share_and_no_more() -> None:
+    with make_ring(shared_quota_bytes=500, reader_quota_bytes=200) as ring, attached(ring) as entry:
+        with overwritten(ring.announcement.ctl_name) as words:
+            first = layout_of(ring.announcement).entry_offset(entry.reader_id) // 8
+            words[first + TAKEN_BYTES_WORD] = (1 << 64) - 1
+            words[first + HITS_WORD] = (1 << 64) - 1
+        ring.poll_hits()
+        assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (0, 0)
+        with reading(ring) as reader:
+            assert reader.look.may_hold(200), "others have what is left: 300"

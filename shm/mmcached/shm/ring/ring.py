@@ -371,7 +371,7 @@ class RingWriter(Closeable):
     def poll_hits(self) -> None:
         """Take in what readers have found by themselves, and say what they may still hold."""
         self._check_open()
-        self._held_bytes = self.touch_logs.take_in(self._leases.incarnations())
+        self._held_bytes = self.touch_logs.take_in(self._leases.incarnations(), self._reader_quota_bytes)
         self.board.set_limits(self._reader_quota_bytes, max(0, self._shared_quota_bytes - self._held_bytes))
 
     # ---- the object

@@ -20,6 +20,8 @@ from mmcached.shm.segment.layout import (
 )
 from mmcached.shm.segment.mapped import Control
 
+MAX_NEW = 1 << 32
+"""More hits or misses than one reader can have between two looks; what has more was overwritten."""
 _MODULUS = 1 << 64
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 _GENERATION_MASK = (1 << (64 - SLOT_BITS)) - 1
@@ -44,13 +46,20 @@ class TouchLogs:
         """Count from here on what the readers of an entry count. A second call changes nothing."""
         self._last.setdefault(reader_id, self._read(reader_id))
 
-    def take_in(self, reader_ids: Iterable[int]) -> int:
-        """Take in what is new in the entries of these readers; return the bytes that they hold under lease."""
+    def take_in(self, reader_ids: Iterable[int], max_held_bytes: int) -> int:
+        """Take in what is new in the entries of these readers.
+
+        Args:
+            max_held_bytes: the most that one of them may hold; one that says more has it.
+        Returns:
+            the bytes that they hold under lease.
+        """
         held_bytes = 0
         words, entry = self._control.words, self._control.layout
         for reader_id in reader_ids:
             first = entry.entry_offset(reader_id) // 8
-            held_bytes += max(0, words[first + TAKEN_BYTES_WORD] - words[first + RETURNED_BYTES_WORD])
+            of_one = words[first + TAKEN_BYTES_WORD] - words[first + RETURNED_BYTES_WORD]
+            held_bytes += min(max(0, of_one), max_held_bytes)
             new = self._read(reader_id)
             old = self._last[reader_id]
             if new != old:
@@ -59,8 +68,10 @@ class TouchLogs:
         return held_bytes
 
     def _take_in(self, first: int, new: tuple[int, int, int], old: tuple[int, int, int]) -> None:
-        self.num_hits += (new[1] - old[1]) % _MODULUS
-        self.num_misses += (new[2] - old[2]) % _MODULUS
+        more_hits, more_misses = ((new[index] - old[index]) % _MODULUS for index in (1, 2))
+        if max(more_hits, more_misses) <= MAX_NEW:
+            self.num_hits += more_hits
+            self.num_misses += more_misses
         num_new = min((new[0] - old[0]) % _MODULUS, TOUCH_LOG_WORDS)
         for number in range(new[0] - num_new, new[0]):
             word = self._control.words[first + self._control.layout.first_touch_word + number % TOUCH_LOG_WORDS]
