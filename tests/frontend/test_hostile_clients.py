@@ -97,6 +97,7 @@ FLOODS: dict[str, bytes] = {
     "have": words(to_frontend.HaveRecords(1, KEYS)),
     "put": words(to_frontend.PutRecord(STRANGER, 1, "key", 0), [bytes(part) for part in encode({}).frames()]),
     "claim": words(to_frontend.ClaimRecord(STRANGER, 1, "key", 5.0)),
+    "claims": words(to_frontend.ClaimRecords(STRANGER, 1, KEYS)),
     "drop claim": words(to_frontend.DropClaim(STRANGER, 5)),
     "drop": words(to_frontend.DropRecord(1, "key")),
     "bye": words(to_frontend.ClientBye(STRANGER)),

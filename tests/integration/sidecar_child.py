@@ -1,6 +1,8 @@
 """A client process of the sidecar, without torch; run by path: `sidecar_child.py ROLE RUN_DIR NUMBER`.
 
 compute   ready -> (a line) -> get_or_compute of one key -> what came, as JSON
+hold      ready -> (a line) -> claims "claimed", takes a lease of "held" -> its token; until it is killed
+fulfil    ready -> (a line) -> puts "claimed" -> whether it is stored
 traffic   random verbs until the input ends; every byte is judged, a wrong one ends it with status 1
 """
 
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mmcached.client import Client
+from mmcached.client import Claim, Client
 from mmcached.wire.process.death import arm_from_environment
 
 NUM_KEYS = 40
@@ -51,6 +53,21 @@ def compute(client: Client, number: int) -> None:
 
     record = client.get_or_compute("one key", fn, tensors="numpy")
     say(number=record["number"], sum=int(record["x"].sum() % (1 << 40)))
+
+
+def hold(client: Client, number: int) -> None:
+    say(ready=number)
+    sys.stdin.readline()
+    (claim,) = client.claim_many(["claimed"])
+    hit = client.get("held", view=True, tensors="numpy")
+    say(claim=isinstance(claim, Claim) and claim.is_exclusive, token=hit and hit.token)
+    sys.stdin.readline()
+
+
+def fulfil(client: Client, number: int) -> None:
+    say(ready=number)
+    sys.stdin.readline()
+    say(stored=client.put("claimed", record_of(number)))
 
 
 def traffic(client: Client, seed: int) -> None:
@@ -89,7 +106,7 @@ def traffic(client: Client, seed: int) -> None:
 
 def main(role: str, run_dir: Path, number: int) -> None:
     with Client(run_dir) as client:
-        {"compute": compute, "traffic": traffic}[role](client, number)
+        {"compute": compute, "hold": hold, "fulfil": fulfil, "traffic": traffic}[role](client, number)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcached.client import Client
+from mmcached.client import Claim, Client, Hit, Pending
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.process.death import environment_for_children
 from tests.integration import sidecar_child
@@ -129,6 +129,49 @@ def test_a_killed_owner_is_replaced(frontend: LoneFrontend, run_dir: Path) -> No
             child.hear() if "computing" in each else each for child, each in zip(processes[1:], heard, strict=True)
         ]
         assert [each["number"] for each in results] == [owner, owner]
+    frontend.at_rest()
+
+
+def test_one_process_claims_another_puts_and_a_lease_outlives_its_key_and_its_frontend(
+    frontend: LoneFrontend, run_dir: Path
+) -> None:
+    with (
+        Client(run_dir) as client,
+        children("hold", run_dir, 1) as (scheduler,),
+        children("fulfil", run_dir, 1) as (worker,),
+    ):
+        client.put("held", sidecar_child.record_of(5))
+        scheduler.tell()
+        held = scheduler.hear()
+        assert held["claim"]
+        assert isinstance(client.claim_many(["claimed"])[0], Pending)
+        worker.tell()
+        assert worker.hear() == {"stored": True}
+        assert isinstance(client.claim_many(["claimed"])[0], Hit)
+        client.drop("held")
+        assert client.get("held") is None
+        frontend.kill()
+        opened = client.open(held["token"], view=True, tensors="numpy")
+        assert opened is not None
+        frontend.start()  # and adopts the ring
+        scheduler.kill()
+        assert np.array_equal(opened.record["x"], sidecar_child.record_of(5)["x"])
+
+
+def test_a_killed_claimer_is_replaced_and_what_it_held_is_never_mistaken(frontend: LoneFrontend, run_dir: Path) -> None:
+    with Client(run_dir) as client, children("hold", run_dir, 1) as (scheduler,):
+        client.put("held", sidecar_child.record_of(5))
+        scheduler.tell()
+        token = scheduler.hear()["token"]
+        assert isinstance(client.claim_many(["claimed"])[0], Pending)
+        scheduler.kill()
+        eventually(
+            lambda: client.claim_many(["claimed"])[0], lambda found: isinstance(found, Claim), "the claim passes on"
+        )
+        client.drop("held")
+        for number in range(200):
+            client.put(f"other{number}", sidecar_child.record_of(number))
+        assert client.open(token) is None
     frontend.at_rest()
 
 

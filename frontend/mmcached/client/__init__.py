@@ -19,6 +19,7 @@ from mmcached.client.asynchronous import AsyncClient
 from mmcached.client.image_files import ImageLike
 from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.client.results import Generation, RowRange
+from mmcached.client.store.claims import Claim, Pending
 from mmcached.client.store.fail_open import StoreCounters
 from mmcached.client.store.hits import Hit
 from mmcached.client.synchronous import Client
@@ -40,6 +41,7 @@ from mmcached.wire.messages.parts import RowsWanted
 __all__ = [
     "AsyncClient",
     "CacheMiss",
+    "Claim",
     "Client",
     "CorruptImage",
     "DeadlineExceeded",
@@ -52,6 +54,7 @@ __all__ = [
     "KVEventSubscriber",
     "MmcachedError",
     "PeerGone",
+    "Pending",
     "RemoteProtocolError",
     "RequestAborted",
     "RowRange",

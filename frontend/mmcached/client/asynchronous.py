@@ -73,6 +73,7 @@ class AsyncClient(BaseClient):
     get_many = _awaitable(Calls.get_many)
     open = _awaitable(Calls.open)
     contains_many = _awaitable(Calls.contains_many)
+    claim_many = _awaitable(Calls.claim_many)
     put = _awaitable(Calls.put)
     get_or_compute = _awaitable(Calls.get_or_compute)
     drop = _awaitable(Calls.drop)

@@ -21,6 +21,7 @@ from mmcached.client.image_files import ImageLike, read_images
 from mmcached.client.links.shared_socket import Received
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Generation, embeddings_from, expect, generation_from
+from mmcached.client.store.claims import Claim, Pending, checked_claim
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, reading_of
 from mmcached.client.store.sessions import StoreSessions
@@ -191,18 +192,40 @@ class Calls:
         """
         return self._store.contains_many(checked_keys(keys), timeout_s)
 
-    def put(self, key: str, record: Record, *, timeout_s: float | None = None) -> Verb[bool]:
+    def claim_many(
+        self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+    ) -> Verb[list[Hit | Claim | Pending]]:
+        """Return for each key its record, or a claim to compute it, or that somebody computes it; waits for nobody.
+
+        For a scheduler: it claims what it will have computed. The record may be put by another process, which ends the
+        claim too. A claim passes on when this client drops it or dies, or after `limits.claim_timeout_s`. A pending key
+        is asked for again later. It raises nothing for want of room or service: then it is a claim that is not
+        exclusive, for who were told to wait would wait for nobody.
+
+        Args:
+            view, tensors, timeout_s: as for `get`.
+        Raises:
+            InvalidRequest: as `get_many`.
+            MmcachedError: with `fail_open=False`: why the service did not answer; nothing has been claimed then.
+        """
+        return self._store.claim_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
+
+    def put(
+        self, key: str, record: Record, *, claim: Claim | None = None, timeout_s: float | None = None
+    ) -> Verb[bool]:
         """Offer a record; return whether the key has one now. The first writer wins: a key that has one keeps it.
 
         A record that was computed before `invalidate` is not kept, as far as this client could know of it.
 
         Args:
             record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None.
+            claim: of this key; it ends, whatever becomes of the record. A record that was computed before `invalidate`
+                is certainly not kept then.
         Raises:
             InvalidRequest: something else is in it; names the path.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        return self._store.put(checked_key(key), record, timeout_s)
+        return self._store.put(checked_key(key), record, checked_claim(claim, key), timeout_s)
 
     def get_or_compute(
         self,

@@ -31,6 +31,7 @@ from mmcached.wire.messages.client import ToClient, Welcome
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
+    ClaimRecords,
     DropRecord,
     Encode,
     Flush,
@@ -61,6 +62,7 @@ Request = (
     | HaveRecords
     | PutRecord
     | ClaimRecord
+    | ClaimRecords
     | DropRecord
 )
 MakeLink = Callable[..., Link[Any]]

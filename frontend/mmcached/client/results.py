@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
+    Claims,
     EgressRingRegistered,
     Encoded,
     Failed,
@@ -37,6 +38,7 @@ AnswerT = TypeVar(
     ReaderRegistered,
     EgressRingRegistered,
     Records,
+    Claims,
     Present,
     Stored,
 )

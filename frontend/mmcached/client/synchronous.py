@@ -88,6 +88,7 @@ class Client(BaseClient, Closeable):
     get_many = _blocking(Calls.get_many)
     open = _blocking(Calls.open)
     contains_many = _blocking(Calls.contains_many)
+    claim_many = _blocking(Calls.claim_many)
     put = _blocking(Calls.put)
     get_or_compute = _blocking(Calls.get_or_compute)
     drop = _blocking(Calls.drop)

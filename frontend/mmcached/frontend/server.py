@@ -214,6 +214,7 @@ class Frontend(Closeable):
                 | received.HaveRecords()
                 | received.PutRecord()
                 | received.ClaimRecord()
+                | received.ClaimRecords()
                 | received.DropClaim()
                 | received.DropRecord()
             ):

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter, random_token
+from mmcached.frontend.store.claim_table import NO_CLAIM, ClaimTable, ClaimTransfer, Waiter, random_token
 from mmcached.wire.errors import RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.messages.frontend import ClaimRecord
 from tests.house.drawing import examples
@@ -64,15 +64,27 @@ def test_a_claim_that_takes_too_long_passes_on(claims: ClaimTable) -> None:
     assert claims.num_computing == 1, "nobody waits for the other"
 
 
+def test_who_asks_for_many_waits_for_nobody_and_is_not_refused() -> None:
+    tokens = count(1)
+    claims = make(10, max_per_client=3, new_token=lambda: next(tokens))
+    claims.ask("a", waiter(ANN, 1))
+    names = ["a", "b", "b", "c", "d"]
+    assert claims.ask_many(names, waiter(ANN, 2)) == [None, 2, None, 3, NO_CLAIM]
+    assert claims.ask_many(names, waiter(BOB)) == [None, None, None, None, 4]
+    assert claims.ask("b", waiter(EVE)) is None
+    assert claims.cancel(ANN, 2) == [ClaimTransfer(waiter(EVE), 5)], "all of its answer"
+    assert claims.num_computing == 3
+    claims.check_integrity()
+
+
 def test_the_first_who_asks_owns_and_the_others_wait(claims: ClaimTable) -> None:
     assert claims.ask("k", waiter(ANN)) == 1
     assert claims.ask("k", waiter(BOB)) is None
     assert claims.ask("other", waiter(BOB, 2)) == 2
     assert (claims.num_computing, claims.num_waiting) == (2, 1)
     assert claims.clients() == {ANN, BOB}
-    assert claims.take_waiters("k") == [waiter(BOB)]
-    claims.finish(1, ANN)
-    assert claims.take_waiters("k") == []
+    assert claims.finish("k") == [waiter(BOB)]
+    assert claims.finish("k") == []
     assert claims.ask("k", waiter(EVE)) == 3, "it is nobody's again"
     assert (claims.num_claims, claims.num_waits) == (3, 1)
 
@@ -104,17 +116,15 @@ def test_what_was_under_way_over_a_former_connection_is_lost(claims: ClaimTable)
     claims.ask("k", waiter(BOB))
     claims.ask("other", waiter(ANN, 3, peer=b"old"))
     assert claims.leave(ANN, but_over=b"new") == [ClaimTransfer(waiter(BOB), 3)]
-    assert claims.take_waiters("other") == []
     claims.check_token(2, ANN, "other")
     assert claims.num_computing == 2
+    assert claims.finish("other") == []
 
 
 def test_a_token_of_another_is_refused_and_changes_nothing(claims: ClaimTable) -> None:
     claims.ask("k", waiter(ANN))
     with pytest.raises(RemoteProtocolError):
         claims.check_token(1, BOB, "k")
-    with pytest.raises(RemoteProtocolError):
-        claims.finish(1, BOB)
     with pytest.raises(RemoteProtocolError):
         claims.drop(1, BOB)
     with pytest.raises(RemoteProtocolError):
@@ -130,10 +140,9 @@ def test_a_new_epoch_voids_tokens_and_the_first_of_each_key_computes_anew(claims
     claims.ask("alone", waiter(ANN, 2))
     assert claims.begin_epoch() == [ClaimTransfer(waiter(BOB), 3)]
     claims.check_integrity()
-    claims.finish(1, ANN)
-    claims.finish(2, ANN)
-    assert claims.take_waiters("k") == [waiter(EVE)]
     assert claims.num_computing == 1
+    assert claims.finish("k") == [waiter(EVE)]
+    assert claims.num_computing == 0
 
 
 def test_deadlines_and_cancels_end_waits(claims: ClaimTable) -> None:
@@ -237,14 +246,15 @@ class ClaimsModel(RuleBasedStateMachine):
         if is_dropped:
             self.told(self.claims.drop(token, owner.client_id))
         else:
-            assert self.claims.take_waiters(key) == self.waiting[key]
-            self.claims.finish(token, owner.client_id)
+            assert self.claims.finish(key) == self.waiting[key]
             self.waiting[key] = []
 
     @rule(key=st.sampled_from(KEYS))
     def somebody_else_puts_it(self, key: str) -> None:
-        """Without a claim: who waits has it, the owner goes on."""
-        assert self.claims.take_waiters(key) == self.waiting[key]
+        """Without a claim: who waits has it, and the owner's claim has ended."""
+        assert self.claims.finish(key) == self.waiting[key]
+        if key in self.owner:
+            self.end(key)
         self.waiting[key] = []
 
     @precondition(owned_keys)
@@ -285,7 +295,6 @@ class ClaimsModel(RuleBasedStateMachine):
     def late_token(self, data: st.DataObject) -> None:
         """Whoever brings a token whose claim has ended changes nothing."""
         token, client_id = data.draw(st.sampled_from(self.void))
-        self.claims.finish(token, client_id)
         assert self.claims.drop(token, client_id) == []
 
     @invariant()

@@ -16,8 +16,8 @@ from mmcached.client.store.egress import Egress
 from mmcached.client.store.session import StoreSession
 from mmcached.wire.errors import RequestAborted
 from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Claimed, Failed, Records, Stored, ToClient, Welcome
-from mmcached.wire.messages.frontend import DropClaim
+from mmcached.wire.messages.client import Claimed, Claims, Failed, Records, Stored, ToClient, Welcome
+from mmcached.wire.messages.frontend import Cancel, DropClaim
 
 
 class StoreSessions:
@@ -57,7 +57,7 @@ class StoreSessions:
         match message:
             case Welcome():
                 self._store_epoch = message.store_epoch
-            case Records() | Claimed() | Stored():
+            case Records() | Claimed() | Claims() | Stored():
                 self._store_epoch = max(self._store_epoch, message.store_epoch)
         if isinstance(message, Stored | Failed):
             self.egress.free(message.request_id)
@@ -68,9 +68,14 @@ class StoreSessions:
         """The newest that this client knows of; results that are older are not kept."""
         return self._store_epoch if self.present is None else max(self._store_epoch, self.present.seen_epoch)
 
-    def unsolicited(self, message: ToClient, client_id: str) -> DropClaim | None:
+    def unsolicited(self, message: ToClient, client_id: str) -> DropClaim | Cancel | None:
         """Take in a message that answers no open call; return what to reply."""
-        return DropClaim(client_id, message.claim) if isinstance(message, Claimed) else None
+        match message:
+            case Claimed():
+                return DropClaim(client_id, message.claim)
+            case Claims():
+                return Cancel(client_id, message.request_id)
+        return None
 
     def lose_contact(self) -> None:
         """Take note that the connection was lost."""

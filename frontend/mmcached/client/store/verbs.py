@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.results import expect
+from mmcached.client.store.claims import Claim, Grant, Pending
 from mmcached.client.store.egress import MIN_BYTES
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, Reading
@@ -37,11 +37,19 @@ from mmcached.wire.errors import (
     RequestAborted,
     StaleHandle,
 )
-from mmcached.wire.handle import RingAnnouncement
-from mmcached.wire.messages.client import Claimed, EgressRingRegistered, Present, ReaderRegistered, Records, Stored
+from mmcached.wire.messages.client import (
+    Claimed,
+    Claims,
+    EgressRingRegistered,
+    Present,
+    ReaderRegistered,
+    Records,
+    Stored,
+)
 from mmcached.wire.messages.frontend import (
     MAX_KEYS,
     ClaimRecord,
+    ClaimRecords,
     DropClaim,
     DropRecord,
     GetRecords,
@@ -57,15 +65,6 @@ GREET_AGAIN_S = 5.0
 """How long a service that has no store is taken to have none."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A key that is ours to compute, and which frontend has said so."""
-
-    token: int
-    store_epoch: int
-    ring: RingAnnouncement | None
 
 
 class StoreVerbs:
@@ -111,9 +110,27 @@ class StoreVerbs:
         verb = self._contains(keys, self._contact.deadline(timeout_s))
         return (yield from self._guarded("contains_many", verb, [False] * len(keys)))
 
-    def put(self, key: str, record: Record, timeout_s: float | None) -> Verb[bool]:
-        verb = self._put(key, encode(record), self._contact.deadline(timeout_s))
-        return (yield from self._guarded("put", verb, False))
+    def claim_many(
+        self, keys: list[str], reading: Reading, timeout_s: float | None
+    ) -> Verb[list[Hit | Claim | Pending]]:
+        verb = self._claim_many(keys, reading, self._contact.deadline(timeout_s))
+        found = yield from self._guarded("claim_many", verb, [])
+        found = found or [Claim(key) for key in keys]  # no service: it keeps nobody from computing
+        self._guard.count_queries(len(keys), sum(isinstance(each, Hit) for each in found))
+        return found
+
+    def put(self, key: str, record: Record, claim: Claim | None, timeout_s: float | None) -> Verb[bool]:
+        encoded, deadline = encode(record), self._contact.deadline(timeout_s)
+        grant = None if claim is None else claim.take()
+        if grant is not None and grant.client_id != self._contact.client_id:
+            grant = None  # of a former connection: it has ended
+        is_stored = False
+        try:
+            is_stored = yield from self._guarded("put", self._put(key, encoded, deadline, grant), False)
+        finally:
+            if grant is not None and not is_stored:
+                self._drop_claim(grant)
+        return is_stored
 
     def drop(self, key: str, timeout_s: float | None) -> Verb[bool]:
         return (yield from self._guarded("drop", self._drop(key, self._contact.deadline(timeout_s)), False))
@@ -138,8 +155,7 @@ class StoreVerbs:
             return record
         finally:
             if found is not None and not is_stored:
-                # Somebody else may be waiting for the result.
-                self._contact.tell(DropClaim(self._contact.client_id, found.token))
+                self._drop_claim(found)
 
     # ---- each verb as it is while the service is there
 
@@ -184,7 +200,7 @@ class StoreVerbs:
             found += present
         return found
 
-    def _put(self, key: str, encoded: EncodedRecord, deadline: Deadline, claim: _Claim | None = None) -> Verb[bool]:
+    def _put(self, key: str, encoded: EncodedRecord, deadline: Deadline, claim: Grant | None = None) -> Verb[bool]:
         self._guard.count(puts=1)
         session = yield from self._in_contact(deadline)
         if claim is None and session.ring is None:
@@ -251,7 +267,7 @@ class StoreVerbs:
         message, _ = yield from self._contact.exchange(ask, deadline)
         return not expect(message, Stored).is_stored
 
-    def _claim(self, key: str, reading: Reading, deadline: Deadline) -> Verb[Hit | _Claim | None]:
+    def _claim(self, key: str, reading: Reading, deadline: Deadline) -> Verb[Hit | Grant | None]:
         """Return a record or the right to compute it; None: neither, compute it without storing."""
         if (hits := self._find([key], reading)) is not None and hits[0] is not None:
             return hits[0]
@@ -262,9 +278,47 @@ class StoreVerbs:
         ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.incarnation)
         message, payload = yield from self._contact.exchange(ask, deadline)
         if isinstance(message, Claimed):
-            return _Claim(message.claim, message.store_epoch, session.ring)
+            return Grant(self._contact.client_id, message.claim, message.store_epoch, session.ring)
         (found,) = self._open(session, expect(message, Records), payload, reading, 1)
         return found
+
+    def _claim_many(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | Claim | Pending]]:
+        hits = self._find(keys, reading)
+        if hits is None or None in hits:
+            session = yield from self._in_contact(deadline)
+            hits = self._find(keys, reading) if hits is None else hits
+        found: list[Hit | Claim | Pending | None] = list(hits or [None] * len(keys))
+        missing = [index for index, hit in enumerate(found) if hit is None]
+        try:
+            for batch in _batches(missing):
+                ask = ClaimRecords(
+                    *self._ids(), [keys[index] for index in batch], self._contact.options.tenant, session.incarnation
+                )
+                if session.ring is None:
+                    break
+                message, payload = yield from self._contact.exchange(ask, deadline)
+                answer = expect(message, Claims)
+                if len(answer.found) != len(batch):
+                    raise RemoteProtocolError(f"{len(answer.found)} answers for {len(batch)} keys", "found")
+                for index, place in zip(batch, answer.found, strict=True):
+                    if isinstance(place, int):
+                        grant = Grant(ask.client_id, place, answer.store_epoch, session.ring)
+                        found[index] = Claim(keys[index], grant, self._drop_claim)
+                places = [None if isinstance(place, int) else place for place in answer.found]
+                records = Records(answer.request_id, answer.store_epoch, places)
+                for index, hit in zip(batch, self._open(session, records, payload, reading, len(batch)), strict=True):
+                    found[index] = found[index] or hit or Pending(keys[index])
+        except BaseException:
+            for each in found:
+                if isinstance(each, Claim):
+                    each.drop()
+            raise
+        return [each or Claim(keys[index]) for index, each in enumerate(found)]
+
+    def _drop_claim(self, grant: Grant) -> None:
+        """Say that it will not be computed: somebody else may be waiting for it."""
+        if grant.token:
+            self._contact.tell(DropClaim(grant.client_id, grant.token))
 
     # ---- helpers
 
@@ -323,7 +377,7 @@ class StoreVerbs:
         return hits
 
 
-def _batches(keys: list[str]) -> Iterator[list[str]]:
-    """Yield the keys, as many at a time as one message may have."""
+def _batches(keys: list[T]) -> Iterator[list[T]]:
+    """Yield keys, as many at a time as one message may have."""
     for start in range(0, len(keys), MAX_KEYS):
         yield keys[start : start + MAX_KEYS]

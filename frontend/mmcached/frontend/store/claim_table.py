@@ -3,7 +3,9 @@
     ask ──> it is claimed by nobody: a token, the asker is its owner
       └───> it is claimed: the asker waits        (or is refused: too many are open)
 
-    the key has a record    take_waiters: all are answered with it; `finish` ends the claim
+    ask_many ─> the same for many keys; nobody waits, and nobody is refused
+
+    the key has a record    finish: all are answered with it, whoever has put it
     the owner gives up      its token is void, and the first who waits gets one
     the owner is gone       as if it gave up; its own waits end without an answer
     a new epoch             as if every owner gave up: what they compute comes from weights that are no more
@@ -26,9 +28,12 @@ from dataclasses import dataclass, field
 from mmcached.wire.errors import InvariantError, RemoteProtocolError, ServiceUnavailable
 from mmcached.wire.messages.frontend import ClaimRecord
 
+NO_CLAIM = 0
+"""The token of no claim."""
+
 
 def random_token() -> int:
-    """Return 62 random bits, never 0: 0 is no claim."""
+    """Return 62 random bits, never `NO_CLAIM`."""
     return secrets.randbelow(2**62 - 1) + 1
 
 
@@ -130,6 +135,27 @@ class ClaimTable:
         self.num_waits += 1
         return None
 
+    def ask_many(self, names: list[str], owner: Waiter) -> list[int | None]:
+        """Ask for records that are not there, without waiting for them.
+
+        Returns:
+            for each: the token of the asker, who shall compute it; `NO_CLAIM`: it may, as too many claims are open to
+            keep others from it; None: somebody else does.
+        """
+        num_open = self.num_computing + self.num_waiting
+        num_own = sum(one.client_id == owner.client_id for one in self._all())
+        room = min(self._max_open - num_open, self._max_per_client - num_own)
+        tokens: list[int | None] = []
+        for name in names:
+            if name in self._claims:
+                tokens.append(None)
+            elif room <= 0:
+                tokens.append(NO_CLAIM)
+            else:
+                room -= 1
+                tokens.append(self._grant(name, owner).token)
+        return tokens
+
     def check_token(self, token: int, client_id: str, name: str) -> None:
         """Judge a token that a client brings; one whose claim has ended is nobody's.
 
@@ -140,23 +166,10 @@ class ClaimTable:
         if claim is not None and claim.name != name:
             raise RemoteProtocolError("this token is for another key", "claim")
 
-    def take_waiters(self, name: str) -> list[Waiter]:
-        """Return and forget who waits for a record: it has come."""
-        claim = self._claims.get(name)
-        if claim is None:
-            return []
-        waiters, claim.waiters = claim.waiters, []
-        return waiters
-
-    def finish(self, token: int, client_id: str) -> None:
-        """End a claim whose waiters have been taken; a token that is void changes nothing.
-
-        Raises:
-            RemoteProtocolError: it is another client's.
-        """
-        claim = self._own_claim(token, client_id)
-        if claim is not None and not claim.waiters:
-            del self._claims[claim.name]
+    def finish(self, name: str) -> list[Waiter]:
+        """End the claim of a record that has come, whoever has put it; return who waits for it."""
+        claim = self._claims.pop(name, None)
+        return [] if claim is None else claim.waiters
 
     def drop(self, token: int, client_id: str) -> list[ClaimTransfer]:
         """End the claim of an owner that will not compute; a token that is void changes nothing.

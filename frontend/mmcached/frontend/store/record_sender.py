@@ -16,7 +16,7 @@ from mmcached.frontend.store.store_readers import StoreReaders
 from mmcached.shm import EncodedRecord
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Records
-from mmcached.wire.messages.frontend import ClaimRecord, GetRecords
+from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, GetRecords
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 
@@ -47,6 +47,15 @@ class RecordSender:
 
     def send_records(self, peer: bytes, message: GetRecords | ClaimRecord, found: Sequence[Found]) -> None:
         """Say where records lie in the ring, send the rest as frames; a client that is gone costs nothing."""
+        records, payload = self.places(message, found)
+        answer = Records(message.request_id, self._records.epoch, records)
+        if not self._channel.try_send(peer, answer, payload):
+            log.info("records not sent: the client is gone, or does not read")
+
+    def places(
+        self, message: GetRecords | ClaimRecord | ClaimRecords, found: Sequence[Found]
+    ) -> tuple[list[Handle | Inline | None], list[Frame]]:
+        """Return where records are for a client, and the frames of those that do not lie in its ring."""
         reads_ring = self._readers.reads(message.client_id, message.incarnation)
         payload: list[Frame] = []
         records: list[Handle | Inline | None] = []
@@ -57,9 +66,7 @@ class RecordSender:
             else:
                 inline_bytes += 0 if each is None else each.nbytes
                 records.append(self._inline(each, payload, inline_bytes))
-        answer = Records(message.request_id, self._records.epoch, records)
-        if not self._channel.try_send(peer, answer, payload):
-            log.info("records not sent: the client is gone, or does not read")
+        return records, payload
 
     def _inline(self, found: Found, payload: list[Frame], num_bytes: int) -> Inline | None:
         """Append the frames of a record, and say where they are; None if there is none, or no room for it."""

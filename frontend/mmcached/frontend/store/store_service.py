@@ -2,6 +2,7 @@
 
     GetRecords   ──> Records             the frames of each record, or None
     ClaimRecord  ──> Records | Claimed   or nothing yet: it is being computed, and the asker waits
+    ClaimRecords ──> Claims              at once: what somebody else computes is pending
     PutRecord    ──> Stored              whoever waits for that key is answered first
     RegisterEgressRing ──> EgressRingRegistered
     RegisterReader ──> ReaderRegistered  from then on the client gets what is there without asking
@@ -15,6 +16,7 @@ Invariants: each message is answered once; nothing here waits.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,9 +43,10 @@ from mmcached.wire.errors import (
     RequestAborted,
     error_to_wire,
 )
-from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import StoreStats
 
@@ -56,6 +59,7 @@ StoreMessage = (
     | received.HaveRecords
     | received.PutRecord
     | received.ClaimRecord
+    | received.ClaimRecords
     | received.DropClaim
     | received.DropRecord
 )
@@ -119,6 +123,8 @@ class StoreService(Closeable):
                 self._sender.send_records(peer, message, [self.records.get(tenant, key) for key in keys])
             case received.ClaimRecord():
                 self._claim(peer, message)
+            case received.ClaimRecords():
+                self._claim_many(peer, message)
             case received.PutRecord():
                 self._put(peer, message, payload)
             case received.HaveRecords(keys=keys, tenant=tenant):
@@ -153,6 +159,23 @@ class StoreService(Closeable):
         if token is not None:
             self._transfer([ClaimTransfer(waiter, token)])
 
+    def _claim_many(self, peer: bytes, message: received.ClaimRecords) -> None:
+        tenant = message.tenant
+        find = self.records.find if self.readers.reads(message.client_id, message.incarnation) else self.records.get
+        records, payload = self._sender.places(message, [find(tenant, key) for key in message.keys])
+        found = list[Handle | Inline | int | None](records)
+        missing = [index for index, place in enumerate(records) if place is None]
+        if missing:
+            # For the books as if each had been asked for alone.
+            first = received.ClaimRecord(message.client_id, message.request_id, message.keys[missing[0]], 1.0, tenant)
+            names = [store_key(tenant, message.keys[index]) for index in missing]
+            tokens = self.claims.ask_many(names, Waiter(peer, first, math.inf))
+            for index, token in zip(missing, tokens, strict=True):
+                found[index] = token
+        answer = to_client.Claims(message.request_id, self.records.epoch, found)
+        if not self._send(peer, answer, payload):
+            self.cancel(message.client_id, message.request_id)
+
     def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
         name = store_key(message.tenant, message.key)
         encoded = self._record_of(message, payload)
@@ -164,9 +187,8 @@ class StoreService(Closeable):
             self._transfer(self.claims.drop(message.claim, message.client_id))
         else:
             found = encoded if refusal else self.records.find(message.tenant, message.key)
-            for waiter in self.claims.take_waiters(name):
+            for waiter in self.claims.finish(name):
                 self._sender.send_records(waiter.peer, waiter.message, [found])
-            self.claims.finish(message.claim, message.client_id)
         answer = to_client.Stored(message.request_id, self.records.epoch, refusal is None, refusal or "")
         self._send(peer, answer)
 

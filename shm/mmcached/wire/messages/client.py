@@ -137,6 +137,19 @@ class Claimed(Message, frozen=True):
     claim: Count
 
 
+class Claims(Message, frozen=True):
+    """Answer to `ClaimRecords`, in the order of the keys.
+
+    Attributes:
+        found: where the record lies, or inline; or the token of a claim, 0 if others are not kept from computing it; or
+            None: somebody computes it.
+    """
+
+    request_id: Count
+    store_epoch: Count
+    found: list[Handle | Inline | Count | None]
+
+
 class Stored(Message, frozen=True):
     """Answer to `PutRecord`: whether the key has a record now; if not, why. Answer to `DropRecord` too."""
 
@@ -168,6 +181,7 @@ ToClient = (
     | Records
     | Present
     | Claimed
+    | Claims
     | Stored
     | Failed
 )

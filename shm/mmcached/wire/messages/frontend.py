@@ -203,6 +203,16 @@ class ClaimRecord(Message, frozen=True):
     incarnation: Count = 0
 
 
+class ClaimRecords(Message, frozen=True):
+    """As `ClaimRecord` of each key, but nobody waits: what somebody else computes is said to be pending."""
+
+    client_id: ClientId
+    request_id: Count
+    keys: Keys
+    tenant: Text = ""
+    incarnation: Count = 0
+
+
 class DropClaim(Message, frozen=True):
     """The client will not compute what it has claimed: the next who waits shall. Unknown tokens change nothing."""
 
@@ -247,6 +257,7 @@ FromClient = (
     | HaveRecords
     | PutRecord
     | ClaimRecord
+    | ClaimRecords
     | DropClaim
     | DropRecord
     | ClientBye
