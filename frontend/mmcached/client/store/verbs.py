@@ -312,6 +312,8 @@ class StoreVerbs:
             for each in found:
                 if isinstance(each, Claim):
                     each.drop()
+            found.clear()  # the error's traceback would keep the hits, and their leases
+            hits = None
             raise
         return [each or Claim(keys[index]) for index, each in enumerate(found)]
 
