@@ -125,7 +125,9 @@ def _refusal(client: Client) -> MmcachedError | None:
     return None
 
 
-def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_cleans_up(run_dir: Path, tmp_path: Path) -> None:
+def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_adopts_or_cleans_up(
+    run_dir: Path, tmp_path: Path
+) -> None:
     first = ChildService(run_dir / "s", small_config(), tmp_path / "config.json")
     first.wait_until_ready()
     pids = descendants(first.process.pid)
@@ -135,12 +137,18 @@ def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_cleans_up(ru
     first.process.kill()
     first.stop()
     eventually(lambda: [pid for pid in pids if is_alive(pid)], lambda alive: not alive, "orphans")
-    assert all(path.exists() for path in ring), "a killed writer cannot remove its ring; the next start does"
+    assert all(path.exists() for path in ring), "a killed writer cannot remove its ring"
 
-    with ChildService(run_dir / "s", small_config(world_size=1), tmp_path / "config.json") as second:
-        assert not [path for path in ring if path.exists()], "the dead service's ring was not swept"
+    config = small_config(world_size=1, ring_num_slots=64)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as second:
+        now = segments_of(descendants(second.process.pid))
+        assert len(now) == 4
+        assert len(now & ring) == 2, "one ring fits and was adopted"
+        assert not [path for path in ring - now if path.exists()], "the other does not, and was not swept"
         with Client(second.run_dir) as client:
             assert client.generate("hello again", max_tokens=1).tokens
+        assert second.stop() == 0
+    assert not [path for path in ring | now if path.exists()]
 
 
 def test_second_service_in_one_run_directory_is_refused(lasting_service: ChildService) -> None:

@@ -314,7 +314,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "max_restarts": (0, 1_000_000),
     "mm_shm_inline_max_kb": (0, 1 << 20),
     "ring_num_slots": (1, 1 << 20),
-    "ring_max_readers": (1, 64),
+    "ring_max_readers": (2, 64),  # an engine takes a second entry before it lets go of the first
     "mm_processor_workers": (0, 256),
     "store_num_slots": (1, 1 << 20),
     "block_size": (1, 1024),

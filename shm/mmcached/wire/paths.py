@@ -7,6 +7,7 @@
       workers-<i>.sock         workers  -> engine i
       kv-pub-<i>.sock          KV events of engine i, and on kv-rep-<i>.sock what was missed of them
       stats.page               counters, one slot per role
+      <name>.ring              notes of the frontend's rings, for the next frontend
       http.sock                health and metrics, from the supervisor: who listens here is the service
       clients/<id>.lock        held by a client for its life; free = the client is dead
 

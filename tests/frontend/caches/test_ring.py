@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mmcached.frontend.caches.ring import RingItemCache
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, adopt_ring
+from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.handle import Handle
@@ -96,3 +97,23 @@ def test_integrity_is_really_checked(cache: RingItemCache, store: ObjectStoreWri
     store.discard("1")
     with pytest.raises(InvariantError, match="notes"):
         cache.check_integrity()
+
+
+def test_a_successor_hits_what_its_predecessor_has_kept_in_the_ring(
+    cache: RingItemCache, store: ObjectStoreWriter
+) -> None:
+    places = {key: place_of(cache, key) for key in ("7", "8")}
+    place_of(cache, "9", nbytes=2 * KIB)
+    store.put("probe", {"x": [1]})
+    store.ring.outlives_writer = True
+    store.close()
+    names = store.ring.announcement
+    with ObjectStoreWriter(adopt_ring(names, layout_of(names), max_object_bytes=4 * LARGE)) as adopted:
+        successor = RingItemCache(ServiceConfig(mm_processor_cache_gb=RING_BYTES / GIB), adopted)
+        assert successor.missing(["7", "8", "9"]) == ["9"]
+        items = successor.resolve(["7", "8"], {})
+        assert [item.payload for item in items] == [places["7"], places["8"]]
+        assert [item.num_embeds for item in items] == [an_item(7, LARGE).num_embeds, an_item(8, LARGE).num_embeds]
+        assert adopted.find("probe") is None
+        successor.release()
+        successor.check_integrity()

@@ -11,53 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter, adopt_ring, sweep
-from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter, adopt_ring, sweep
 from mmcached.shm.segment.layout import SLOT_WORDS, Layout
 from mmcached.shm.segment.mapped import layout_of, open_control
 from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import Handle, RingAnnouncement
 from tests.shm.rings import make_ring, overwritten
+from tests.shm.seekers import Seeker
 
 NBYTES = 1 << 14
-
-
-class Seeker:
-    """A reader that looks keys up and takes leases by itself."""
-
-    def __init__(self, ring: RingWriter) -> None:
-        self.entry = ReaderEntry.attach(ring.announcement)
-        self.mapping = RingReader.open(ring.announcement)
-        self.store = ObjectStoreReader(self.mapping)
-        assert ring.attach(self.entry.reader_id, self.entry.incarnation)
-
-    def take(self, key: str) -> Handle | None:
-        """Find a key and take a lease on its record."""
-        handle = self.mapping.look.find(key_digest(key))
-        if handle is None:
-            return None
-        if self.entry.take(handle, self.mapping.look):
-            return handle
-        self.entry.give_back(handle)
-        return None
-
-    def value(self, handle: Handle) -> int:
-        """Return what all bytes of a record are; fail if they differ."""
-        found = self.store.get(handle, tensors="numpy", copy=True)["x"]
-        (value,) = set(found.tolist())
-        return int(value)
-
-    def look(self, key: str) -> int | None:
-        handle = self.take(key)
-        if handle is None:
-            return None
-        value = self.value(handle)
-        self.entry.give_back(handle)
-        return value
-
-    def close(self) -> None:
-        self.store.close()
-        self.entry.close()
 
 
 @pytest.fixture
@@ -73,8 +35,9 @@ def new_store(undo: ExitStack, **options: Any) -> ObjectStoreWriter:
 
 
 def seeker_of(undo: ExitStack, ring: RingWriter) -> Seeker:
-    seeker = Seeker(ring)
+    seeker = Seeker(ring.announcement)
     undo.callback(seeker.close)
+    assert ring.attach(seeker.entry.reader_id, seeker.entry.incarnation)
     return seeker
 
 

@@ -84,7 +84,7 @@ class Supervisor(Closeable):
             self._seat = stack.enter_context(Seat(named))
             self._directory = self._seat.directory
             self._remove_leftovers()
-            stack.callback(self._leave)
+            stack.callback(self._remove_leftovers)
             require_room_for(config, host_without(self.run_dir))
             config.save(self._directory.config)
             stack.enter_context(StatsPage.create(self._directory.stats_page))
@@ -146,15 +146,11 @@ class Supervisor(Closeable):
     def close(self) -> None:
         """End all roles in order (frontend first, so that it can drain), remove sockets, let the directory go."""
         self._group.stop(self.config.drain_timeout_s, is_hurried=lambda: self._stop.num_signals > 1)
+        if not self.config.keep_cache:
+            remove_notes(self.run_dir)  # of a frontend that had to be killed
         self._closing.close()
 
     # ---- starting
-
-    def _leave(self) -> None:
-        """Remove what would be left: also the rings of a frontend that had to be killed, unless they are to be kept."""
-        if not self.config.keep_cache:
-            remove_notes(self.run_dir)
-        self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
         """Remove what the dead have left: a killed frontend its ring, a service its sockets, a client its lock.

@@ -7,12 +7,14 @@
     new, does not fit     frames                        stored nowhere, and counted
 
 Small items are those below `inline_below_bytes`. They never see the ring, and take at most a sixteenth of its size.
+What lies in a ring that was adopted from a former frontend is there as before; small items went with that.
 
 Invariant: no key is in both places.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 SMALL_SHARE = 16
 """The small items that are kept here take at most this part of the ring's size."""
+_NUM_EMBEDS = struct.Struct("<I")
 
 
 class RingItemCache(ItemCache):
@@ -37,7 +40,7 @@ class RingItemCache(ItemCache):
         super().__init__()
         self._inline_below_bytes = config.inline_below_bytes
         self._small: RequestLRU[Processed] = RequestLRU(config.processor_cache_bytes // SMALL_SHARE)
-        self._ring: RingItems[int] = RingItems(store)
+        self._ring: RingItems[int] = RingItems(store, _NUM_EMBEDS.pack, _unpack)
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         return [key for key in dict.fromkeys(keys) if key not in self._ring and key not in self._small]
@@ -96,3 +99,8 @@ class RingItemCache(ItemCache):
             self._num_fallbacks += 1
             return OutgoingItem.inline(key, item)
         return OutgoingItem(key, nbytes, item.num_embeds, handle)
+
+
+def _unpack(about: bytes) -> int | None:
+    """Return the number of embeddings behind an item of a former frontend; None: it is no item."""
+    return _NUM_EMBEDS.unpack(about)[0] if len(about) == _NUM_EMBEDS.size else None

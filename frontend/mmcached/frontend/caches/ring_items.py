@@ -1,7 +1,8 @@
 """Keeps records in the ring under keys, each with a note that stays in this process and goes with its chunk.
 
 The ring says what is cached, and evicts; its slots bound the notes. A record without a note was put by somebody else,
-such as a cache that was closed; it counts as absent.
+such as a cache that was closed; it counts as absent. Notes that can be packed lie in the ring too, so that a ring that
+was adopted has them again.
 
 Invariant: every note belongs to a chunk that the ring has. Knows nothing of what a record or a note is, or of leases.
 Not thread-safe: it belongs to the thread that owns the ring.
@@ -9,7 +10,7 @@ Not thread-safe: it belongs to the thread that owns the ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from mmcached.shm import ObjectStoreWriter
@@ -26,11 +27,25 @@ class RingItems(Generic[N]):
     Args:
         store: of the ring that this process writes; closed by its owner, after this. From now on everything is put and
             forgotten through this object.
+        pack, unpack: a note as bytes, and back, None for bytes that are none; by default there are no bytes of any.
     """
 
-    def __init__(self, store: ObjectStoreWriter) -> None:
+    def __init__(
+        self,
+        store: ObjectStoreWriter,
+        pack: Callable[[N], bytes] = lambda note: b"",
+        unpack: Callable[[bytes], N | None] = lambda about: None,
+    ) -> None:
         self._store = store
+        self._pack = pack
         self._notes: dict[Handle, N] = {}
+        for key, (_, about) in store.adopted.items():
+            handle, note = store.find(key), unpack(about)
+            if handle is not None and note is not None:
+                self._notes[handle] = note
+            else:
+                store.discard(key)
+        store.adopted.clear()
         self._next_on_evict = store.ring.on_evict
         self._is_closed = False
         store.ring.on_evict = self._forget
@@ -48,7 +63,7 @@ class RingItems(Generic[N]):
         """Write a record under a key that is absent; return None if there is no room for it now, or never."""
         self._store.discard(key)  # a record without a note
         try:
-            handle = self._store.put_encoded(key, encoded)
+            handle = self._store.put_encoded(key, encoded, self._pack(note))
         except (ItemTooLarge, CacheFull):
             return None
         self._notes[handle] = note

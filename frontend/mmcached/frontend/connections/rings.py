@@ -29,6 +29,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import LayoutMismatch, SegmentError, StaleHandle
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.stats import RingStats
+from mmcached.wire.version import PROTOCOL_VERSION
 
 log = structlog.get_logger("mmcached.frontend")
 
@@ -141,6 +142,7 @@ class LateRing(Closeable):
         reason = "none is wanted"
         if self._plan is not None:
             try:
+                LayoutMismatch.unless_equal("version", note.version, PROTOCOL_VERSION)
                 ring = self._plan.adopt(note.ring)
             except (SegmentError, LayoutMismatch) as error:
                 reason = str(error)
@@ -207,7 +209,7 @@ def warn_of_small_shm(config: ServiceConfig, shm_bytes: int) -> bool:
     if shm_bytes >= needed:
         return False
     log.warning(
-        "/dev/shm is too small for a restart: a next frontend would begin without ring or store, inline",
+        "/dev/shm has no room for a second ring and store: a next frontend that adopts neither begins without, inline",
         shm_mib=shm_bytes >> 20,
         wanted_mib=needed >> 20,
     )

@@ -44,7 +44,6 @@ from mmcached.wire.errors import (
     InvariantError,
     ItemTooLarge,
     LocalProtocolError,
-    SegmentError,
 )
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Barrier
@@ -85,7 +84,6 @@ class RingWriter(Closeable):
             and must not call the ring.
         on_hit: called with the handle of each chunk that a reader has found by itself, some time later; may miss one.
         tenant: goes into every handle.
-        is_adopted: a former writer has used the segment.
     Attributes:
         outlives_writer: `close` leaves the ring as it is, for a successor to adopt.
         index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
@@ -105,7 +103,6 @@ class RingWriter(Closeable):
         on_evict: Callable[[Handle], None] | None = None,
         on_hit: Callable[[Handle], None] | None = None,
         tenant: str = "",
-        is_adopted: bool = False,
     ) -> None:
         layout = segment.control.layout
         self.outlives_writer = False
@@ -139,12 +136,6 @@ class RingWriter(Closeable):
         self.has_lookups = layout.index_words > 0
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
         self.board.set_writer_pid(os.getpid())
-        if is_adopted:
-            for reader_id in self._watch.adopt(is_granting=self.index is None):
-                self.touch_logs.begin(reader_id)
-            crash_point("adopt.after_readers")
-            is_leased, handle_of = self._leases.is_pinned, self._handle
-            adopt_chunks(self._tables, self.board, self._chunks, self.index, is_leased=is_leased, handle_of=handle_of)
 
     def __iter__(self) -> Iterator[tuple[Handle, bytes]]:
         """Iterate over the current chunks with their notes, the oldest first, as of now."""
@@ -424,6 +415,14 @@ class RingWriter(Closeable):
         del self._data, self._leases, self._watch, self.touch_logs  # they hold the mappings
         segment.close(keeps_names=self.outlives_writer)
 
+    def _adopt(self) -> None:
+        """Take over what a former writer has left; raise SegmentError if it contradicts itself."""
+        for reader_id in self._watch.adopt(is_granting=self.index is None):
+            self.touch_logs.begin(reader_id)
+        crash_point("adopt.after_readers")
+        is_leased, handle_of = self._leases.is_pinned, self._handle
+        adopt_chunks(self._tables, self.board, self._chunks, self.index, is_leased=is_leased, handle_of=handle_of)
+
     def _handle(self, slot: int, record: SlotRecord) -> Handle:
         names = self.announcement
         return Handle(names.ring_id, names.epoch, slot, record.generation, record.offset, record.nbytes, self._tenant)
@@ -481,18 +480,18 @@ def adopt_ring(
     """
     segment = WriterSegment.adopt(announcement, layout)
     crash_point("adopt.after_lock")
+    ring = RingWriter(
+        segment,
+        max_object_bytes=max_object_bytes,
+        reader_quota_bytes=reader_quota_bytes,
+        shared_quota_bytes=shared_quota_bytes,
+        has_checksums=has_checksums,
+        tenant=tenant,
+    )
     try:
-        return RingWriter(
-            segment,
-            max_object_bytes=max_object_bytes,
-            reader_quota_bytes=reader_quota_bytes,
-            shared_quota_bytes=shared_quota_bytes,
-            has_checksums=has_checksums,
-            tenant=tenant,
-            is_adopted=True,
-        )
-    except SegmentError:
-        Board(Tables(segment.data, segment.control.layout).board).detach_all()
+        ring._adopt()
+    except Exception:
         crash_point("adopt.before_removal")
-        segment.close()
+        ring.close()
         raise
+    return ring

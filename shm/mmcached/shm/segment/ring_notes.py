@@ -17,6 +17,7 @@ import msgspec
 
 from mmcached.shm.files.own_file import open_own
 from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.version import PROTOCOL_VERSION
 
 _MAX_BYTES = 4096
 
@@ -26,10 +27,12 @@ class RingNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         is_kept: also while no service runs in its home.
+        version: `PROTOCOL_VERSION` of the writer; what another has put there may be written otherwise.
     """
 
     ring: RingAnnouncement
     is_kept: bool
+    version: int = PROTOCOL_VERSION
 
 
 def write_note(home: Path, name: str, note: RingNote) -> None:
