@@ -10,7 +10,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmcached.shm.ring import lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring import adoption, lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring.chunks import ChunkTable
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_entry import ReaderEntry
@@ -37,6 +38,7 @@ from scripts.verification.replay import Machine
 from scripts.verification.self_lease_words import KEYS, RUNNING, ByteLocks, Map, ModelStore
 from scripts.verification.self_lease_world import (
     Attach,
+    Clear,
     Discard,
     Poll,
     Put,
@@ -110,6 +112,9 @@ _BY_TOKEN = Setting(script=(Put(1),), rounds=2, num_threads=2, reader=ByToken)
 _HANDED_ON = Setting(Map(2, 1), script=(Discard(), Put(1)), reader=HandedOn)
 _THREADS = Setting(script=(Put(1),), num_threads=2)
 _KILLED_WRITER = replace(_ONE, num_kills=1, mortal=(0,))
+_ADOPTED = replace(_KILLED_WRITER, script=(Put(1),), successor=(Put(0),))
+_CLEARED = replace(_ADOPTED, script=(Clear(),), successor=(Put(1),))
+_DISCARDED = replace(_ADOPTED, script=(Put(1), Discard()), num_keys=2)
 _KILLED_READER = Setting(script=(Poll(), Attach(), Put(1)), num_lives=2, num_kills=1, mortal=(1,))
 _HELLO = Setting(script=(Put(0), Attach(), Put(0)), is_attached=False)
 _FENCED = Setting(script=(Poll(), Put(0)), is_scribbled=True, reader=FencedReader)
@@ -126,6 +131,8 @@ SMALL = (
     *_both("a record is discarded while a reader looks", replace(_ONE, script=(Discard(), Put(1)))),
     *_both("a reader attaches while a slot is reused", _HELLO),
     *_both("a fenced reader goes on", _FENCED),
+    *_both("the writer is killed, and its ring is adopted", _ADOPTED),
+    *_both("the writer is killed while it clears the ring", _CLEARED),
     Scenario("a lease is handed on while its record is discarded, x86-TSO", _HANDED_ON, Order.TSO),
     Scenario("the writer is killed at any step, x86-TSO", _KILLED_WRITER, Order.TSO),
     Scenario("a reader is killed at any step, and its successor reads, x86-TSO", _KILLED_READER, Order.TSO),
@@ -134,6 +141,7 @@ SMALL = (
 )
 
 LARGE = (
+    *_both("the writer is killed after a discard", _DISCARDED),
     Scenario("the writer is killed at any step, weak", _KILLED_WRITER, Order.WEAK),
     Scenario("a reader is killed at any step, and its successor reads, weak", _KILLED_READER, Order.WEAK),
     *_both(
@@ -301,6 +309,22 @@ class LookupWithoutAttached(Lookup):
         return True
 
 
+class WatchThatAdoptsNobody(reader_watch.ReaderWatch):
+    def adopt(self, *, is_granting: bool) -> list[int]:
+        return []
+
+
+def adopt_without_islands(*parts: Any, **options: Any) -> None:
+    adoption.adopt_chunks(*parts, **(options | {"is_leased": lambda slot: False}))
+
+
+class ChunksThatCountWhatIsThere(ChunkTable):
+    """Goes on from the last generation that is still there."""
+
+    def adopt(self, current: Any, islands: Any, generation: int) -> None:
+        super().adopt(current, islands, max((handle.generation for handle, _ in current), default=1))
+
+
 class LocksThatGuess(ByteLocks):
     """Say of a reader that is silent that it is dead."""
 
@@ -381,4 +405,8 @@ MUTANTS = (
         _KILLED_READER,
         (ring, "LeaseTable", TableThatKeepsGrants),
     ),
+    _mutant("a successor forgets living readers", "I1", _ADOPTED, (ring, "ReaderWatch", WatchThatAdoptsNobody)),
+    _mutant("a successor frees what is leased", "I1", _ADOPTED, (ring, "adopt_chunks", adopt_without_islands)),
+    _mutant("a successor does not fence", "I1", _CLEARED, (adoption, "require_word_store", StoreWithoutFence)),
+    _mutant("a successor uses a generation again", "I1", _DISCARDED, (ring, "ChunkTable", ChunksThatCountWhatIsThere)),
 )

@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.files import locks
-from mmcached.shm.ring import leases, lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring import adoption, leases, lookup, reader_entry, reader_watch, ring, slot_table
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.ring import RingWriter
 from mmcached.shm.ring.slot_table import CHECK, FIRST_KEY, GENERATION, NBYTES, NOTE_BYTES, OFFSET, SECOND_KEY, KeyDigest
 from mmcached.shm.segment import board
+from mmcached.shm.segment.board import FLOOR, LAST_GENERATION
 from mmcached.shm.segment.layout import (
     ALIGNMENT,
     ATTACHED_WORD,
@@ -209,7 +210,7 @@ class Map:
         readers, slots = range(self.num_readers), range(self.num_slots)
         fields = ("generation", "offset", "nbytes", "note", "key", "key'", "check", "pad")
         return [
-            *(f"attached[{r}]" for r in readers),
+            *("the last generation", "the floor", *(f"attached[{r}]" for r in readers)),
             *(f"{field} of slot {s}" for s in slots for field in fields),
             *(f"payload[{s}][{part}]" for s in slots for part in range(PAYLOAD_WORDS)),
             *(f"granted[{r}][{s}]" for r in readers for s in slots),
@@ -224,7 +225,7 @@ class Map:
         return self.alive(self.num_readers) + 1
 
     def attached(self, reader_id: int) -> int:
-        return reader_id
+        return 2 + reader_id
 
     def slot(self, slot: int, field: int) -> int:
         return self.attached(self.num_readers) + SLOT_WORDS * slot + field
@@ -265,7 +266,8 @@ class Map:
         return RingAnnouncement(0, "0" * 32, 1, ALIGNMENT * self.num_slots, self.num_slots, self.num_readers)
 
     def board(self) -> ModelWords:
-        return ModelWords({ATTACHED_WORD + r: self.attached(r) for r in range(self.num_readers)})
+        attached = {ATTACHED_WORD + r: self.attached(r) for r in range(self.num_readers)}
+        return ModelWords({LAST_GENERATION: 0, FLOOR: 1, **attached})
 
     def slots(self) -> ModelWords:
         changing = [GENERATION, FIRST_KEY, *([OFFSET, NBYTES] if self.has_sizes else [])]
@@ -296,7 +298,8 @@ class Map:
             words |= {first: self.returned(reader_id, slot), first + 1: self.taken(reader_id, slot)}
         return ModelWords(words)
 
-    def ring_writer(self) -> RingWriter:
+    def ring_writer(self, *, is_adopted: bool = False) -> RingWriter:
+        """Make the ring's writer, or its successor."""
         control = SimpleNamespace(
             fd=self,
             layout=self.layout(),
@@ -314,7 +317,13 @@ class Map:
             mock.patch.object(ring, "Tables", return_value=self.tables()),
             mock.patch.object(ring, "granted_of", return_value=self.grants()),
         ):
-            writer = RingWriter(segment, max_object_bytes=ALIGNMENT * self.num_slots)  # type: ignore[arg-type]
+            num_bytes = ALIGNMENT * self.num_slots
+            if is_adopted:
+                opens = SimpleNamespace(adopt=lambda announcement, layout: segment)
+                with mock.patch.object(ring, "WriterSegment", opens):
+                    writer = ring.adopt_ring(self.announcement(), self.layout(), max_object_bytes=num_bytes)
+            else:
+                writer = RingWriter(segment, max_object_bytes=num_bytes)  # type: ignore[arg-type]
         writer.has_lookups = True
         return writer
 
@@ -334,7 +343,7 @@ def modelled_words(the_map: Map) -> Iterator[None]:
         yield RUNNING.machine.choose(the_map.num_slots) if the_map.num_slots > 1 else 0
 
     with contextlib.ExitStack() as stack:
-        for module in (board, reader_entry, ring, slot_table):
+        for module in (adoption, board, reader_entry, ring, slot_table):
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
         stack.enter_context(mock.patch.object(reader_watch, "locks", ByteLocks))
         stack.enter_context(mock.patch.object(lookup, "slots_of", any_slot))

@@ -8,7 +8,7 @@ What must hold:
     I1  a reader under a lease reads the payload of the record that it has found, whole
     I3  at rest all has come back that an attached reader has taken
     I8  what a reader has under lease, another can take too
-    I7  at rest a valid slot's payload is whole, and a living writer has left none retired
+    I7  at rest a valid slot's payload is whole, and a living writer has left none retired, unless it discards
 """
 
 from __future__ import annotations
@@ -55,8 +55,13 @@ class Discard:
     """Forget the last record that was put."""
 
 
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Forget all records."""
+
+
 ONE_SLOT = Map(1, 1)
-Job = Put | Poll | Attach | Discard
+Job = Put | Poll | Attach | Discard | Clear
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Setting:
         script: what the writer does.
         rounds: look-ups of each thread of each reader.
         num_lives: of the first reader; the others have one.
+        successor: what a second life of the writer does, after it has adopted the ring; empty: there is none.
         num_kills, mortal: kills that may happen, and the roles that they may hit; 0 is the writer.
         reader: what the readers do, if not as usual.
         is_scribbled: a stray store of the first reader has hit its count of slot 0.
@@ -80,6 +86,7 @@ class Setting:
     num_keys: int = 1
     num_threads: int = 1
     num_lives: int = 1
+    successor: tuple[Job, ...] = ()
     num_kills: int = 0
     mortal: tuple[int, ...] = ()
     is_attached: bool = True
@@ -106,12 +113,17 @@ class Writer:
     def __call__(self, machine: Machine, script: tuple[Job, ...]) -> None:
         ring, handles = self.begin(PlainMemory(self.setting.the_map.size()))
         RUNNING.machine = machine
+        self.play(machine, script, ring, handles)
+
+    def play(self, machine: Machine, script: tuple[Job, ...], ring: Any, handles: list[Handle]) -> None:
         for job in script:
             match job:
                 case Put(key, num_units):
                     handles += self.put(ring, key, num_units)
                 case Discard():
                     ring.discard(handles.pop())
+                case Clear():
+                    ring.clear()
                 case Poll():
                     ring.poll_deaths()
                 case Attach(reader_id):
@@ -145,6 +157,15 @@ class Writer:
     def fill(self, claim: Any, key: int) -> None:
         for word in _payload_words(self.setting.the_map, claim.offset, claim.nbytes):
             RUNNING.machine.store(word, stamp(claim.generation, key))
+
+
+class Successor(Writer):
+    """Adopts the ring first."""
+
+    def __call__(self, machine: Machine, script: tuple[Job, ...]) -> None:
+        RUNNING.machine = machine
+        ring = self.setting.the_map.ring_writer(is_adopted=True)
+        self.play(machine, script, ring, [handle for handle, _ in ring])
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +244,8 @@ def start(setting: Setting, order: Order) -> World:
     memory = PlainMemory(the_map.size())
     writer = Writer(setting)
     writer.begin(memory)
-    roles = [Role("the writer", (((writer, setting.script),),), is_mortal=0 in setting.mortal)]
+    scripts = [(writer, setting.script), *([(Successor(setting), setting.successor)] if setting.successor else [])]
+    roles = [Role("the writer", tuple((each,) for each in scripts), is_mortal=0 in setting.mortal)]
     for reader_id in range(the_map.num_readers):
         program = (setting.reader or Reader)(setting, reader_id)
         num_lives = setting.num_lives if reader_id == 0 else 1
@@ -269,7 +291,7 @@ def _check_rest(setting: Setting) -> Callable[[World], None]:
     the_map = setting.the_map
 
     def check(world: World) -> None:
-        words = world.memory.words
+        words, writer = world.memory.words, world.processes[0]
         for reader_id in range(the_map.num_readers):
             incarnation = incarnation_of(reader_id, words[the_map.alive(1 + reader_id)])
             if words[the_map.attached(reader_id)] != incarnation:
@@ -282,7 +304,7 @@ def _check_rest(setting: Setting) -> Callable[[World], None]:
             mark = words[the_map.slot(slot, GENERATION)]
             if mark & 1:
                 _check_payload(the_map, words, slot)
-            elif mark and world.processes[0].is_alive and Discard() not in setting.script:
+            elif mark and writer.life == 1 and writer.is_alive and not {Discard(), Clear()} & set(setting.script):
                 raise Violation(f"I7: slot {slot} stays retired")
 
     return check

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.allocator import Extent
 from mmcached.shm.ring.chunks import ChunkTable
@@ -50,7 +48,7 @@ def adopt_chunks(
     slots = SlotTable(tables.slots)
     current: list[tuple[int, SlotRecord]] = []
     gone: list[tuple[int, SlotRecord]] = []
-    for slot, record, is_valid in _records(tables.slots):
+    for slot, record, is_valid in _records(tables.slots, chunks.num_slots):
         _check(slot, record, chunks.capacity, board.last_generation())
         (current if is_valid and record.generation > board.floor() else gone).append((slot, record))
     for slot, _ in gone:
@@ -76,11 +74,11 @@ def adopt_chunks(
     crash_point("adopt.after_index")
 
 
-def _records(words: memoryview) -> Iterator[tuple[int, SlotRecord, bool]]:
-    marks = np.frombuffer(words, np.uint64)[::SLOT_WORDS]
-    for slot in np.flatnonzero(marks).tolist():
-        record, is_valid = read_slot(words, slot)
-        yield slot, record, is_valid
+def _records(words: memoryview, num_slots: int) -> Iterator[tuple[int, SlotRecord, bool]]:
+    for slot in range(num_slots):
+        if words[SLOT_WORDS * slot]:
+            record, is_valid = read_slot(words, slot)
+            yield slot, record, is_valid
 
 
 def _extent(slot: int, record: SlotRecord) -> Extent:

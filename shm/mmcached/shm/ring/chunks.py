@@ -55,6 +55,10 @@ class ChunkTable:
         return self._allocator.capacity
 
     @property
+    def num_slots(self) -> int:
+        return self._allocator.num_slots
+
+    @property
     def used_bytes(self) -> int:
         return self._allocator.used_bytes
 
