@@ -208,7 +208,7 @@ def test_an_owned_lease_of_a_stale_handle_is_given_back_at_once() -> None:
         assert receiver.num_held == 0
 
 
-OFFSETS = {"before the ring": 0, "beside a payload": 1, "behind the ring": 1 << 20, "far behind": 2**63 - 1}
+OFFSETS = {"another place": 64, "beside a payload": 1, "behind the ring": 1 << 20, "far behind": 2**63 - 1}
 
 
 @pytest.mark.parametrize(
