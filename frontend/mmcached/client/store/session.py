@@ -16,9 +16,10 @@ views or at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import TypeVar
 
 from mmcached.cache.store_keys import store_key
 from mmcached.client.store.hits import Hit, Reading, inline_record
@@ -34,6 +35,7 @@ from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 
 Place = Handle | Inline | None
+T = TypeVar("T")
 
 
 class StoreSession:
@@ -49,11 +51,10 @@ class StoreSession:
 
     def __init__(self, ring: RingAnnouncement | None) -> None:
         self.ring = ring
-        self.is_attached = self._is_announced = False
+        self.is_attached = self._is_announced = self._is_counting = False
         self.why_inline = ""
         self.seen_epoch = 0
         self._lock = threading.RLock()
-        self._turn = _Turn(self._lock)
         self._reader: ReaderEntry | None = None
         if ring is not None:
             try:
@@ -93,7 +94,8 @@ class StoreSession:
             InvalidRequest: a dtype that the wanted library does not have.
         """
         digests = [_digest_of(tenant, key) for key in keys]
-        with self._turn as reader:
+
+        def take(reader: ReaderEntry | None) -> tuple[list[Handle | None], bool] | None:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
@@ -102,8 +104,12 @@ class StoreSession:
             hits = [place for place in places if place is not None]
             reader.count(hits, len(places) - len(hits))
             # So much that others would find no room: copies, then.
-            copies = reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
-        return self._hits(places, (), replace(reading, view=False) if copies else reading)
+            return places, reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
+
+        if (taken := self._alone(take)) is None:
+            return None
+        places, is_copied = taken
+        return self._hits(places, (), replace(reading, view=False) if is_copied else reading)
 
     def open(self, answer: Records, payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
         """Turn an answer into hits, in its order; what has gone from the ring meanwhile is as good as not there.
@@ -112,8 +118,7 @@ class StoreSession:
             RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
-        with self._turn as reader:
-            places = [self._usable(place, reader) for place in answer.records]
+        places = self._alone(lambda reader: [self._usable(place, reader) for place in answer.records])
         return self._hits(places, payload, reading)
 
     def open_token(self, token: LeaseToken, reading: Reading) -> list[Hit | None] | None:
@@ -123,7 +128,8 @@ class StoreSession:
             InvalidRequest: the ring has no such slot, or a dtype that the wanted library does not have.
             RemoteProtocolError, ChecksumMismatch: the record is not what it should be.
         """
-        with self._turn as reader:
+
+        def take(reader: ReaderEntry | None) -> list[Handle | None] | None:
             if reader is None or not self._may_take(reader):
                 return None
             place = None
@@ -135,12 +141,16 @@ class StoreSession:
                     self._returns.give_back(place)
                     place = None
             reader.count([] if place is None else [place], int(place is None))
-        return self._hits([place], (), reading)
+            return [place]
+
+        places = self._alone(take)
+        return None if places is None else self._hits(places, (), reading)
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if that cannot be seen from here."""
         digests = [_digest_of(tenant, key) for key in keys]
-        with self._turn as reader:
+        with self._lock:
+            reader = self._reader
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
@@ -153,15 +163,15 @@ class StoreSession:
         with self._lock:
             if self._reader is None:
                 return
-            self._reader = self._turn.reader = None
+            self._reader = None
             self._store.close()  # with the last view the mapping goes, and with it the reader
 
     def abandon(self) -> None:
         """In a forked child: let go without giving back; the parent's leases stay its own."""
         self._lock = threading.RLock()  # the thread that held it may not exist here
-        self._turn = _Turn(self._lock)
+        self._is_counting = False
         if self._reader is not None:
-            self._reader = self._turn.reader = None
+            self._reader = None
             self._returns.abandon()
             self._store.close()
 
@@ -172,10 +182,22 @@ class StoreSession:
         except BaseException:
             reader.close()
             raise
-        self._reader = self._turn.reader = reader
+        self._reader = reader
         self._returns = LeaseReturns(reader)
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)
+
+    def _alone(self, count: Callable[[ReaderEntry | None], T]) -> T:
+        """Count leases in one thread at a time: a count that two raise at once could lose one."""
+        # No context manager of our own: an interrupt between its steps would keep the lock for ever.
+        with self._lock:
+            if self._is_counting:
+                raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
+            try:
+                self._is_counting = True
+                return count(self._reader)
+            finally:
+                self._is_counting = False
 
     def _may_take(self, reader: ReaderEntry) -> bool:
         if not self.is_attached:
@@ -225,33 +247,6 @@ class StoreSession:
                 return Hit(inline_record(place, payload, reading))
             case None:
                 return None
-
-
-class _Turn:
-    """Lets one thread at a time count leases: a count that two raise at once could lose one.
-
-    Attributes:
-        reader: the entry to count in, if there is one.
-    """
-
-    __slots__ = ("_is_taken", "_lock", "reader")
-
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
-        self._is_taken = False
-        self.reader: ReaderEntry | None = None
-
-    def __enter__(self) -> ReaderEntry | None:
-        self._lock.acquire()
-        if self._is_taken:
-            self._lock.release()
-            raise LocalProtocolError("a signal handler or finalizer called the client in the middle of a call")
-        self._is_taken = True
-        return self.reader
-
-    def __exit__(self, *exception: object) -> None:
-        self._is_taken = False
-        self._lock.release()
 
 
 @lru_cache(maxsize=4096)
