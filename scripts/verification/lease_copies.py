@@ -40,7 +40,9 @@ FIELDS: dict[type, set[str]] = {
             "_readers",
             "_num_barriers",
             "_next_look",
-            "_readers_per_look",
+            "_next_slot",
+            "_is_idle",
+            "_many",
             "_live",
         ),
     },
@@ -74,7 +76,8 @@ def copy_table(table: LeaseTable, control: Control, granted: Counts) -> LeaseTab
     made = _blank(table)
     made._counts, made._granted = control.counts(), granted
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
-    made._next_look, made._readers_per_look = table._next_look, table._readers_per_look
+    made._next_look, made._next_slot = table._next_look, table._next_slot
+    made._is_idle, made._many = table._is_idle, table._many
     made.num_lost = table.num_lost
     made._live = {reader_id: live_counts(made._counts, granted, reader_id) for reader_id in table._readers}
     made._readers = {reader_id: _copy_reader(books) for reader_id, books in table._readers.items()}
@@ -82,7 +85,8 @@ def copy_table(table: LeaseTable, control: Control, granted: Counts) -> LeaseTab
 
 
 def _copy_reader(books: _Reader) -> _Reader:
-    made = copy.copy(books)  # `base` and `seen` are never changed
+    made = copy.copy(books)  # `base` is never changed
+    made.seen = books.seen.copy()
     made.slot_to_nbytes = dict(books.slot_to_nbytes)
     return made
 

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from mmcached.shm.files import locks
 from mmcached.shm.ring import adoption, leases, lookup, reader_entry, reader_watch, ring, slot_table
+from mmcached.shm.ring.key_index import KeyIndexWriter
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.reader_entry import ReaderEntry
 from mmcached.shm.ring.ring import RingWriter
@@ -324,7 +325,7 @@ class Map:
                     writer = ring.adopt_ring(self.announcement(), self.layout(), max_object_bytes=num_bytes)
             else:
                 writer = RingWriter(segment, max_object_bytes=num_bytes)  # type: ignore[arg-type]
-        writer.has_lookups = True
+        writer.index = cast(KeyIndexWriter, "not modelled")
         return writer
 
     def reader_entry(self, reader_id: int, incarnation: int) -> ReaderEntry:

@@ -144,6 +144,21 @@ def test_of_many_readers_some_are_looked_at_each_time_and_all_in_the_end() -> No
     assert set().union(*found) == set(range(len(cells)))
 
 
+def test_of_a_large_table_a_part_is_looked_at_each_time_and_all_in_the_end() -> None:
+    num_slots = 2 * COUNTS_PER_LOOK + 5
+    cells = new_cells(2, num_slots)
+    table = table_of(cells)
+    for reader_id in range(2):
+        table.attach(reader_id, incarnation=reader_id + 1)
+    table.grant(1, 7)
+    cells[0, COUNTS_PER_LOOK + 1] = cells[1, num_slots - 1] = 1
+    found = [table.fence_overruns() for _ in range(6)]
+    expected = [{0: Overrun(COUNTS_PER_LOOK + 1, 0, 1)}, {1: Overrun(num_slots - 1, 0, 1)}]
+    assert [each for each in found if each] == expected
+    assert found[0] == {}, "not all at once"
+    assert table.pinned_slots() == {7}, "as was last believed"
+
+
 def test_what_a_reader_takes_by_itself_counts_as_what_was_granted(cells: Cells) -> None:
     taken = taken_beside(cells)
     cells[0], taken[0] = [3, 0, 9, 1], [1, 1, 0, 1]  # a former life's

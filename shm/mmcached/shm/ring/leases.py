@@ -27,8 +27,9 @@ Invariant: in an attached reader that is not frozen, outstanding >= 0, and when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,8 @@ from mmcached.wire.messages.parts import Barrier
 Counts = npt.NDArray[np.uint64]
 Outstanding = npt.NDArray[np.int64]
 LiveCounts = tuple[memoryview, memoryview, memoryview]
-COUNTS_PER_LOOK = 1 << 18
-"""So many slots of readers are judged at a time, at least one reader's."""
+COUNTS_PER_LOOK = 1 << 16
+"""So many slots of readers are judged at a time: a millisecond and a half, however many there are."""
 FEW_READERS = 12
 """So many are asked one by one; more at once, which takes as long as twelve."""
 
@@ -66,7 +67,7 @@ class _Reader:
 
     Attributes:
         base: per slot, the grants with which it was attached; never changed.
-        seen: per slot, returned and taken when they were last looked at as a whole and were possible; never changed.
+        seen: per slot, returned and taken when they were last looked at and were possible.
         barrier: the last one, until its answer has come; nothing is granted meanwhile.
         slot_to_nbytes: sizes of the chunks granted, for the quota; may hold some that came back.
         frozen_slots: None while the reader's words count.
@@ -89,6 +90,13 @@ class _Reader:
         return not self.is_stopped and self.frozen_slots is None
 
 
+class _Many(NamedTuple):
+    """What many readers are asked by: those whose words count, and what the others hold."""
+
+    reader_ids: npt.NDArray[np.intp]
+    frozen_slots: frozenset[int]
+
+
 class LeaseTable:
     """Leases of all readers.
 
@@ -96,19 +104,28 @@ class LeaseTable:
         counts: `(max_readers, num_slots, 2)`, uint64, returned and taken; read at each question, never written.
         granted: `(max_readers, num_slots)`, uint64; those of attached readers are written.
         quota_bytes: the bytes that one reader may be granted, each chunk counted once; None for no limit.
+        is_idle: says of a reader, without a look at its counts, that it holds nothing; for figures only.
     Attributes:
         num_lost: leases that barriers have found lost, in all readers ever.
     """
 
-    def __init__(self, counts: Counts, granted: Counts, *, quota_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        granted: Counts,
+        *,
+        quota_bytes: int | None = None,
+        is_idle: Callable[[int], bool] = lambda reader_id: False,
+    ) -> None:
         self._counts = counts
         self._granted = granted
         self._quota_bytes = quota_bytes
         self.num_lost = 0
-        self._next_look = 0
-        self._readers_per_look = max(1, COUNTS_PER_LOOK // counts.shape[1])
+        self._is_idle = is_idle
+        self._next_look = self._next_slot = 0
         self._readers: dict[int, _Reader] = {}
         self._live: dict[int, LiveCounts] = {}
+        self._many: _Many | None = None  # of all readers, as long as none comes, goes or is frozen
         self._num_barriers = 0
 
     def attach(self, reader_id: int, incarnation: int, *, is_adopted: bool = False) -> bool:
@@ -126,12 +143,14 @@ class LeaseTable:
             self._granted[reader_id] = seen[:, 0] - seen[:, 1]
         self._readers[reader_id] = _Reader(incarnation, self._granted[reader_id].copy(), seen)
         self._live[reader_id] = live_counts(self._counts, self._granted, reader_id)
+        self._many = None
         return True
 
     def void(self, reader_id: int) -> None:
         """Forget the reader and its leases: all that could read under them are dead."""
         self._readers.pop(reader_id, None)
         self._live.pop(reader_id, None)
+        self._many = None
 
     def stop(self, reader_id: int) -> None:
         self._readers[reader_id].is_stopped = True
@@ -257,7 +276,8 @@ class LeaseTable:
         return False
 
     def pinned_slots(self) -> set[int]:
-        return {slot for reader_id in self._readers for slot in self._held_slots(reader_id)}
+        busy = [reader_id for reader_id in self._readers if not self._is_idle(reader_id)]
+        return {slot for reader_id in busy for slot in self._held_slots(reader_id)}
 
     def num_leases(self) -> int:
         """Return the number of leases that are out, over all readers that can be trusted."""
@@ -265,7 +285,7 @@ class LeaseTable:
         return sum(
             int(np.maximum(self._all_outstanding(reader_id), 0).sum())
             for reader_id, books in self._readers.items()
-            if books.frozen_slots is None
+            if books.frozen_slots is None and not self._is_idle(reader_id)
         )
 
     def fenced_readers(self) -> list[int]:
@@ -278,31 +298,36 @@ class LeaseTable:
         books = self._readers[reader_id]
         last = self._granted[reader_id] + books.seen[:, 1] - books.seen[:, 0]
         books.frozen_slots = frozenset(np.flatnonzero(last).tolist())
+        self._many = None
 
     def fence_overruns(self) -> dict[int, Overrun]:
-        """Look at all counts of the next readers; fence those that cannot be; return those not fenced before."""
+        """Look at the next counts, around all readers; fence those that cannot be; return those not fenced before."""
         found = {}
-        reader_ids = list(self._readers)
-        looked_at = reader_ids[self._next_look : self._next_look + self._readers_per_look]
-        self._next_look += self._readers_per_look
-        if self._next_look >= len(reader_ids):
-            self._next_look = 0
-        for reader_id in looked_at:
+        reader_ids, num_slots, num_left = list(self._readers), self._counts.shape[1], COUNTS_PER_LOOK
+        while num_left > 0 and self._next_look < len(reader_ids):
+            reader_id = reader_ids[self._next_look]
+            slots = slice(self._next_slot, min(self._next_slot + num_left, num_slots))
+            num_left -= slots.stop - slots.start
+            self._next_slot = slots.stop
+            if slots.stop == num_slots:
+                self._next_look, self._next_slot = self._next_look + 1, 0
             books = self._readers[reader_id]
-            if books.frozen_slots is not None:
-                continue
-            books.overrun, seen = self._judge(reader_id)
-            if books.overrun is None:
-                books.seen = seen
-            else:
-                self.freeze(reader_id)
-                found[reader_id] = books.overrun
+            if books.frozen_slots is None:
+                books.overrun, seen = self._judge(reader_id, slots)
+                if books.overrun is None:
+                    books.seen[slots] = seen
+                else:
+                    self.freeze(reader_id)
+                    found[reader_id] = books.overrun
+        if self._next_look >= len(reader_ids):
+            self._next_look = self._next_slot = 0
         return found
 
     def check_integrity(self) -> None:
         """Raise InvariantError if a reader gave back more than it was given, or the books contradict themselves."""
+        all_slots = slice(0, self._counts.shape[1])
         for reader_id, books in self._readers.items():
-            overrun = books.overrun or (None if self.is_frozen(reader_id) else self._judge(reader_id)[0])
+            overrun = books.overrun or (None if self.is_frozen(reader_id) else self._judge(reader_id, all_slots)[0])
             if overrun:
                 raise InvariantError(f"reader {reader_id} has given back more leases than it was given: {overrun}")
             num_grants = int((self._granted[reader_id] - books.base).view(np.int64).sum()) + books.num_lost
@@ -325,11 +350,14 @@ class LeaseTable:
         return outstanding
 
     def _is_pinned_by_many(self, slot: int) -> bool:
-        ids = [reader_id for reader_id, books in self._readers.items() if books.frozen_slots is None]
+        if self._many is None:
+            trusted = [reader_id for reader_id, books in self._readers.items() if books.frozen_slots is None]
+            frozen = (books.frozen_slots for books in self._readers.values() if books.frozen_slots is not None)
+            self._many = _Many(np.array(trusted, np.intp), frozenset().union(*frozen))
+        ids = self._many.reader_ids
         returned = self._counts[ids, slot, 0]  # first, as above
-        if ((self._granted[ids, slot] + self._counts[ids, slot, 1]) != returned).any():
-            return True
-        return any(slot in books.frozen_slots for books in self._readers.values() if books.frozen_slots is not None)
+        is_held = ((self._granted[ids, slot] + self._counts[ids, slot, 1]) != returned).any()
+        return bool(is_held) or slot in self._many.frozen_slots
 
     def _holds(self, reader_id: int, slot: int) -> bool:
         books = self._readers.get(reader_id)
@@ -343,18 +371,18 @@ class LeaseTable:
         frozen_slots = self._readers[reader_id].frozen_slots
         return np.flatnonzero(self._all_outstanding(reader_id)).tolist() if frozen_slots is None else frozen_slots
 
-    def _judge(self, reader_id: int) -> tuple[Overrun | None, Counts]:
-        """Return what cannot be, if anything, and the counts that were looked at."""
-        books = self._readers[reader_id]
-        returned = self._counts[reader_id, :, 0].copy()  # first, as above; and the reader goes on writing
-        counts = np.stack((returned, self._counts[reader_id, :, 1]), axis=1)
-        outstanding = (self._granted[reader_id] + counts[:, 1] - returned).view(np.int64)
-        wrong = np.flatnonzero((outstanding < 0) | ((counts < books.seen) | (counts > 2 * MAX_COUNT)).any(axis=1))
+    def _judge(self, reader_id: int, slots: slice) -> tuple[Overrun | None, Counts]:
+        """Return what cannot be, if anything, and the counts that were looked at, of some slots."""
+        seen, granted = self._readers[reader_id].seen[slots], self._granted[reader_id, slots]
+        returned = self._counts[reader_id, slots, 0].copy()  # first, as above; and the reader goes on writing
+        counts = np.stack((returned, self._counts[reader_id, slots, 1]), axis=1)
+        outstanding = (granted + counts[:, 1] - returned).view(np.int64)
+        wrong = np.flatnonzero((outstanding < 0) | ((counts < seen) | (counts > 2 * MAX_COUNT)).any(axis=1))
         if not wrong.size:
             return None, counts
-        slot = int(wrong[0])
-        given = _signed(self._granted.item(reader_id, slot) + counts.item(slot, 1))
-        return Overrun(slot, given, counts.item(slot, 0)), counts
+        first = int(wrong[0])
+        given = _signed(granted.item(first) + counts.item(first, 1))
+        return Overrun(slots.start + first, given, counts.item(first, 0)), counts
 
     def _charge(self, reader_id: int, slot: int, nbytes: int, quota_bytes: int) -> None:
         """Count a chunk that the reader begins to hold, or refuse."""

@@ -87,7 +87,6 @@ class RingWriter(Closeable):
     Attributes:
         outlives_writer: `close` leaves the ring as it is, for a successor to adopt.
         index: where keys lie, for readers that look them up; kept by the store, None if the ring was made without.
-        has_lookups: readers may take leases by themselves.
         board: what readers must know besides.
         touch_logs: how often they have found something, as of the last `poll_hits`.
     """
@@ -118,14 +117,16 @@ class RingWriter(Closeable):
         self._slots = SlotTable(self._tables.slots)
         self.board = Board(self._tables.board)
         self._leases = LeaseTable(
-            segment.control.counts(), granted_of(segment.data, layout), quota_bytes=reader_quota_bytes
+            segment.control.counts(),
+            granted_of(segment.data, layout),
+            quota_bytes=reader_quota_bytes,
+            is_idle=self._is_idle,
         )
         self._watch = ReaderWatch(segment.control, self._leases, self.board, segment.allocate_grants)
         self.touch_logs = TouchLogs(segment.control, self._touch_slot)
         self._reader_quota_bytes = NO_LIMIT if reader_quota_bytes is None else reader_quota_bytes
         self._shared_quota_bytes = NO_LIMIT if shared_quota_bytes is None else shared_quota_bytes
         self.board.set_limits(self._reader_quota_bytes, self._shared_quota_bytes)
-        self._held_bytes = 0
         self._chunks = ChunkTable(
             layout.data_bytes,
             layout.num_slots,
@@ -133,7 +134,6 @@ class RingWriter(Closeable):
             leased_slots=self._leases.pinned_slots,
         )
         self.index = KeyIndexWriter(self._tables.index) if layout.index_words else None
-        self.has_lookups = layout.index_words > 0
         self._num_evictions = self._num_refusals = self._num_puts = self._put_bytes = self._num_grants = 0
         self.board.set_writer_pid(os.getpid())
 
@@ -362,8 +362,8 @@ class RingWriter(Closeable):
     def poll_hits(self) -> None:
         """Take in what readers have found by themselves, and say what they may still hold."""
         self._check_open()
-        self._held_bytes = self.touch_logs.take_in(self._leases.incarnations(), self._reader_quota_bytes)
-        self.board.set_limits(self._reader_quota_bytes, max(0, self._shared_quota_bytes - self._held_bytes))
+        held_bytes = self.touch_logs.take_in(self._leases.incarnations(), self._reader_quota_bytes)
+        self.board.set_limits(self._reader_quota_bytes, max(0, self._shared_quota_bytes - held_bytes))
 
     # ---- the object
 
@@ -431,7 +431,7 @@ class RingWriter(Closeable):
         """Find room; from then on nobody takes a lease on what lies there."""
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
-            if plan is None or not plan.evicted or not self.has_lookups:
+            if plan is None or not plan.evicted or self.index is None:
                 return plan  # leases begin here and nowhere else, so the plan knows of all
             for victim in plan.evicted:
                 self._slots.retire(victim.slot)
@@ -443,6 +443,10 @@ class RingWriter(Closeable):
                 if self._chunks.current(victim.slot) is not None:
                     self._slots.restore(victim.slot)
         return None
+
+    def _is_idle(self, reader_id: int) -> bool:
+        # A reader that is granted leases says nothing of bytes.
+        return self.index is not None and self.touch_logs.holds_nothing(reader_id)
 
     def _touch_slot(self, slot: int, generation_bits: int) -> None:
         handle = self._chunks.current(slot)

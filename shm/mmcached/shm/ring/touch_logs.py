@@ -67,6 +67,11 @@ class TouchLogs:
                 self._take_in(first, new, old)
         return held_bytes
 
+    def holds_nothing(self, reader_id: int) -> bool:
+        """Return whether a reader says that it holds no lease."""
+        words, first = self._control.words, self._control.layout.entry_offset(reader_id) // 8
+        return words[first + TAKEN_BYTES_WORD] == words[first + RETURNED_BYTES_WORD]
+
     def _take_in(self, first: int, new: tuple[int, int, int], old: tuple[int, int, int]) -> None:
         more_hits, more_misses = ((new[index] - old[index]) % _MODULUS for index in (1, 2))
         if max(more_hits, more_misses) <= MAX_NEW:
