@@ -3,5 +3,6 @@
 listening   binds the sockets of clients and engines
 presence    binds each client to one connection and one lock
 rings       makes the two rings
-readers     the readers of a ring, and their leases
+entry_owners  who reads a ring
+readers     leases that are granted to engines
 """

@@ -21,8 +21,9 @@ from typing import Protocol
 
 import structlog
 
+from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.rings import NoRing
-from mmcached.shm import ReaderStopped, RingWriter
+from mmcached.shm import RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.wire.errors import LeaseRefused, RemoteProtocolError
 from mmcached.wire.handle import Handle, LeaseId
@@ -69,40 +70,29 @@ class Reader:
 
 
 class Readers:
-    """All readers of one ring, by the numbers of their engines: one each. `clock` tells monotonic seconds."""
+    """All readers of one ring, by the numbers of their engines: one each. `clock` tells monotonic seconds.
+
+    Attributes:
+        entries: who has which entry; has the ring.
+    """
 
     def __init__(self, ring: RingWriter | NoRing, channel: Channel, clock: Callable[[], float]) -> None:
-        self.ring = ring
+        self.entries = EntryOwners[int]()
+        self.entries.ring = ring
         self._channel = channel
         self._clock = clock
         self._readers: dict[int, Reader] = {}
-
-    def __len__(self) -> int:
-        return len(self._readers)
-
-    def owners(self) -> set[int]:
-        return set(self._readers)
 
     def get(self, owner: int) -> Reader | None:
         return self._readers.get(owner)
 
     def attach(self, owner: int, peer: bytes, *, epoch: int, reader_id: int, incarnation: int) -> Reader | None:
-        """Accept a reader that says it has taken an entry, also if it says so again; return None if that is not true.
-
-        Args:
-            epoch: of the ring that it means.
-        """
-        ring = self.ring
-        if isinstance(ring, NoRing) or epoch != ring.announcement.epoch:
-            return None
-        if any(
-            (one.reader_id, one.incarnation) == (reader_id, incarnation)
-            for one in self._readers.values()
-            if one.owner != owner
-        ):
-            return None
-        if not ring.attach(reader_id, incarnation):
-            self.leave(owner)
+        """As `EntryOwners.attach`; return None if it is not true."""
+        ring = self.entries.ring
+        is_attached = self.entries.attach(owner, epoch=epoch, reader_id=reader_id, incarnation=incarnation)
+        if not is_attached or isinstance(ring, NoRing):
+            if owner not in self.entries.owners():
+                self._readers.pop(owner, None)
             return None
         reader = self._readers.get(owner)
         if reader is None or reader.incarnation != incarnation:
@@ -120,17 +110,14 @@ class Readers:
 
     def leave(self, owner: int) -> None:
         """Grant nothing more to an owner; what it holds ends with its entry's lock."""
+        self.entries.leave(owner)
         self._readers.pop(owner, None)
 
     def take_dead(self) -> list[tuple[int, str]]:
-        """Look at the entries' locks; forget the readers that take no leases any more, and return `(owner, reason)`."""
-        dead = []
-        for event in self.ring.poll_deaths():
-            for reader in list(self._readers.values()):
-                if (reader.reader_id, reader.incarnation) == (event.reader_id, event.incarnation):
-                    self.leave(reader.owner)
-                    reason = event.reason if isinstance(event, ReaderStopped) else "no process holds its entry"
-                    dead.append((reader.owner, reason))
+        """As `EntryOwners.take_dead`."""
+        dead = self.entries.take_dead()
+        for owner, _ in dead:
+            self._readers.pop(owner, None)
         return dead
 
     # ---- leases

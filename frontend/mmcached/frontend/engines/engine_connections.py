@@ -109,7 +109,7 @@ class EngineConnections:
 
     def use(self, ring: RingWriter) -> None:
         """Announce a ring, now that there is one; items travel inline to each engine until it has attached."""
-        self._readers.ring = ring
+        self._readers.entries.ring = ring
         for connection in self:
             self.tell(connection, self._announcement())
 
@@ -160,7 +160,7 @@ class EngineConnections:
 
     def make_ready(self, connection: EngineConnection, message: received.EngineReady) -> None:
         """Let requests go to an engine, if it reads the ring."""
-        if self._readers.ring.announcement is None or self._readers.get(connection.incarnation) is not None:
+        if self._readers.entries.ring.announcement is None or self._readers.get(connection.incarnation) is not None:
             connection.is_ready = True
             log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
@@ -181,7 +181,7 @@ class EngineConnections:
         return next((connection for connection in self if connection.index == index), None)
 
     def _announcement(self) -> to_engine.Ring:
-        return to_engine.Ring(self._incarnation, self._readers.ring.announcement)
+        return to_engine.Ring(self._incarnation, self._readers.entries.ring.announcement)
 
     def _refuse(self, peer: bytes, message: received.EngineHello, error: MmcachedError) -> None:
         log.error("engine refused", engine=message.engine_index, reason=str(error))
@@ -226,7 +226,7 @@ class EngineConnections:
         if lease is not None:
             return item, lease
         self.num_lease_refusals += 1
-        return replace(item, payload=codec.split(self._readers.ring.read(item.payload))), None
+        return replace(item, payload=codec.split(self._readers.entries.ring.read(item.payload))), None
 
     def tell(self, connection: EngineConnection, message: to_engine.FromFrontend) -> None:
         """Queue a message without leases; one that cannot be queued is logged: the engine is going or gone."""

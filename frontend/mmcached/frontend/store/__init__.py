@@ -5,5 +5,4 @@ record_store    records under a tenant and a key
 claim_table     claims: a record that several clients lack is computed once
 record_sender   records on their way to clients
 egress_rings    the rings in which clients lay large puts
-store_readers   clients that read the ring by themselves
 """

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import structlog
 
+from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.store_readers import StoreReaders
 from mmcached.shm import EncodedRecord
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Records
@@ -38,7 +38,7 @@ class RecordSender:
         num_inline, num_withheld: records that were sent as frames, or not at all for the sake of the limit.
     """
 
-    def __init__(self, records: RecordStore, readers: StoreReaders, channel: Channel) -> None:
+    def __init__(self, records: RecordStore, readers: EntryOwners[str], channel: Channel) -> None:
         self._records = records
         self._readers = readers
         self._channel = channel
@@ -56,7 +56,7 @@ class RecordSender:
         self, message: GetRecords | ClaimRecord | ClaimRecords, found: Sequence[Found]
     ) -> tuple[list[Handle | Inline | None], list[Frame]]:
         """Return where records are for a client, and the frames of those that do not lie in its ring."""
-        reads_ring = self._readers.reads(message.client_id, message.incarnation)
+        reads_ring = self._readers.has(message.client_id, message.incarnation)
         payload: list[Frame] = []
         records: list[Handle | Inline | None] = []
         inline_bytes = 0

@@ -25,13 +25,13 @@ from typing import assert_never
 import structlog
 
 from mmcached.cache.store_keys import store_key
+from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
 from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore, Refusal
-from mmcached.frontend.store.store_readers import StoreReaders
 from mmcached.shm import EncodedRecord
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
@@ -86,7 +86,7 @@ class StoreService(Closeable):
             claim_timeout_s=config.limits.claim_timeout_s,
             clock=clock,
         )
-        self.readers = StoreReaders()
+        self.readers = EntryOwners[str]()
         self.egress = EgressRings(config.limits)
         self.num_protocol_errors = 0
         self._send = channel.try_send
@@ -148,7 +148,7 @@ class StoreService(Closeable):
 
     def _claim(self, peer: bytes, message: received.ClaimRecord) -> None:
         # Who reads the ring has looked, and counted, a moment ago.
-        find = self.records.find if self.readers.reads(message.client_id, message.incarnation) else self.records.get
+        find = self.records.find if self.readers.has(message.client_id, message.incarnation) else self.records.get
         handle = find(message.tenant, message.key)
         if handle is not None:
             self._sender.send_records(peer, message, [handle])
@@ -161,7 +161,7 @@ class StoreService(Closeable):
 
     def _claim_many(self, peer: bytes, message: received.ClaimRecords) -> None:
         tenant = message.tenant
-        find = self.records.find if self.readers.reads(message.client_id, message.incarnation) else self.records.get
+        find = self.records.find if self.readers.has(message.client_id, message.incarnation) else self.records.get
         records, payload = self._sender.places(message, [find(tenant, key) for key in message.keys])
         found = list[Handle | Inline | int | None](records)
         missing = [index for index, place in enumerate(records) if place is None]
@@ -228,7 +228,7 @@ class StoreService(Closeable):
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        return self.claims.clients() | self.readers.clients() | self.egress.clients()
+        return self.claims.clients() | self.readers.owners() | self.egress.clients()
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self.greet(peer, message.client_id)

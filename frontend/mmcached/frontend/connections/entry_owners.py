@@ -1,0 +1,66 @@
+"""Knows who reads a ring: which engine, or client, has which entry.
+
+A reader takes an entry of the ring and says so; the entry must hold the incarnation. Its death is seen by the entry's
+lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from mmcached.frontend.connections.rings import NoRing
+from mmcached.shm import ReaderStopped, RingWriter
+
+OwnerT = TypeVar("OwnerT", bound=Hashable)
+
+
+class EntryOwners(Generic[OwnerT]):
+    """The owners of the entries of one ring: one entry each."""
+
+    def __init__(self) -> None:
+        self.ring: RingWriter | NoRing = NoRing()
+        self._owner_to_entry: dict[OwnerT, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owner_to_entry)
+
+    def owners(self) -> set[OwnerT]:
+        return set(self._owner_to_entry)
+
+    def attach(self, owner: OwnerT, *, epoch: int, reader_id: int, incarnation: int) -> bool:
+        """Accept a reader that says it has taken an entry, also if it says so again; return whether that is true.
+
+        Args:
+            epoch: of the ring that it means.
+        """
+        ring, entry = self.ring, (reader_id, incarnation)
+        if isinstance(ring, NoRing) or epoch != ring.announcement.epoch:
+            return False
+        if any(known == entry and other != owner for other, known in self._owner_to_entry.items()):
+            return False
+        if not ring.attach(reader_id, incarnation):
+            self.leave(owner)
+            return False
+        self._owner_to_entry[owner] = entry
+        return True
+
+    def has(self, owner: OwnerT, incarnation: int) -> bool:
+        """Return whether this incarnation of an owner is a reader."""
+        entry = self._owner_to_entry.get(owner)
+        return entry is not None and entry[1] == incarnation
+
+    def leave(self, owner: OwnerT) -> None:
+        """Forget an owner; what it holds ends with its entry's lock."""
+        self._owner_to_entry.pop(owner, None)
+
+    def take_dead(self) -> list[tuple[OwnerT, str]]:
+        """Look at the entries' locks and words; forget the readers that are fenced or dead; return them, and why."""
+        dead = []
+        for event in self.ring.poll_deaths():
+            for owner, entry in list(self._owner_to_entry.items()):
+                if entry == (event.reader_id, event.incarnation):
+                    self.leave(owner)
+                    reason = event.reason if isinstance(event, ReaderStopped) else "no process holds its entry"
+                    dead.append((owner, reason))
+        return dead
