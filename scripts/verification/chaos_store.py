@@ -204,10 +204,10 @@ class Client:
                     self._session.is_attached = True
 
     def _meet(self, announcement: RingAnnouncement) -> None:
-        if self._session.ring != announcement or not self._session.is_reader:
+        if self._session.ring != announcement or self._session.why_inline:
             old, self._session = self._session, StoreSession(announcement)
             old.close()
-            self._count(Count.ATTACHED, int(self._session.is_reader))
+            self._count(Count.ATTACHED, int(not self._session.why_inline))
         if not self._session.is_attached:
             self._session.lost_contact()
             entry = self._session.take_announcement()

@@ -165,7 +165,7 @@ class Calls:
     def get_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
     ) -> Verb[list[Hit | None]]:
-        """As `get` for up to 4096 keys in one round trip; in their order."""
+        """As `get` for up to 4096 keys, in their order."""
         return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
 
     def open(
@@ -186,7 +186,7 @@ class Calls:
         return self._store.open(checked_token(token), reading_of(tensors, view), timeout_s)
 
     def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> Verb[list[bool]]:
-        """Return which keys have a record, without a round trip if the store's memory can be seen from here.
+        """Return which keys have a record; the service is not asked, unless its memory cannot be seen from here.
 
         A hint: a record may come or go before it is asked for.
         """

@@ -111,11 +111,3 @@ def test_the_entry_lives_as_long_as_a_view_of_the_mapping() -> None:
         assert len(ring.poll_deaths()) == 1
         with pytest.raises(LocalProtocolError, match="closed"):
             reader.when_unmapped(returns.close_reader)
-
-
-def test_an_entry_knows_whether_its_writer_lives() -> None:
-    ring = make_ring()
-    with ReaderEntry.attach(ring.announcement) as entry:
-        assert entry.is_writer_alive()
-        ring.close()
-        assert not entry.is_writer_alive()

@@ -62,10 +62,6 @@ class StoreSession:
             except (MmcachedError, OSError) as error:  # no place, another user's ring, no shared /dev/shm, …
                 self.why_inline = str(error)
 
-    @property
-    def is_reader(self) -> bool:
-        return self._reader is not None
-
     def take_announcement(self) -> ReaderEntry | None:
         """Return the reader that is to be announced; None if there is none, or somebody announces it or has done so."""
         with self._lock:

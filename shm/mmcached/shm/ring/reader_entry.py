@@ -187,10 +187,6 @@ class ReaderEntry(Closeable):
         control = self._open_control()
         return not locks.is_free(control.fd, locks.worker_byte(self.reader_id, rank, control.layout.max_readers))
 
-    def is_writer_alive(self) -> bool:
-        """Return whether the ring's writer lives. If not: what the index shows is nobody's any more."""
-        return not locks.is_free(self._open_control().fd, locks.WRITER_BYTE)
-
     def abandon(self) -> None:
         """Let go of a parent's entry in a forked child: the locks and leases stay the parent's, nothing is written.
 
