@@ -7,6 +7,6 @@ hits            a record that was found
 claims          what a key without a record gets
 tokens          leases that are handed on, as strings
 lease_returns   leases on their way back
-egress          the ring in which large puts lie
+offers          puts on their way                 egress: the ring in which large ones lie
 fail_open       errors that count as misses
 """

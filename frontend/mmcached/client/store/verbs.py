@@ -15,32 +15,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 from mmcached.client.contact import Contact, Deadline
 from mmcached.client.results import expect
 from mmcached.client.store.claims import Claim, Grant, Pending
-from mmcached.client.store.egress import MIN_BYTES
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, Reading
+from mmcached.client.store.offers import Offers
 from mmcached.client.store.session import StoreSession
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import LeaseToken
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
 from mmcached.wire.errors import (
-    ChannelFull,
     InvalidRequest,
-    LocalProtocolError,
     MmcachedError,
     RemoteProtocolError,
     RequestAborted,
-    StaleHandle,
 )
 from mmcached.wire.messages.client import (
     Claimed,
     Claims,
-    EgressRingRegistered,
     Present,
     ReaderRegistered,
     Records,
@@ -55,7 +49,6 @@ from mmcached.wire.messages.frontend import (
     GetRecords,
     HaveRecords,
     PutRecord,
-    RegisterEgressRing,
     RegisterReader,
 )
 from mmcached.wire.messages.parts import Inline
@@ -78,6 +71,7 @@ class StoreVerbs:
         self._contact = contact
         self._sessions = sessions
         self._guard = guard
+        self._offers = Offers(contact, sessions.egress, guard)
         self._greet_again_at = time.monotonic()
 
     # ---- the verbs; their arguments are checked
@@ -211,7 +205,7 @@ class StoreVerbs:
         store_epoch, token = (self._sessions.store_epoch, 0) if claim is None else (claim.store_epoch, claim.token)
         ask = PutRecord(*self._ids(), key, store_epoch, self._contact.options.tenant, token)
         try:
-            stored = yield from self._offer(ask, encoded, deadline)
+            stored = yield from self._offers.send(ask, encoded, deadline)
         except InvalidRequest as error:  # a refusal like that of any record that is too large, and no reason to lose it
             self._guard.note("too large", f"a record was not kept: {error}")
             return False
@@ -219,45 +213,6 @@ class StoreVerbs:
         if not stored.is_stored:
             self._guard.note_refusal(stored.reason)
         return stored.is_stored
-
-    def _offer(self, ask: PutRecord, encoded: EncodedRecord, deadline: Deadline) -> Verb[Stored]:
-        """Send a put: large records through the client's own ring, others, and what has no place there, inline."""
-        egress = self._sessions.egress
-        if encoded.nbytes >= MIN_BYTES:
-            yield from self._register_egress_ring(encoded.nbytes, deadline)
-            place = egress.lay(ask.request_id, encoded)
-            if place is not None:
-                try:
-                    message, _ = yield from self._contact.exchange(replace(ask, place=place), deadline)
-                    return expect(message, Stored)
-                except (ChannelFull, LocalProtocolError):  # it was not sent
-                    egress.free(ask.request_id)
-                    raise
-                except StaleHandle:  # the frontend is another, or has let go of the ring
-                    egress.lose()
-                    ask = replace(ask, request_id=self._contact.next_id())
-        message, _ = yield from self._contact.exchange(ask, deadline, encoded.frames())
-        return expect(message, Stored)
-
-    def _register_egress_ring(self, nbytes: int, deadline: Deadline) -> Verb[None]:
-        """Make a ring with a place for so many bytes, if there is none and it may be, and have the frontend map it."""
-        egress, welcome = self._sessions.egress, self._contact.welcome
-        max_bytes = 0 if welcome is None else welcome.max_egress_bytes
-        ring = egress.new_ring(self._contact.client_id, nbytes, max_bytes)
-        if ring is not None:
-            try:
-                message, _ = yield from self._contact.exchange(
-                    RegisterEgressRing(*self._ids(), ring.announcement), deadline
-                )
-                expect(message, EgressRingRegistered)
-            except BaseException as error:
-                egress.refuse(ring, str(error))
-                if not isinstance(error, MmcachedError):
-                    raise
-            else:
-                egress.open(ring)
-        if egress.why_inline:
-            self._guard.warn_once("no egress ring", f"large puts go through the socket: {egress.why_inline}")
 
     def _drop(self, key: str, deadline: Deadline) -> Verb[bool]:
         session = yield from self._in_contact(deadline)

@@ -160,7 +160,6 @@ class RingWriter(Closeable):
         tenant: str = "",
         clock_ns: Callable[[], int] = time.time_ns,
         host: Host | None = None,
-        home: str = "",
     ) -> RingWriter:
         """Make a new ring, under a new random id, in a new epoch; its pages are populated in the background.
 
@@ -168,7 +167,6 @@ class RingWriter(Closeable):
             data_bytes: size of the data object, rounded down to the alignment.
             num_slots: chunks that can exist at a time.
             max_readers: readers that can be attached at a time.
-            home: the run directory that is to have a note of the ring.
         Raises:
             SegmentError: no room; the text says how much is needed and what to do. Nothing is left behind.
             InvalidRequest: a size outside what is possible.
@@ -180,7 +178,7 @@ class RingWriter(Closeable):
         layout = Layout(
             data_bytes - data_bytes % ALIGNMENT, num_slots, max_readers, index_words(num_slots) if has_index else 0
         )
-        segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host(), home=home)
+        segment = WriterSegment.create(layout, epoch=clock_ns(), host=host or Host())
         return cls(
             segment,
             max_object_bytes=max_object_bytes,
