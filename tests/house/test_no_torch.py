@@ -17,6 +17,8 @@ LIGHT = [
     "mmcached.client",
     "mmcached.engine",
     "mmcached.engine.server.server",
+    "mmcached.integrations.identity",
+    "mmcached.integrations.saver",
     "mmcached.shm",
     "mmcached.wire",
 ]

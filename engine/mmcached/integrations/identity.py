@@ -1,0 +1,99 @@
+"""Names what an output depends on: the content of a checkpoint, and all else beside the item.
+
+    file ──blake3──> digest, remembered in the store by (device, inode, size, mtime, ctime)
+    names and digests of a checkpoint's files ──blake3──> its identity
+
+Where a checkpoint lies, and what it is called, does not matter. A host reads each file once, whoever asks; without a
+service everybody reads it for himself. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from blake3 import blake3
+
+from mmcached.client import Client
+
+SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".json", ".py"})
+"""Files of a checkpoint that outputs may depend on: weights, configurations, and code that comes with them."""
+SETTLED_S = 2.0
+"""Age of a file's last change from which on its times name its content: a clock that ticks slowly may hide a change."""
+_CHUNK_BYTES = 4 << 20
+_WAIT_S = 60.0
+
+
+def checkpoint_identity(path: str | Path, client: Client, *, clock: Callable[[], float] = time.time) -> str:
+    """Return the name of a checkpoint's content: every byte of its weight and json files, 64 hex digits.
+
+    Args:
+        path: its folder, or its only file.
+        client: of the store that remembers digests; one without a service will do.
+        clock: seconds since 1970.
+    Raises:
+        OSError: there is no such checkpoint, or a file of it cannot be read, or changes while it is read.
+    """
+    root = Path(path)
+    digest = blake3()
+    for file in _files(root):
+        name = file.relative_to(root).as_posix() if file != root else file.suffix
+        entry = f"{len(name.encode())}:{name}{_file_digest(file, client, clock)}"
+        digest.update(entry.encode())
+    return digest.hexdigest()
+
+
+def fingerprint(parts: Mapping[str, Any]) -> str:
+    """Return a short name (32 hex digits) of all that an output depends on beside the item.
+
+    Args:
+        parts: JSON values, in any order.
+    Raises:
+        TypeError, ValueError: one of them is no JSON value.
+    """
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return blake3(text.encode()).hexdigest(16)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield the files that matter, in the order of their names; hidden folders are no part of a checkpoint."""
+    if not root.is_dir():
+        yield root
+        return
+    found = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(folder, name) for name in names if Path(name).suffix in SUFFIXES and not name.startswith(".")]
+    if not found:
+        raise FileNotFoundError(f"{root} has no file of a checkpoint ({', '.join(sorted(SUFFIXES))})")
+    yield from sorted(found)
+
+
+def _file_digest(file: Path, client: Client, clock: Callable[[], float]) -> str:
+    with file.open("rb") as source:
+        of = os.fstat(source.fileno())
+        if clock() - max(of.st_mtime, of.st_ctime) < SETTLED_S:
+            return _read(source)
+        key = f"identity/{of.st_dev}.{of.st_ino}.{of.st_size}.{of.st_mtime_ns}.{of.st_ctime_ns}"
+        record = client.get_or_compute(key, lambda: {"blake3": _read(source)}, timeout_s=_WAIT_S)
+        return str(record["blake3"])
+
+
+def _read(source: BinaryIO) -> str:
+    digest, chunk = blake3(max_threads=blake3.AUTO), memoryview(bytearray(_CHUNK_BYTES))
+    before = os.fstat(source.fileno())
+    source.seek(0)
+    while num_bytes := source.readinto(chunk):  # type: ignore[attr-defined]  # what `open` returns has it
+        digest.update(chunk[:num_bytes])
+    after = os.fstat(source.fileno())
+    if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    ):
+        raise OSError(f"{source.name} changes while it is read")
+    return digest.hexdigest()

@@ -1,0 +1,173 @@
+"""Saves records in a thread of its own, so that who has computed them goes on at once.
+
+    save ──room?──> waits ──its turn──> made, offered to the store: saved | refused | failed
+              │          └──too old──> dropped
+              └──none──> dropped
+
+A record is made in the saver's thread: a copy from a device, or out of a buffer, costs the caller nothing. What waits
+holds at most `max_bytes`; a key that waits already is not taken twice, and one that has a record is not made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mmcached.client import Client, MmcachedError
+from mmcached.shm.store.codec import Record
+from mmcached.wire.closeable import Closeable
+
+_LOG = logging.getLogger("mmcached.integrations")
+
+
+@dataclass(frozen=True, slots=True)
+class SaverCounters:
+    """What a saver has done; each figure only rises.
+
+    Attributes:
+        saved: keys that have a record now.
+        dropped: saves for which there was no room, or no time.
+        refused: records that the store has not kept: it is full, absent, or they are too large for it.
+        failed: records that could not be made, or are none.
+    """
+
+    saved: int = 0
+    dropped: int = 0
+    refused: int = 0
+    failed: int = 0
+
+
+class _Save(NamedTuple):
+    key: str
+    nbytes: int
+    make: Callable[[], Record]
+    asked_at: float
+
+
+class Saver(Closeable):
+    """One thread that puts what it is given; it starts with the first save.
+
+    Args:
+        max_bytes: of the records that wait, together.
+        max_wait_s: how long a record may wait for its turn before it is dropped.
+        timeout_s: deadline of each put.
+        on_end: called with key and "saved", "dropped", "refused" or "failed", in the thread in which that happens.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        max_bytes: int,
+        max_wait_s: float = 30.0,
+        timeout_s: float = 5.0,
+        on_end: Callable[[str, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._max_bytes = max_bytes
+        self._max_wait_s = max_wait_s
+        self._timeout_s = timeout_s
+        self._on_end = on_end
+        self._clock = clock
+        self._counts: Counter[str] = Counter()
+        self._news = threading.Condition()
+        self._waiting: deque[_Save] = deque()
+        self._keys: set[str] = set()
+        self._num_bytes = 0
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def counters(self) -> SaverCounters:
+        with self._news:
+            return SaverCounters(**self._counts)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the records that wait, or are being put."""
+        return self._num_bytes
+
+    def save(self, key: str, nbytes: int, make: Callable[[], Record]) -> bool:
+        """Have a record saved; return False if it was dropped, because too much waits. Waits for nobody.
+
+        Args:
+            nbytes: what `make` holds until it has run, about the size of its record.
+            make: returns the record; runs in the saver's thread, at most once. What it refers to must not change.
+        """
+        with self._news:
+            if key in self._keys:
+                return True
+            if self._is_closed or self._num_bytes + nbytes > self._max_bytes:
+                is_taken = False
+            else:
+                is_taken = True
+                self._keys.add(key)
+                self._num_bytes += nbytes
+                self._waiting.append(_Save(key, nbytes, make, self._clock()))
+                self._have_thread()
+                self._news.notify_all()
+        if not is_taken:
+            self._end(key, "dropped")
+        return is_taken
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing waits; return whether that is so."""
+        with self._news:
+            return self._news.wait_for(lambda: not self._keys, timeout_s)
+
+    def close(self) -> None:
+        """Drop what waits, and end the thread; a put that is under way ends first. A second call does nothing."""
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # ---- the thread
+
+    def _have_thread(self) -> None:
+        # Also in a forked child, where the parent's thread does not exist.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="mmcached saver", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                save, is_closed = self._waiting.popleft(), self._is_closed
+            is_late = is_closed or self._clock() - save.asked_at > self._max_wait_s
+            self._end(save.key, "dropped" if is_late else self._put(save))
+            key, nbytes = save.key, save.nbytes
+            del save  # and with it what the record is made of
+            with self._news:
+                self._keys.discard(key)
+                self._num_bytes -= nbytes
+                self._news.notify_all()
+
+    def _put(self, save: _Save) -> str:
+        try:
+            if self._client.contains_many([save.key], timeout_s=self._timeout_s)[0]:
+                return "saved"
+            return "saved" if self._client.put(save.key, save.make(), timeout_s=self._timeout_s) else "refused"
+        except MmcachedError as error:
+            _LOG.warning("a record could not be saved: %s", error)
+        except Exception:  # whatever the host's tensors raise: the next save is made all the same
+            _LOG.exception("a record could not be made")
+        return "failed"
+
+    def _end(self, key: str, outcome: str) -> None:
+        with self._news:
+            self._counts[outcome] += 1
+        if self._on_end is not None:
+            self._on_end(key, outcome)
