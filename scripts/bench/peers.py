@@ -193,7 +193,7 @@ def has_redis_client() -> bool:
 
 @contextlib.contextmanager
 def redis_server(path: str) -> Iterator[None]:
-    """Run a server without persistence that listens at a unix socket.
+    """Run a server at a unix socket, with what another has saved in the same folder; it saves when it is told to.
 
     Raises:
         Unavailable: redis-server is not installed.
@@ -204,7 +204,7 @@ def redis_server(path: str) -> Iterator[None]:
     command = [server, "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no"]
     process = subprocess.Popen(command, cwd=Path(path).parent, stdout=subprocess.DEVNULL)
     try:
-        _await_listener(path)
+        _await_answer(path)
         yield
     finally:
         process.kill()
@@ -243,6 +243,12 @@ class RawRedis:
         if self._socket.recv(16) != b"+OK\r\n":
             raise RuntimeError("Redis did not take the record")
 
+    def save(self) -> None:
+        """Write everything to a file; return when it is there."""
+        self._socket.sendall(_command(b"SAVE"))
+        if self._socket.recv(16) != b"+OK\r\n":
+            raise RuntimeError("Redis did not save")
+
     def close(self) -> None:
         self._socket.close()
 
@@ -251,18 +257,18 @@ def _command(*words: Any) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def _await_listener(path: str) -> None:
+def _await_answer(path: str) -> None:
+    """Wait until a server answers; it does not while it loads."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(path)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-            else:
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(path)
+            probe.sendall(_command(b"PING"))
+            if probe.recv(16) == b"+PONG\r\n":
                 return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Redis does not answer at {path}")
+        time.sleep(0.01)
 
 
 # ---- files of tensors

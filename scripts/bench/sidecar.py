@@ -16,6 +16,7 @@ safetensors  the same with the format and library of vLLM's ECExampleConnector
 miss       `Client.get` of a key that is not there
 many       `Client.get_many` of 64 records of 256 KiB, as views, beside one hit
 crowd      hits, as views, of one client beside 8 that put and miss without a pause
+restart    the frontend is killed: see `sidecar_restart`
 
 Every kind takes its turn in each of several rounds, in the same client processes, so that all meet the same machine.
 Times are of single hits, over all clients and rounds; rates are hits per second of all clients together, the median of
@@ -47,7 +48,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.death import environment_for_children
-from scripts.bench import harness, peers
+from scripts.bench import harness, peers, sidecar_restart
 from scripts.bench.harness import Bound, Row, Section, row, tell_once, wall_us
 from scripts.bench.peers import RawRedis
 
@@ -58,7 +59,7 @@ QUICK_ROUNDS = 2
 ROUND_S = 0.4
 MIN_HITS = 3
 KEY = "item"
-PUTS, SOCKET, LOOKS, CROWD = "puts", "socket", "looks", "crowd"
+PUTS, SOCKET, LOOKS, CROWD, RESTART = "puts", "socket", "looks", "crowd", "restart"
 FILE, SAFETENSORS = "file in /dev/shm", "safetensors in /dev/shm"
 LOOK_SIZES = {"0.4 MiB": 400 << 10, "4.5 MiB": 4608 << 10, "16 MiB": 16 << 20}
 NUM_LOOKS = 2000
@@ -80,6 +81,7 @@ BOUNDS = [
     Bound("reach", "hit, p99", f"beside {CROWD_SIZE} that put and miss", "its p50", 5.0),
     *(Bound("try", "look", size, FILE, 1.0) for size in LOOK_SIZES),
     *(Bound("reach", "look and load", size, SAFETENSORS, 0.5) for size in LOOK_SIZES),
+    *sidecar_restart.BOUNDS,
 ]
 """How many times Redis' rate each kind of hit shall reach, how many copies' time a put may take, …"""
 
@@ -368,6 +370,7 @@ def open_sections(undo: ExitStack) -> Mapping[str, Section]:
         PUTS: partial(compare_puts, run_dir),
         LOOKS: partial(compare_looks, run_dir),
         CROWD: partial(compare_in_crowd, run_dir),
+        RESTART: sidecar_restart.compare_restarts,
     }
 
 
@@ -377,7 +380,7 @@ if __name__ == "__main__":
     else:
         harness.main(
             "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
-            [*CLIENTS, PUTS, LOOKS, CROWD],
+            [*CLIENTS, PUTS, LOOKS, CROWD, RESTART],
             open_sections,
             rounds=(NUM_ROUNDS, QUICK_ROUNDS),
             bounds=BOUNDS,

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import posix_ipc
 import pytest
+from structlog.testing import capture_logs
 
 from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
@@ -580,3 +582,16 @@ def test_what_is_wrong_about_a_message_without_an_answer_is_only_counted(desk: S
     assert isinstance(claimed, to_client.Claimed)
     desk.handle(b"bob", to_frontend.DropClaim(BOB, claimed.claim), [])
     assert (desk.num_protocol_errors, sender.sent) == (1, [])
+
+
+def test_it_is_logged_what_is_taken_over_of_a_former_frontend_and_how_long_it_took(
+    run_dir: Path, sender: Sender, clock: Clock
+) -> None:
+    config = msgspec.structs.replace(CONFIG, keep_cache=True)
+    with StoreService(config, channel=sender, clock=clock, home=run_dir) as former:
+        former.records.put("", "a", encode(record_of(1)), epoch=former.records.epoch)
+    with capture_logs() as logs, StoreService(CONFIG, channel=sender, clock=clock, home=run_dir):
+        pass
+    (line,) = [line for line in logs if line["event"] == "records taken over"]
+    assert line["records"] == 1
+    assert line["took_s"] >= 0

@@ -17,6 +17,7 @@ Invariants: each message is answered once; nothing here waits.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -251,10 +252,14 @@ class StoreService(Closeable):
             log.info("client's entry is dead", client_id=client_id, reason=reason)
 
     def _look_for_room(self, now: float) -> None:
+        began = time.perf_counter()
         ring = self._late_ring.take(now)
         if ring is not None:
             self.records.adopt(ring)
             self.readers.ring = ring
+            if num_records := ring.stats().chunks:
+                took_s = round(time.perf_counter() - began, 3)
+                log.info("records taken over", records=num_records, took_s=took_s)
 
     def flush(self, *, is_new_epoch: bool) -> None:
         """Forget all records.
