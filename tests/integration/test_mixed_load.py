@@ -206,10 +206,10 @@ def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: floa
 
 def _check_books(stats: ServiceStats) -> None:
     processor, ring = stats.processor, stats.ring
-    # Whatever was processed was put, unless there was no room for it; and what was put again had been evicted. Each
-    # image is two items: one by content, one by id.
+    # Whatever was processed was put, as probes are, unless there was no room for it; and what was processed again had
+    # been evicted. Each image is two items: one by content, one by id.
     assert processor.items_processed <= ring.puts + processor.inline_fallbacks
-    assert ring.puts <= 2 * NUM_IMAGES + ring.evictions
+    assert processor.items_processed <= 2 * NUM_IMAGES + ring.evictions + processor.inline_fallbacks
     assert processor.hits > 0
     assert (stats.desyncs, stats.protocol_errors, ring.fenced_readers, ring.lost_leases) == (0, 0, 0, 0)
     ranks = {(worker.items_encoded, worker.tokens_computed) for worker in stats.engines[0].workers}
