@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from mmcached.cli.serve.roles import PAST_CACHES
 from mmcached.client import Client
 from mmcached.shm.store.codec import Library
 from mmcached.wire.config import ServiceConfig
@@ -314,7 +315,7 @@ def frontend(run_dir: Path, **limits: int) -> Iterator[None]:
     )
     config.save(directory.config)
     command = [sys.executable, "-m", "mmcached", "frontend", "--run-dir", str(run_dir)]
-    process = subprocess.Popen(command, env=environment_for_children(), stdout=sys.stderr)
+    process = subprocess.Popen(command, env=PAST_CACHES | environment_for_children(), stdout=sys.stderr)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ import pytest
 
 from mmcached.cli.serve.restarts import RestartPolicy
 from mmcached.cli.serve.role_group import RoleGroup
-from mmcached.cli.serve.roles import ENGINE_GONE, Role
+from mmcached.cli.serve.roles import ENGINE_GONE, PAST_CACHES, Role
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
 from mmcached.shm.stats.page import StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.config import ServiceConfig
@@ -29,6 +29,7 @@ CONFIG = ServiceConfig(
 )
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 DEADLINE_S = 60.0
+LOADER = "/lib64/ld-linux-x86-64.so.2"
 
 
 @pytest.fixture
@@ -175,19 +176,27 @@ def test_deaths_for_which_the_engine_has_found_the_request_do_not_count(group: R
         die_and_start()
 
 
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "GLIBC_TUNABLES"])
 @pytest.mark.parametrize("wanted", ["7", None])
-def test_a_user_s_word_on_threads_counts(wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_word_counts(wanted: str | None, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environments: list[dict[str, str]] = []
 
     def look(command: list[str], *, env: dict[str, str], **options: object) -> None:
         environments.append(env)
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv(variable, raising=False)
     if wanted is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+        monkeypatch.setenv(variable, wanted)
     monkeypatch.setattr(subprocess, "Popen", look)
     role = Role(RoleName("worker", 0, 0), [], RestartPolicy.from_config(CONFIG), num_threads=3)
     with pytest.raises(OSError, match="unavailable"):
         role.spawn()
-    assert environments[0]["OMP_NUM_THREADS"] == (wanted or "3")
+    default = {"OMP_NUM_THREADS": "3", **PAST_CACHES}[variable]
+    assert environments[0][variable] == (wanted or default)
+
+
+@pytest.mark.skipif(not Path(LOADER).exists(), reason="no glibc for x86-64")
+def test_the_c_library_copies_past_the_caches() -> None:
+    listed = subprocess.run([LOADER, "--list-tunables"], env=PAST_CACHES, capture_output=True, text=True, check=True)
+    assert "glibc.cpu.x86_non_temporal_threshold: 0x200000 " in listed.stdout

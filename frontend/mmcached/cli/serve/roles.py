@@ -24,6 +24,9 @@ from mmcached.wire.stats import RoleName
 
 ENGINE_GONE = 3
 """A worker's exit status when it finds its engine gone: if that has died, it does not count against the worker."""
+PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20:#x}"}
+"""Has glibc on x86-64 write copies of 2 MiB and more past the caches, in which they would not stay: into cold memory
+that takes two thirds of the time. Elsewhere it means nothing."""
 
 
 class Role:
@@ -60,7 +63,7 @@ class Role:
         Raises:
             OSError: the system has no descriptor, process or memory for it.
         """
-        environment = environment_for_children()
+        environment = PAST_CACHES | environment_for_children()
         environment.setdefault("OMP_NUM_THREADS", str(self._num_threads))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mmcached", *self._arguments],
