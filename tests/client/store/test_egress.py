@@ -16,7 +16,8 @@ import pytest
 from mmcached.client import Client
 from mmcached.client.store import egress
 from mmcached.client.store.egress import MIN_BYTES, MIN_RING_BYTES, Egress, EgressRing
-from mmcached.shm import EncodedRecord, RingWriter, encode
+from mmcached.shm import EncodedRecord, encode
+from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.segment import WriterSegment
 from mmcached.wire.errors import SegmentError
@@ -250,26 +251,35 @@ def test_a_place_is_not_given_twice_until_it_is_freed(ring: EgressRing) -> None:
     assert ring.lay(6, record) is None
 
 
-def test_a_signal_handler_in_the_middle_of_a_claim_goes_inline(
+def test_what_was_freed_is_used_first(ring: EgressRing) -> None:
+    record = encode(numbers(1, LARGE))
+    first, second = ring.lay(1, record), ring.lay(2, record)
+    assert first is not None
+    assert second is not None
+    for number in range(3, 9):
+        ring.free(1 if number == 3 else number - 1)
+        assert ring.lay(number, record) == first, "it is in the caches still"
+
+
+def test_a_signal_handler_that_comes_while_room_is_taken_goes_inline(
     ring: EgressRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = encode(numbers(1, LARGE))
     inner: list[object] = []
-    claim = RingWriter.claim
 
-    def interrupted(self: RingWriter, nbytes: int) -> Any:
+    def interrupted(nbytes: int) -> int:
         inner.append(ring.lay(2, record))
         ring.free(1)
-        return claim(self, nbytes)
+        return chunk_bytes(nbytes)
 
-    monkeypatch.setattr(RingWriter, "claim", interrupted)
+    monkeypatch.setattr(egress, "chunk_bytes", interrupted)
     assert ring.lay(1, record) is not None
     assert inner == [None]
 
 
-@pytest.mark.parametrize("when", ["claim", "write_into"])
-def test_an_interrupt_in_the_books_ends_the_ring_and_one_in_a_copy_costs_nothing(
-    ring: EgressRing, monkeypatch: pytest.MonkeyPatch, when: str
+@pytest.mark.parametrize(("target", "name"), [(egress, "chunk_bytes"), (EncodedRecord, "write_into")])
+def test_an_interrupt_costs_nothing(
+    ring: EgressRing, monkeypatch: pytest.MonkeyPatch, target: object, name: str
 ) -> None:
     record = encode(numbers(1, LARGE))
 
@@ -278,9 +288,9 @@ def test_an_interrupt_in_the_books_ends_the_ring_and_one_in_a_copy_costs_nothing
 
     for number in range(4):
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-            patch.setattr(RingWriter if when == "claim" else EncodedRecord, when, interrupt)
-            assert ring.lay(number, record) is None
-    assert (ring.lay(9, record) is None) == (when == "claim")
+            patch.setattr(target, name, interrupt)
+            ring.lay(number, record)
+    assert ring.lay(9, record) is not None
 
 
 def test_a_ring_that_is_closed_while_it_is_filled_has_no_place(

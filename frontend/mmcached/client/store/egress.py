@@ -4,6 +4,8 @@
        ▲                          └── refused, no room: none for a while        │
        └── the connection is lost, the frontend has lost the ring, a record is larger than it ──┘
 
+A place is the first room that is free: what was freed last is in the caches still, of both processes.
+
 What has no place travels inline: a small record, a ring that is full or just being registered. Nobody waits. The ring's
 names are removed as soon as the frontend has mapped it, so the kernel takes it back whoever dies; of a client that dies
 before, the frontend removes them.
@@ -22,29 +24,33 @@ import weakref
 from collections import deque
 from functools import partial
 
+import numpy as np
+
 from mmcached.client.links.uninterrupted import uninterrupted
-from mmcached.shm import Claim, EncodedRecord, Host, RingWriter
+from mmcached.shm import EncodedRecord, Host
 from mmcached.shm.segment.layout import Layout, chunk_bytes
 from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.segment import WriterSegment, unlink
+from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import CacheFull, ItemTooLarge, MmcachedError
+from mmcached.wire.errors import MmcachedError
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.parts import EgressPlace
 
 MIN_BYTES = 256 << 10
 """Of a record that is laid into the ring; smaller ones cost less inline. Measured: see DECISIONS.md."""
 MIN_RING_BYTES = 4 << 20
-NUM_SLOTS = 64
 RETRY_S = 30.0
 """How long a client goes without a ring after it could not have one."""
 
 
 class EgressRing(Closeable):
-    """One ring with its open claims. Dropped without `close` it goes too, at the latest with the process.
+    """One ring with the places that are taken. Dropped without `close` it goes too, at the latest with the process.
 
     Args:
         client_id: names the ring.
+    Attributes:
+        is_over: nothing is laid into it any more.
     Raises:
         SegmentError: there is no room for it.
     """
@@ -52,37 +58,39 @@ class EgressRing(Closeable):
     def __init__(self, client_id: str, ring_bytes: int) -> None:
         # Under the client's own name, so that the frontend knows whose it is when it finds the client dead.
         segment = WriterSegment.create(
-            Layout(ring_bytes, NUM_SLOTS, max_readers=1),
+            Layout(ring_bytes, num_slots=1, max_readers=1),
             epoch=time.time_ns(),
             host=Host(),
             new_ring_id=lambda: client_id,
         )
-        self._writer = RingWriter(segment, max_object_bytes=ring_bytes)
-        self.announcement: RingAnnouncement = self._writer.announcement
-        self.max_object_bytes = self._writer.max_object_bytes
+        self.announcement: RingAnnouncement = segment.announcement
         self.is_over = False
+        self._data: Bytes1D | None = np.frombuffer(segment.data, np.uint8, ring_bytes)
         self._turn = threading.RLock()
         self._is_in_use = False
-        self._claims: dict[int, Claim] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # request id -> where its room begins and ends
         self._to_free: deque[int] = deque()
-        self._let_go = weakref.finalize(self, _close, self._writer, os.getpid())
+        self._let_go = weakref.finalize(self, _close, segment, os.getpid())
 
     def lay(self, request_id: int, encoded: EncodedRecord) -> EgressPlace | None:
         """Copy a record into the ring; return its place until `free`, or None if there is none."""
-        claim = self._claim(request_id, encoded.nbytes)
-        if claim is None:
+        data = self._data
+        if data is None:
             return None
         try:
-            encoded.write_into(claim.buffer)
+            offset = self._take_room(request_id, encoded.nbytes)
+            if offset is None:
+                return None
+            encoded.write_into(data[offset : offset + encoded.nbytes])
         except BaseException:
             self.free(request_id)
             raise
-        return None if self.is_over else EgressPlace(self.announcement.epoch, claim.offset, claim.nbytes)
+        return None if self.is_over else EgressPlace(self.announcement.epoch, offset, encoded.nbytes)
 
     def free(self, request_id: int) -> None:
         """Let the room of a request be used again; one that has none changes nothing."""
-        # By the next claim: this may be called in the middle of one, by whoever reads the socket.
-        if request_id in self._claims:
+        # By the next who takes room: this may be called in the middle of that, by whoever reads the socket.
+        if request_id in self._places:
             self._to_free.append(request_id)
 
     def forget_names(self) -> None:
@@ -93,42 +101,37 @@ class EgressRing(Closeable):
     def close(self) -> None:
         """Give the memory back. What is being filled is filled for nobody. A second call changes nothing."""
         self.is_over = True
-        with self._turn:
-            if not self._is_in_use:
-                self._end()
+        self._data = None
+        self._let_go()
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's ring."""
         self.is_over = True
+        self._data = None
         self._let_go.detach()
-        self._claims.clear()
-        del self._writer
         _close_inherited(self.announcement)
 
-    def _claim(self, request_id: int, nbytes: int) -> Claim | None:
+    def _take_room(self, request_id: int, nbytes: int) -> int | None:
+        """Take room for a request; return its offset, or None if there is none."""
         with self._turn:
-            if self._is_in_use or self.is_over:  # in use: a signal handler in the middle of its own thread's claim
+            if self._is_in_use:  # a signal handler in the middle of its own thread's call
                 return None
             try:
                 self._is_in_use = True
-                while self._to_free:
-                    if (answered := self._claims.pop(self._to_free.popleft(), None)) is not None:
-                        self._writer.abort(answered)
-                claim = self._claims[request_id] = self._writer.claim(nbytes)
-                return claim
-            except (CacheFull, ItemTooLarge):
-                return None
-            except BaseException:  # the books may be half written
-                self.is_over = True
-                raise
+                while self._to_free:  # an exception at any point leaves nothing half freed
+                    self._places.pop(self._to_free[0], None)
+                    self._to_free.popleft()
+                offset, size = 0, chunk_bytes(nbytes)
+                for begin, end in sorted(self._places.values()):
+                    if begin - offset >= size:
+                        break
+                    offset = end
+                if offset + size > self.announcement.data_bytes:
+                    return None
+                self._places[request_id] = (offset, offset + size)
+                return offset
             finally:
                 self._is_in_use = False
-                if self.is_over:  # closed in the middle
-                    self._end()
-
-    def _end(self) -> None:
-        self._claims.clear()  # they hold the mapping
-        self._let_go()
 
 
 class Egress:
@@ -154,7 +157,7 @@ class Egress:
         ring_bytes = min(max_ring_bytes, max(MIN_RING_BYTES, 1 << (2 * nbytes - 1).bit_length()))
         with self._lock:
             former = self._ring
-            has_place = former is not None and former.max_object_bytes >= nbytes
+            has_place = former is not None and former.announcement.data_bytes >= nbytes
             is_too_large = chunk_bytes(nbytes) > ring_bytes
             is_busy = self._is_making or self._is_over or time.monotonic() < self._retry_at
             if has_place or is_too_large or is_busy:
@@ -226,7 +229,7 @@ class Egress:
         self._is_making = False
 
 
-def _close(writer: RingWriter, pid: int) -> None:
+def _close(segment: WriterSegment, pid: int) -> None:
     if os.getpid() != pid:  # a child that has ended without `abandon`
         return
     is_closing = threading.Lock()
@@ -234,7 +237,7 @@ def _close(writer: RingWriter, pid: int) -> None:
 
     def close() -> None:
         try:
-            writer.close()
+            segment.close()
         finally:
             is_closing.release()
 
