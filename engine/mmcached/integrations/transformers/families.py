@@ -1,0 +1,88 @@
+"""Says which models of Transformers are known: how they take images, and what they return for them.
+
+    patches of all images, one after the other, and a grid for each     Qwen
+    a row of a batch for each                                           all others
+
+    stacked   a tensor whose first dimension is the images
+    split     a tensor for each image
+    levels    for each level a tensor for each image
+
+A family is here when its tests are: of another one it is not known whether it treats images one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mmcached.wire.errors import InvalidRequest
+
+Form = Literal["stacked", "split", "levels"]
+GRID = "image_grid_thw"
+FROM_CONFIG = ("vision_feature_layer", "vision_feature_select_strategy")
+"""Arguments that the configuration gives where a caller does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a class of models takes images.
+
+    Attributes:
+        parts: attributes of the method's output that are kept, and the form of each.
+        arguments: of the method, beside the pixels, on which the output depends.
+        others: children and parameters of the model on which it does not depend.
+        method: the one that is asked for images.
+        output: name of the class that it returns, in the model's own module.
+    """
+
+    parts: Mapping[str, Form]
+    arguments: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset({"language_model"})
+    method: str = "get_image_features"
+    output: str = "BaseModelOutputWithPooling"
+
+    @property
+    def has_grid(self) -> bool:
+        """Whether images come as patches, one image after the other."""
+        return GRID in self.arguments
+
+
+_QWEN = Family({"pooler_output": "split"}, frozenset({GRID}))
+_LAYERS = frozenset(FROM_CONFIG)
+_CONTRASTIVE = frozenset({"text_model", "text_projection", "logit_scale", "logit_bias"})
+_SIZED = frozenset({"interpolate_pos_encoding"})
+_TOWER = Family({"last_hidden_state": "stacked", "pooler_output": "stacked"}, _SIZED, frozenset(), "forward")
+
+FAMILIES: Mapping[str, Family] = {
+    "LlavaModel": Family({"pooler_output": "split"}, _LAYERS),
+    "Qwen2VLModel": _QWEN,
+    "Qwen2_5_VLModel": _QWEN,
+    "Qwen3VLModel": Family(
+        {"pooler_output": "split", "deepstack_features": "levels"},
+        frozenset({GRID}),
+        output="BaseModelOutputWithDeepstackFeatures",
+    ),
+    "Gemma3Model": Family({"pooler_output": "stacked"}),
+    "PaliGemmaModel": Family({"pooler_output": "stacked"}),
+    "InternVLModel": Family({"pooler_output": "stacked"}, _LAYERS),
+    "CLIPModel": Family({"pooler_output": "stacked"}, _SIZED, _CONTRASTIVE),
+    "SiglipModel": Family({"pooler_output": "stacked"}, _SIZED, _CONTRASTIVE),
+    "CLIPVisionModel": _TOWER,
+    "SiglipVisionModel": _TOWER,
+}
+
+
+def find_family(model: Any) -> tuple[Any, Family]:
+    """Return the part of a model that is asked for image features, and its family; a wrapped model is looked through.
+
+    Raises:
+        InvalidRequest: it is of no known family.
+    """
+    while hasattr(getattr(model, "model", None), "get_image_features"):
+        model = model.model
+    kind = type(model)
+    family = FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+    if family is None:
+        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"one of {', '.join(FAMILIES)}")
+    return model, family

@@ -1,0 +1,170 @@
+"""Makes small models of each family in memory, with random weights, and inputs with two images for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+WIDTH, DEPTH = 64, 2
+IMAGE = 500
+TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SMALL = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": DEPTH}
+
+Inputs = dict[str, torch.Tensor]
+
+
+def make(family: str, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return a model in evaluation mode, and the inputs of one prompt with two images."""
+    torch.manual_seed(seed)
+    model, inputs = MAKERS[family]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.count_nonzero():  # Gemma 3's projection is made of zeros: then all images look alike
+                parameter.normal_(std=0.02)
+    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    return model.to(dtype).eval(), inputs
+
+
+def pictures(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompt(*num_rows: int) -> Inputs:
+    """Return token ids with that many placeholders for each image."""
+    ids = [token for rows in num_rows for token in (502, *[IMAGE] * rows, 503, 5, 6, 7)]
+    return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+
+
+def _qwen(name: str, section: list[int], interleaved: bool, **vision: Any) -> tuple[Any, Inputs]:
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
+    text = TEXT | {"rope_parameters": rope | ({"mrope_interleaved": True} if interleaved else {})}
+    vision |= {"depth": DEPTH, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=501,
+        vision_start_token_id=502,
+        vision_end_token_id=503,
+        tie_word_embeddings=False,
+    )
+    grid = torch.tensor([[1, 8, 12], [1, 6, 4]])
+    patches = grid.prod(-1)
+    inputs = prompt(*(patches // 4).tolist())
+    inputs["pixel_values"] = pictures(int(patches.sum()), 3 * 2 * vision["patch_size"] ** 2)
+    inputs["image_grid_thw"] = grid
+    inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), inputs
+
+
+def qwen2_vl() -> tuple[Any, Inputs]:
+    return _qwen("Qwen2VL", [8, 4, 4], False, embed_dim=WIDTH, hidden_size=64, mlp_ratio=2, patch_size=14)
+
+
+def qwen2_5_vl() -> tuple[Any, Inputs]:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "out_hidden_size": 64, "patch_size": 14}
+    return _qwen("Qwen2_5_VL", [8, 4, 4], False, window_size=112, fullatt_block_indexes=[1], **sizes)
+
+
+def qwen3_vl() -> tuple[Any, Inputs]:
+    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "out_hidden_size": 64, "patch_size": 16}
+    return _qwen("Qwen3VL", [8, 4, 4], True, num_position_embeddings=256, deepstack_visual_indexes=[0, 1], **sizes)
+
+
+def llava() -> tuple[Any, Inputs]:
+    vision = SMALL | {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14, "projection_dim": WIDTH}
+    config = transformers.LlavaConfig(
+        vision_config=vision, text_config=TEXT | {"model_type": "llama"}, image_token_index=IMAGE, image_token_id=IMAGE
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    return model, prompt(16, 16) | {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+def gemma3() -> tuple[Any, Inputs]:
+    config = transformers.Gemma3Config(
+        vision_config=SMALL | {"image_size": 56, "patch_size": 14},
+        text_config=TEXT | {"sliding_window": 512, "query_pre_attn_scalar": 32},
+        mm_tokens_per_image=4,
+        image_token_index=IMAGE,
+        boi_token_index=502,
+        eoi_token_index=503,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config), _typed(prompt(4, 4))
+
+
+def paligemma() -> tuple[Any, Inputs]:
+    vision = SMALL | {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14, "vision_use_head": False}
+    config = transformers.PaliGemmaConfig(
+        vision_config=vision,
+        text_config=TEXT | {"model_type": "gemma"},
+        image_token_index=IMAGE,
+        projection_dim=64,
+        hidden_size=64,
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config), _typed(prompt(16, 16))
+
+
+def _typed(inputs: Inputs) -> Inputs:
+    return inputs | {"token_type_ids": (inputs["input_ids"] == IMAGE).long(), "pixel_values": pictures(2, 3, 56, 56)}
+
+
+def internvl() -> tuple[Any, Inputs]:
+    config = transformers.InternVLConfig(
+        vision_config=SMALL | {"image_size": [56, 56], "patch_size": [14, 14]},
+        text_config=TEXT | {"model_type": "qwen2"},
+        image_token_id=IMAGE,
+        downsample_ratio=0.5,
+        image_seq_length=4,
+    )
+    model = transformers.InternVLForConditionalGeneration(config)
+    return model, prompt(4, 4) | {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+def clip() -> tuple[Any, Inputs]:
+    vision = SMALL | {"image_size": 56, "patch_size": 14}
+    config = transformers.CLIPConfig(text_config=SMALL | {"vocab_size": 64}, vision_config=vision, projection_dim=WIDTH)
+    return transformers.CLIPModel(config), {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+def siglip() -> tuple[Any, Inputs]:
+    vision = SMALL | {"image_size": 56, "patch_size": 14}
+    config = transformers.SiglipConfig(text_config=SMALL | {"vocab_size": 64}, vision_config=vision)
+    return transformers.SiglipModel(config), {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+def clip_tower() -> tuple[Any, Inputs]:
+    config = transformers.CLIPVisionConfig(**SMALL, image_size=56, patch_size=14)
+    return transformers.CLIPVisionModel(config), {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+def siglip_tower() -> tuple[Any, Inputs]:
+    config = transformers.SiglipVisionConfig(**SMALL, image_size=56, patch_size=14)
+    return transformers.SiglipVisionModel(config), {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
+    llava,
+    qwen2_vl,
+    qwen2_5_vl,
+    qwen3_vl,
+    gemma3,
+    paligemma,
+    internvl,
+]
+TOWERS: list[Callable[[], tuple[Any, Inputs]]] = [clip, siglip, clip_tower, siglip_tower]
+MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS)}

@@ -1,0 +1,70 @@
+"""A call is taken apart into images, and put together again in the form of each family."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmcached.integrations.transformers.families import FAMILIES, find_family
+from mmcached.integrations.transformers.splitting import join, parts_of, split
+from mmcached.wire.errors import InvalidRequest
+
+CPU = torch.device("cpu")
+QWEN = FAMILIES["Qwen3VLModel"]
+GRID = torch.tensor([[1, 2, 2], [1, 4, 2]])
+
+
+def test_images_of_a_batch_are_its_rows() -> None:
+    pixels = torch.randn(3, 2, 4, 4)
+    found = split(FAMILIES["LlavaModel"], pixels, {"vision_feature_layer": -2})
+    assert found is not None
+    assert torch.equal(torch.cat([each.pixels for each in found]), pixels)
+    assert [each.arguments for each in found] == 3 * [{"vision_feature_layer": -2}]
+
+
+def test_images_with_a_grid_are_its_patches() -> None:
+    pixels = torch.randn(12, 5)
+    found = split(QWEN, pixels, {"image_grid_thw": GRID})
+    assert found is not None
+    assert [len(each.pixels) for each in found] == [4, 8]
+    assert [each.arguments["image_grid_thw"].tolist() for each in found] == [[[1, 2, 2]], [[1, 4, 2]]]
+
+
+def test_pixels_that_do_not_fit_are_left_to_the_model() -> None:
+    for grid in (None, GRID[0], GRID[:1], "grid"):
+        assert split(QWEN, torch.randn(12, 5), {"image_grid_thw": grid}) is None
+
+
+def alone(seed: int) -> Any:
+    """Return what a model with levels gives for one image."""
+    tensors = torch.randn(3, 1, 4, 8, generator=torch.Generator().manual_seed(seed))
+    return SimpleNamespace(pooler_output=tensors[0], deepstack_features=list(tensors[1:]))
+
+
+def test_parts_are_put_together_in_the_form_of_the_family() -> None:
+    found = [parts_of(QWEN, alone(seed)) for seed in (1, 2)]
+    joined = join(QWEN, found, CPU)
+    assert torch.equal(joined["pooler_output"][1], alone(2).pooler_output[0])
+    assert [len(level) for level in joined["deepstack_features"]] == [2, 2]
+    assert torch.equal(joined["deepstack_features"][1][0], alone(1).deepstack_features[1][0])
+    stacked = FAMILIES["SiglipModel"]
+    found = [parts_of(stacked, alone(seed)) for seed in (1, 2)]
+    assert torch.equal(join(stacked, found, CPU)["pooler_output"][1], alone(2).pooler_output[0])
+
+
+def test_a_part_that_a_tower_does_not_give_is_none() -> None:
+    tower = FAMILIES["SiglipVisionModel"]
+    output = SimpleNamespace(last_hidden_state=torch.zeros(1, 2), pooler_output=None)
+    assert join(tower, [parts_of(tower, output)], CPU)["pooler_output"] is None
+
+
+def test_a_model_of_no_known_family_is_refused() -> None:
+    class LlavaModel(torch.nn.Module):
+        """Has the name of a known one, and is somebody else's."""
+
+    for model in (torch.nn.Linear(1, 1), LlavaModel()):
+        with pytest.raises(InvalidRequest, match=r"model = .*one of LlavaModel"):
+            find_family(model)
