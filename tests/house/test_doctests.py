@@ -16,8 +16,17 @@ MODULES = sorted(
     for path in (REPOSITORY / root / "mmcached").rglob("*.py")
 )
 
+HOSTS = ("vllm", "sglang", "transformers")
+"""What modules of `mmcached.integrations` may want that is not there."""
+
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name: str) -> None:
-    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.FAIL_FAST)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in HOSTS:
+            raise
+        pytest.skip(f"{error.name} is not installed here")
+    results = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.FAIL_FAST)
     assert results.failed == 0

@@ -1,0 +1,257 @@
+"""Passes vLLM's calls on to the half that serves the process it was made in, and lets no error out.
+
+    in the scheduler    MmcachedECConnector ──> SchedulerSide ──plan, with each step──┐
+    in each worker      MmcachedECConnector ──> WorkerSide    <───────────────────────┘ ──report──> SchedulerSide
+
+An error in here would end the engine; so it is logged once, and the call ends as if the store were empty.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from vllm import __version__ as vllm_version
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+    ECConnectorWorkerMetadata,
+)
+from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver, collect_ec_item_metadata
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+from mmcached.client import Client
+from mmcached.integrations.vllm.claims import Claims
+from mmcached.integrations.vllm.contact import Contact
+from mmcached.integrations.vllm.devices import device_of
+from mmcached.integrations.vllm.keys import Namespace, Sharing
+from mmcached.integrations.vllm.leases import Leases
+from mmcached.integrations.vllm.messages import StepPlan, StepReport
+from mmcached.integrations.vllm.scheduler_side import SchedulerSide
+from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.weights import num_resets
+from mmcached.integrations.vllm.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+ECConnectorMetadata.register(StepPlan)
+ECConnectorWorkerMetadata.register(StepReport)
+
+logger = init_logger("vllm.mmcached")
+CONNECT_S = 1.0
+CallT = TypeVar("CallT", bound=Callable[..., Any])
+
+
+def _guarded(otherwise: Any) -> Callable[[CallT], CallT]:
+    """Make a method return what `otherwise` returns instead of raising."""
+
+    def guard(method: CallT) -> CallT:
+        @functools.wraps(method)
+        def guarded(self: MmcachedECConnector, *values: Any, **named: Any) -> Any:
+            try:
+                return method(self, *values, **named)
+            except Exception:
+                self.note_failure(method.__name__)
+                return otherwise() if callable(otherwise) else otherwise
+
+        return guarded  # type: ignore[return-value]
+
+    return guard
+
+
+class MmcachedECConnector(ECConnectorBase):
+    """One engine's share in the encoder outputs of its host; `Settings` are its `ec_connector_extra_config`."""
+
+    def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config=vllm_config, role=role)
+        settings = Settings.of(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        self._failed: set[str] = set()
+        self._resolver = PlaceholderMetadataResolver(vllm_config.model_config)
+        self._is_encode_only = self.is_producer and not self.is_consumer
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role is ECConnectorRole.SCHEDULER:
+            self._scheduler = self._scheduler_side(vllm_config, settings)
+        else:
+            self._worker = self._worker_side(vllm_config, settings)
+
+    # ---- scheduler
+
+    @_guarded(True)
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        return self._scheduler is None or self._scheduler.ensure_available(request, num_computed_tokens)
+
+    @_guarded(False)
+    def has_cache_item(self, identifier: str) -> bool:
+        return self._scheduler is not None and self._scheduler.has_item(identifier)
+
+    @_guarded(None)
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, index)
+
+    @_guarded(lambda: StepPlan(0))
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        return StepPlan(0) if self._scheduler is None else self._scheduler.plan(scheduler_output)
+
+    @_guarded(None)
+    def update_connector_output(self, connector_output: Any) -> None:
+        report = connector_output.ec_connector_worker_meta
+        if self._scheduler is not None and isinstance(report, StepReport):
+            self._scheduler.reported(report)
+
+    @_guarded(set)
+    def take_unavailable_requests(self) -> set[str]:
+        return set() if self._scheduler is None else self._scheduler.take_unavailable()
+
+    @_guarded(lambda: (False, None))
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Tell a proxy what the items of a request are called, if this engine encodes for others."""
+        if not self._is_encode_only:
+            return False, None
+        return False, collect_ec_item_metadata(request.mm_features, self._resolver) or None
+
+    # ---- worker
+
+    @_guarded(None)
+    def start_save_caches(self, **kwargs: Any) -> None:
+        """Do what an engine that encodes for others does before the encoder runs: vLLM lets it load nothing."""
+        if self._worker is not None and self._is_encode_only:
+            plan, cache = self._plan(), kwargs["encoder_cache"]
+            self._worker.load(plan, cache)
+            self._worker.publish(plan, cache)
+
+    @_guarded(None)
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.load(self._plan(), encoder_cache)
+
+    @_guarded(None)
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
+        if self._worker is not None and self.is_producer:
+            self._worker.save(self._plan(), encoder_cache, mm_hash)
+
+    @_guarded(None)
+    def build_connector_worker_meta(self) -> StepReport | None:
+        return None if self._worker is None else self._worker.end_step(self._plan())
+
+    # ---- both
+
+    @_guarded(None)
+    def get_ec_connector_stats(self) -> Any:
+        """Return the figures of the whole engine, in the scheduler; workers' travel in their reports."""
+        if self._scheduler is None or not any(self._scheduler.counts.values()):
+            return None
+        from mmcached.integrations.vllm.metrics import MmcachedStats  # of a later vLLM than all else
+
+        stats = MmcachedStats(data=dict(self._scheduler.counts))
+        self._scheduler.counts.clear()
+        return stats
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        from mmcached.integrations.vllm.metrics import MmcachedStats
+
+        return MmcachedStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *values: Any, **named: Any) -> Any:
+        from mmcached.integrations.vllm.metrics import MmcachedPromMetrics
+
+        return MmcachedPromMetrics(*values, **named)
+
+    @_guarded(None)
+    def shutdown(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    def note_failure(self, where: str) -> None:
+        """Log an error that was kept from vLLM, once for each method."""
+        if where not in self._failed:
+            self._failed.add(where)
+            logger.exception("mmcached: %s failed; the engine goes on as if nothing were stored (said once)", where)
+
+    # ---- how
+
+    def _scheduler_side(self, vllm_config: VllmConfig, settings: Settings) -> SchedulerSide:
+        versions = {"vllm": vllm_version, "torch": torch.__version__, "device": current_platform.device_type}
+        engine_id = vllm_config.ec_transfer_config.engine_id
+        namespace = Namespace(vllm_config, settings, versions, functools.partial(num_resets, engine_id))
+        contact = Contact(
+            functools.partial(_client, settings, fail_open=False),
+            namespace.prepare,
+            call_timeout_s=settings.call_timeout_s,
+        )
+        is_claiming = settings.single_flight and self.is_producer
+        return SchedulerSide(
+            contact,
+            namespace.prefix,
+            Sharing.of(vllm_config, settings),
+            Leases(vllm_config.parallel_config.tensor_parallel_size, settings.lease_steps),
+            Claims(contact, settings.claim_wait_s) if is_claiming else None,
+            can_save=self.is_producer,
+            is_encode_only=self._is_encode_only,
+            window=vllm_config.scheduler_config.max_num_batched_tokens,
+            can_be_encoded=self._can_be_encoded,
+            wait_s=settings.claim_wait_s,
+        )
+
+    def _worker_side(self, vllm_config: VllmConfig, settings: Settings) -> WorkerSide:
+        device = current_platform.device_type
+        if device == "cuda":
+            device = f"cuda:{torch.cuda.current_device()}"
+        num_ranks = vllm_config.parallel_config.tensor_parallel_size
+        saves = self.is_producer and (num_ranks == 1 or _rank() == 0)
+        return WorkerSide(
+            _client(settings, fail_open=True),
+            device_of(device),
+            vllm_config.model_config.dtype,
+            max_waiting_bytes=settings.max_waiting_bytes if saves else 0,
+            agree=_agree if num_ranks > 1 else list,
+            is_encode_only=self._is_encode_only,
+            call_timeout_s=settings.call_timeout_s,
+        )
+
+    def _plan(self) -> StepPlan:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, StepPlan)
+        return plan
+
+    def _can_be_encoded(self, feature: Any) -> bool:
+        """Return whether a feature has more than what sizes its placeholder: pixels, or an embedding."""
+        if feature.data is None:
+            return True  # vLLM has taken it away, because it is not needed
+        sizes = self._resolver.fields_for(feature.modality)
+        return any(each.data is not None for name, each in feature.data.items() if name not in sizes)
+
+
+def _client(settings: Settings, *, fail_open: bool) -> Client:
+    return Client(
+        settings.run_dir,
+        timeout_s=CONNECT_S,
+        connect_timeout_s=CONNECT_S,
+        tenant=settings.tenant,
+        fail_open=fail_open,
+    )
+
+
+def _rank() -> int:
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
+
+
+def _agree(failures: list[bool]) -> list[bool]:
+    """Return for each load whether it has failed in any rank: ranks that encode do so together."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    flags = torch.tensor(failures, dtype=torch.uint8)
+    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=get_tp_group().cpu_group)
+    return [bool(flag) for flag in flags.tolist()]

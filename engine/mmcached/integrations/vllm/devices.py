@@ -1,0 +1,95 @@
+"""Copies encoder outputs from and to the device that the model runs on.
+
+    host    an output is read where it lies: an encoder makes a new tensor each time, and nothing writes into it again
+    CUDA    out: a side stream copies into pinned memory while the step goes on; the saver waits for its event
+    others  out: a copy in the step
+
+What is loaded is the engine's own: it never lies in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Tensors = list[torch.Tensor]
+
+
+class Device(Protocol):
+    """One kind of device.
+
+    Attributes:
+        reads_in_place: `load` copies, so that it may be given tensors which lie in shared memory.
+    """
+
+    reads_in_place: bool
+
+    def load(self, tensors: Tensors) -> Tensors:
+        """Return tensors on the device that are the caller's own."""
+        ...
+
+    def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
+        """Begin to copy an output; return what waits for the copy, in any thread, and returns it."""
+        ...
+
+
+def device_of(name: str) -> Device:
+    """Return the device of that name, such as "cpu" or "cuda:0"."""
+    kind = name.partition(":")[0]
+    if kind == "cpu":
+        return Host()
+    return Cuda(torch.device(name)) if kind == "cuda" else Other(torch.device(name))
+
+
+class Host:
+    """The host's own memory."""
+
+    reads_in_place = False
+
+    def load(self, tensors: Tensors) -> Tensors:
+        return tensors
+
+    def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
+        return lambda: [tensor.detach().contiguous() for tensor in tensors]
+
+
+class Other:
+    """A device of which no more is known than that tensors can be copied to it and from it."""
+
+    reads_in_place = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def load(self, tensors: Tensors) -> Tensors:
+        return [tensor.to(self._device) for tensor in tensors]
+
+    def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
+        copies = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        return lambda: copies
+
+
+class Cuda(Other):
+    """An NVIDIA or AMD device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
+        copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # the encoder's work comes first
+        with torch.cuda.stream(self._stream):
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.copy_(tensor.detach(), non_blocking=True)
+                tensor.record_stream(self._stream)  # its memory is not used again before the copy has ended
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+
+        def wait() -> Tensors:
+            done.synchronize()
+            return copies
+
+        return wait

@@ -1,0 +1,234 @@
+"""Decides, in the scheduler, which items a step loads from the store, which it encodes, and which of those are saved.
+
+    before a request is scheduled   ensure_available   leases of what is there; claims for the rest; or: not this step
+    for each of its items           has_item           is there a lease?
+    an item has room                allocated          its lease is used: load it; or there is none: encode and save it
+    at the end                      plan               what the workers are told; what was not used is given back
+    a step's report has come        reported           leases that all ranks have read under go back; claims end
+
+Invariant: what `has_item` says is there lies under a lease until every rank has read it. An item is looked for only
+where this engine has not got it, and in the part of a request that the next step can reach.
+
+Knows nothing of vLLM but the names of its attributes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from mmcached.client import Hit
+from mmcached.integrations.vllm.claims import Claims
+from mmcached.integrations.vllm.contact import Contact
+from mmcached.integrations.vllm.keys import Sharing
+from mmcached.integrations.vllm.leases import Leases
+from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
+from mmcached.integrations.vllm.records import num_rows_of, width_of
+
+
+class SchedulerSide:
+    """The scheduler's half of one engine.
+
+    Args:
+        prefix: returns what keys begin with, and another text after each change of weights.
+        claims: None to encode what is not there without asking who else does.
+        can_save: whether this engine's workers save what they encode.
+        is_encode_only: whether it encodes for others alone; then what it has is saved again when the store has lost it.
+        window: tokens that a step can reach beyond the computed ones.
+        can_be_encoded: whether a feature has more than what sizes its placeholder.
+        wait_s: how long a request whose embeddings come from the store alone waits for a service at the start.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        contact: Contact,
+        prefix: Callable[[], str],
+        sharing: Sharing,
+        leases: Leases,
+        claims: Claims | None,
+        *,
+        can_save: bool,
+        is_encode_only: bool,
+        window: int,
+        can_be_encoded: Callable[[Any], bool],
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._contact = contact
+        self._prefix = prefix
+        self._sharing = sharing
+        self._leases = leases
+        self._claims = claims
+        self._can_save = can_save
+        self._is_encode_only = is_encode_only
+        self._window = window
+        self._can_be_encoded = can_be_encoded
+        self._give_up_at = clock() + wait_s
+        self._clock = clock
+        self._former_prefix = ""
+        self._local: set[str] = set()
+        self._rows: dict[str, int] = {}
+        self._plan = StepPlan(0)
+        self._encoded: list[tuple[str, str, int]] = []
+        self._unavailable: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    # ---- calls of the scheduler, in their order
+
+    def ensure_available(self, request: Any, num_computed_tokens: int) -> bool:
+        """Look for what a request needs next; return False if it shall not be scheduled in this step."""
+        prefix = self._current_prefix()
+        wanted = self._wanted(request, num_computed_tokens)
+        if not wanted:
+            return True
+        shared = {name: prefix + name for name, index in wanted.items() if self._may_share(request, index)}
+        if shared and self._contact.is_there:
+            self._look_up(shared)
+        missing = [name for name in wanted if name not in self._leases and name not in self._local]
+        for name in missing:
+            if not self._can_be_encoded(request.mm_features[wanted[name]]):
+                # Its embedding was to come from the store. Scheduled without one, it would end the engine.
+                if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
+                    self._unavailable.add(request.request_id)
+                return False
+        if self._contact.is_there:
+            lost = [name for name in shared if name in self._local and name not in self._leases]
+            self._plan.saves.update((name, shared[name]) for name in lost)
+        return not self._must_wait([shared[name] for name in missing if name in shared])
+
+    def has_item(self, name: str) -> bool:
+        """Return whether an item that the engine has not got can be loaded in this step."""
+        if name in self._local and name not in self._leases and name in self._rows:
+            self._local.discard(name)  # the engine has forgotten it without a word
+            self._look_up({name: self._prefix() + name})
+        return name in self._leases
+
+    def allocated(self, request: Any, index: int) -> None:
+        """Take note that an item has room in the engine: it is loaded if it was found, else encoded."""
+        feature = request.mm_features[index]
+        name = feature.identifier
+        self._local.add(name)
+        hit = self._leases.use(name, self._plan.step)
+        if hit is not None and hit.token is not None:
+            self._plan.loads.append(
+                Load(
+                    name,
+                    key=self._prefix() + name,
+                    token=hit.token,
+                    num_rows=request.get_num_encoder_embeds(index),
+                    width=width_of(hit.record),
+                    request_id=request.request_id,
+                    item=index,
+                    can_be_encoded=self._can_be_encoded(feature),
+                )
+            )
+            return
+        self.counts["encodes"] += 1
+        if self._can_save and self._sharing.may_share(feature) and self._contact.is_there:
+            key = self._prefix() + name
+            self._plan.saves[name] = key
+            self._encoded.append((name, request.request_id, index))
+            if self._claims is not None:
+                self._claims.encode(key)
+
+    def plan(self, output: Any) -> StepPlan:
+        """Return what the workers do in a step, and forget what it has not used."""
+        plan, scheduled = self._plan, output.scheduled_encoder_inputs
+        plan.scheduled = scheduled
+        for name, request_id, index in self._encoded:
+            if index not in scheduled.get(request_id, ()):  # preempted in the same pass
+                key = plan.saves.pop(name)
+                if self._claims is not None:
+                    self._claims.not_saved(key)
+        plan.loads = [each._replace(is_scheduled=each.request_id in output.num_scheduled_tokens) for each in plan.loads]
+        self._local.difference_update(output.free_encoder_mm_hashes)
+        self._leases.end_pass(plan.step)
+        if self._claims is not None:
+            self._claims.end_pass()
+        self._rows.clear()
+        self._encoded.clear()
+        self._plan = StepPlan(plan.step + 1)
+        return plan
+
+    def take_unavailable(self) -> set[str]:
+        """Return the requests that cannot be answered: their embeddings were to come from the store, and do not."""
+        gone, self._unavailable = self._unavailable, set()
+        return gone
+
+    def reported(self, report: StepReport) -> None:
+        """Take what workers have done."""
+        self._leases.end_step(report.step, report.num_ranks)
+        self._unavailable.update(report.lost)
+        self.counts.update(report.counts)
+        if self._claims is not None:
+            for key, outcome in report.ended:
+                if outcome == "saved":
+                    self._claims.saved(key)
+                else:
+                    self._claims.not_saved(key)
+
+    def close(self) -> None:
+        """Give all leases and claims back."""
+        self._contact.close()
+        self._leases.clear()
+        if self._claims is not None:
+            self._claims.clear()
+
+    # ---- how
+
+    def _current_prefix(self) -> str:
+        """Return what keys begin with; after a change of weights the engine has nothing."""
+        prefix = self._prefix()
+        if prefix != self._former_prefix:
+            self._former_prefix = prefix
+            self._local.clear()
+            self._leases.end_pass(self._plan.step)
+        return prefix
+
+    def _wanted(self, request: Any, num_computed_tokens: int) -> dict[str, int]:
+        """Return the items, by name, that the next step may need and the engine has not got."""
+        wanted: dict[str, int] = {}
+        for index, feature in enumerate(request.mm_features):
+            name, place = feature.identifier, feature.mm_position
+            if place.offset + place.length <= num_computed_tokens:
+                continue
+            if place.offset >= num_computed_tokens + self._window:
+                break
+            if name not in wanted and name not in self._leases:
+                self._rows[name] = request.get_num_encoder_embeds(index)
+                if name not in self._local or self._is_encode_only:
+                    wanted[name] = index
+        return wanted
+
+    def _look_up(self, keys: dict[str, str]) -> None:
+        """Take leases of what is there and has as many rows as are wanted; keys by name."""
+        started = time.perf_counter()
+        hits = self._contact.look_up(list(keys.values()))
+        num_hits = 0
+        for name, hit in zip(keys, hits, strict=True):
+            num_hits += hit is not None and self._add(name, hit)
+        self.counts.update(lookups=len(keys), hits=num_hits)
+        self.counts["lookup_us"] += round((time.perf_counter() - started) * 1e6)
+
+    def _add(self, name: str, hit: Hit) -> bool:
+        # A hit without a token is a copy: so much is held that others would find no room. It cannot be handed on.
+        if hit.token is None or num_rows_of(hit.record) != self._rows.get(name):
+            return False
+        self._leases.add(name, hit)
+        return True
+
+    def _must_wait(self, keys: list[str]) -> bool:
+        if self._claims is None or not keys or not self._contact.is_there:
+            return False
+        is_waiting, hits = self._claims.must_wait(keys)
+        prefix = self._prefix()
+        for key, hit in hits.items():
+            self._add(key.removeprefix(prefix), hit)
+        self.counts["waits"] += is_waiting
+        return is_waiting
+
+    def _may_share(self, request: Any, index: int) -> bool:
+        return self._sharing.may_share(request.mm_features[index])

@@ -1,0 +1,26 @@
+"""Refuses a vLLM that is too old for the connector, in words that say what to do."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+LEAST = (0, 30)
+"""The first release whose workers report to the scheduler's connector; later ones have only added to it."""
+
+
+def check_vllm() -> None:
+    """Raise ImportError unless a vLLM is installed that the connector can serve."""
+    if find_spec("vllm") is None:
+        raise ImportError("mmcached.integrations.vllm needs vLLM, which is not installed here")
+    from vllm import __version__
+
+    check_version(__version__)
+
+
+def check_version(version: str) -> None:
+    """Raise ImportError for a release that is too old; what has no number is a build of somebody's own."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise ImportError(f"mmcached.integrations.vllm needs vLLM {least} or newer, and this is {version}: update vLLM")

@@ -1,0 +1,265 @@
+"""Makes vLLM's own scheduler and the wrappers of both its runners, with our connector in them; no model, no device.
+
+    Engine      the real Scheduler, encoder cache manager and EC connector of one engine; and its worker
+    Worker      does what a runner does in a step, inside vLLM's wrapper; what it has encoded is in `encoded`
+
+What travels between the two is pickled, as by vLLM's executors.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle  # noqa: TID251 (vLLM's executors send the step so)
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ECTransferConfig,
+    EncoderCacheManagerConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.ec_transfer import ec_transfer_state
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
+
+WIDTH = 64
+ROWS = 100
+ENCODER_CACHE_ROWS = 1024
+DEADLINE_S = 30.0
+MODEL = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": WIDTH,
+    "ffn_dim": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 2048,
+    "vocab_size": 512,
+    "word_embed_proj_dim": WIDTH,
+    "dtype": "float32",
+    "do_layer_norm_before": True,
+    "activation_function": "relu",
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+
+def make_checkpoint(folder: Path) -> Path:
+    """Write what vLLM's configuration needs of a model, and some weights that nobody reads."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "pytorch_model.bin").write_bytes(b"weights")
+    return folder
+
+
+def item(number: int) -> str:
+    """Return an identifier of the kind that vLLM makes of a picture's content."""
+    return f"{number:064x}"
+
+
+def encoded(name: str, num_rows: int = ROWS) -> torch.Tensor:
+    """Return what the tower says of an item."""
+    return torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+
+
+def request(request_id: str, *names: str, num_rows: int = ROWS, data: Any = None) -> Request:
+    """Return a request with these items in a row, text around them."""
+    features = [
+        MultiModalFeatureSpec(
+            data=data,
+            modality="image",
+            identifier=name,
+            mm_position=PlaceholderRange(offset=10 + index * (num_rows + 5), length=num_rows),
+            mm_hash=name,
+        )
+        for index, name in enumerate(names)
+    ]
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=[1] * (len(names) * (num_rows + 5) + 50),
+        sampling_params=SamplingParams(max_tokens=4, ignore_eos=True),
+        pooling_params=None,
+        mm_features=features,
+    )
+
+
+def vllm_config(checkpoint: Path, role: str, budget: int, extra: dict[str, Any]) -> VllmConfig:
+    model = ModelConfig(
+        model=str(checkpoint), tokenizer=str(checkpoint), skip_tokenizer_init=True, dtype="float32", seed=0
+    )
+    scheduler = SchedulerConfig(
+        max_num_seqs=16,
+        max_num_batched_tokens=budget,
+        max_model_len=1024,
+        is_encoder_decoder=False,
+        enable_chunked_prefill=True,
+    )
+    transfer = ECTransferConfig(
+        ec_connector="MmcachedECConnector",
+        ec_role=role,
+        ec_connector_module_path="mmcached.integrations.vllm",
+        ec_connector_extra_config=extra,
+    )
+    manager = EncoderCacheManagerConfig(
+        encoder_cache_manager_cls="mmcached.integrations.vllm.MmcachedEncoderCacheManager"
+    )
+    config = VllmConfig(
+        model_config=model,
+        scheduler_config=scheduler,
+        cache_config=CacheConfig(block_size=16, gpu_memory_utilization=0.5, enable_prefix_caching=False),
+        device_config=DeviceConfig(device="cpu"),
+        ec_transfer_config=transfer,
+        ec_manager_config=manager,
+    )
+    config.cache_config.num_gpu_blocks = 1000
+    return config
+
+
+class Worker:
+    """A runner without a model."""
+
+    def __init__(self, config: VllmConfig, runner: str) -> None:
+        _be_worker_of(None)
+        ec_transfer_state.ensure_ec_transfer_initialized(config)
+        self.connector = ec_transfer_state.get_ec_transfer()
+        self.cache: dict[str, torch.Tensor] = {}
+        self.encoded: list[str] = []
+        self._features: dict[str, list[Any]] = {}
+        self._v2 = None
+        if runner == "v2":
+            from vllm.v1.worker.gpu.ec_connector import ActiveECConnector
+
+            self._v2 = ActiveECConnector(config, self.cache)
+
+    def step(self, output: Any) -> Any:
+        """Do one step; return what the connector reports."""
+        output = pickle.loads(pickle.dumps(output))  # noqa: S301
+        _be_worker_of(self.connector)
+        self._features |= {new.req_id: new.mm_features for new in output.scheduled_new_reqs}
+        for name in output.free_encoder_mm_hashes:
+            self.cache.pop(name, None)
+        with self._wrapped(output) as reported:
+            for request_id, items in output.scheduled_encoder_inputs.items():
+                for index in items:
+                    self._encode(self._features[request_id][index].identifier)
+            for request_id in output.num_scheduled_tokens:
+                for feature in self._features[request_id]:
+                    self._gather(feature, output, request_id)
+        return reported
+
+    def _wrapped(self, output: Any) -> Any:
+        if self._v2 is not None:
+            return self._v2.maybe_get_output(output)
+        return ECConnectorModelRunnerMixin.maybe_get_ec_connector_output(output, encoder_cache=self.cache)
+
+    def _encode(self, name: str) -> None:
+        if self._v2 is not None and name in self.cache:
+            return
+        self.encoded.append(name)
+        self.cache[name] = encoded(name)
+        if self._v2 is None:
+            ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(self.cache, name)
+
+    def _gather(self, feature: Any, output: Any, request_id: str) -> None:
+        new = next((new for new in output.scheduled_new_reqs if new.req_id == request_id), None)
+        if new is not None and feature.mm_position.offset < output.num_scheduled_tokens[request_id]:
+            assert feature.identifier in self.cache, "Encoder cache miss: this ends an engine"
+
+
+class Engine:
+    """One engine without a model.
+
+    Args:
+        runner: "v1" or "v2", whose wrapper the worker uses.
+        budget: tokens per step.
+        extra: settings of the connector.
+    """
+
+    def __init__(
+        self, checkpoint: Path, runner: str = "v1", *, role: str = "ec_both", budget: int = 1024, **extra: Any
+    ) -> None:
+        config = vllm_config(checkpoint, role, budget, extra)
+        cache = KVCacheConfig(
+            num_blocks=1000,
+            kv_cache_tensors=[],
+            kv_cache_groups=[
+                KVCacheGroupSpec(
+                    ["l"], FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
+                )
+            ],
+        )
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=cache,
+            log_stats=True,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=16,
+        )
+        # A model of text has no room for items; what else is of the model does not matter here.
+        self.scheduler.max_num_encoder_input_tokens = ENCODER_CACHE_ROWS
+        self.scheduler.encoder_cache_manager = type(self.scheduler.encoder_cache_manager).create_manager(
+            cache_size=ENCODER_CACHE_ROWS, vllm_config=config
+        )
+        self.config = config
+        self.connector = self.scheduler.ec_connector
+        self.worker = Worker(config, runner)
+
+    def schedule(self, *requests: Request) -> Any:
+        """Add requests, and return the next step."""
+        for each in requests:
+            self.scheduler.add_request(each)
+        return self.scheduler.schedule()
+
+    def run(self, output: Any) -> Any:
+        """Have the worker do a step, and the scheduler take its output; return what it makes of it."""
+        reported = self.worker.step(output)
+        ids = list(output.num_scheduled_tokens)
+        done = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={each: index for index, each in enumerate(ids)},
+            sampled_token_ids=[[7] for _ in ids],
+            ec_connector_output=reported,
+        )
+        return self.scheduler.update_from_output(output, done)
+
+    def answer(self, *requests: Request) -> list[str]:
+        """Answer requests to their ends; return what was encoded for them, in order."""
+        before = len(self.worker.encoded)
+        output = self.schedule(*requests)
+        while self.scheduler.has_requests():
+            self.run(output)
+            output = self.scheduler.schedule()
+        self.run(output)
+        return self.worker.encoded[before:]
+
+    def abort(self, *request_ids: str) -> None:
+        self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
+
+    def forget(self) -> None:
+        """Lose all items, as by eviction, and say so to nobody."""
+        self.scheduler.encoder_cache_manager = type(self.scheduler.encoder_cache_manager).create_manager(
+            cache_size=ENCODER_CACHE_ROWS, vllm_config=self.config
+        )
+        self.worker.cache.clear()
+
+    def close(self) -> None:
+        self.worker.connector.shutdown()
+        self.connector.shutdown()
+
+
+def _be_worker_of(connector: Any) -> None:
+    """Set the one connector that vLLM has in each worker's process; here several workers share one."""
+    vars(ec_transfer_state)["_EC_CONNECTOR_AGENT"] = connector
