@@ -9,6 +9,7 @@ scheduler       the scheduler and its encoder books        scheduler_steps, side
 prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, and its puts      sidecar_restart
 eviction        what the ring keeps and refuses            traces
+adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 flood           a client's cheapest call beside a flood
 
 replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`

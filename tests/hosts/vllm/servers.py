@@ -155,6 +155,7 @@ class VllmServer:
             "ignore_eos": True,
             "logprobs": True,
             "top_logprobs": 2,
+            "return_tokens_as_token_ids": True,
         }
         said = json.loads(self.call("POST", "/v1/chat/completions", body))["choices"][0]
         found = said["logprobs"]["content"]

@@ -13,16 +13,18 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 encoded: list[str] = []
 """Identifiers, one for each time that an item has been encoded."""
-_batch_items = GPUModelRunner._batch_mm_inputs_from_scheduler
+STEP_ITEMS = "_batch_mm_inputs_from_scheduler"
+"""The runner's method that says what the tower is given in a step; identifiers come first."""
+_step_items = getattr(GPUModelRunner, STEP_ITEMS)
 
 
-def _batch_and_note(runner: Any, scheduler_output: Any) -> Any:
-    batch = _batch_items(runner, scheduler_output)
-    encoded.extend(batch[0])
-    return batch
+def _note_step_items(runner: Any, scheduler_output: Any) -> Any:
+    items = _step_items(runner, scheduler_output)
+    encoded.extend(items[0])
+    return items
 
 
-GPUModelRunner._batch_mm_inputs_from_scheduler = _batch_and_note
+setattr(GPUModelRunner, STEP_ITEMS, _note_step_items)
 
 
 class TowerCount:
