@@ -2,72 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from mmcached.client import Client
 from mmcached.integrations.transformers import cached_image_features
 from mmcached.integrations.transformers.families import find_family
-from tests.client.services import StoreService
 from tests.hosts.transformers import models
-from tests.hosts.transformers.models import Inputs
+from tests.hosts.transformers.outputs import ask, assert_equal, one_by_one, tensors
 
 GENERATIVE = [maker.__name__ for maker in models.GENERATIVE]
 TOWERS = [maker.__name__ for maker in models.TOWERS]
-
-
-@pytest.fixture
-def client(run_dir: Path) -> Iterator[Client]:
-    with StoreService(run_dir), Client(run_dir, fail_open=False) as client:
-        yield client
-
-
-def of_images(inputs: Inputs) -> Inputs:
-    return {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
-
-
-def ask(model: Any, inputs: Inputs) -> dict[str, Any]:
-    """Return the parts of the family's output for all images."""
-    inner, family = find_family(model)
-    output = getattr(inner, family.method)(**of_images(inputs), return_dict=True)
-    return {name: output[name] for name in family.parts}
-
-
-def one_by_one(model: Any, inputs: Inputs) -> list[torch.Tensor]:
-    """Return the tensors of each image alone, as the model itself gives them, in the order of `tensors`."""
-    images = of_images(inputs)
-    if "image_grid_thw" in images:
-        sizes = images["image_grid_thw"].prod(-1).tolist()
-        alone = [
-            {"pixel_values": pixels, "image_grid_thw": grid[None]}
-            for pixels, grid in zip(torch.split(images["pixel_values"], sizes), images["image_grid_thw"], strict=True)
-        ]
-    else:
-        alone = [{"pixel_values": pixels[None]} for pixels in images["pixel_values"]]
-    return [tensor for each in alone for tensor in tensors(ask(model, each))]
-
-
-def tensors(parts: dict[str, Any]) -> list[torch.Tensor]:
-    """Return all tensors of an output: all parts of the first image, then those of the next."""
-    return [tensor for image in zip(*map(per_image, parts.values()), strict=True) for part in image for tensor in part]
-
-
-def per_image(part: Any) -> list[list[torch.Tensor]]:
-    if isinstance(part, torch.Tensor):
-        return [[image] for image in part]
-    if isinstance(part[0], torch.Tensor):
-        return [[image] for image in part]
-    return [list(levels) for levels in zip(*part, strict=True)]
-
-
-def assert_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    assert [each.dtype for each in found] == [each.dtype for each in wanted]
-    assert len(found) == len(wanted) > 0
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -102,3 +47,15 @@ def test_generation_goes_as_without(client: Client, family: str) -> None:
     with torch.no_grad(), cached_image_features(model, client) as features:
         model(**inputs)
     assert (features.num_images, features.num_encoded, features.num_bypassed) == (2, 0, 0)
+
+
+@torch.no_grad()
+def test_a_batch_rounds_otherwise_than_its_images_alone(client: Client) -> None:
+    """The case for encoding images one by one: a product of one row is computed otherwise than that of four."""
+    model, _ = models.make("clip")
+    inputs = {"pixel_values": models.pictures(4, 3, 56, 56)}
+    alone = one_by_one(model, inputs)
+    assert not all(torch.equal(one, other) for one, other in zip(tensors(ask(model, inputs)), alone, strict=True))
+    with cached_image_features(model, client):
+        assert_equal(tensors(ask(model, inputs)), alone)
+        assert_equal(tensors(ask(model, {"pixel_values": inputs["pixel_values"].flip(0)})), alone[::-1])

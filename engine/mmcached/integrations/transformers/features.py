@@ -54,7 +54,9 @@ def cached_image_features(
         InvalidRequest: the model is of no known family, or its weights cannot be read.
     """
     inner, family = find_family(model)
-    original = getattr(inner, family.method)
+    before = inner.__dict__.get(family.method)
+    # Of a block around this one: through its method each image would wait for its own encoding.
+    original = getattr(before, "original", None) or getattr(inner, family.method)
     features = ImageFeatures(inner, family, client, view=view, timeout_s=timeout_s)
     features.fingerprint(inner.device)  # reads all weights, and says what cannot be read, before the first request
 
@@ -62,7 +64,7 @@ def cached_image_features(
     def replaced(*values: Any, **named: Any) -> Any:
         return features.of_call(original, values, named)
 
-    before = inner.__dict__.get(family.method)
+    replaced.original = original  # type: ignore[attr-defined]
     inner.__dict__[family.method] = replaced
     try:
         yield features
