@@ -5,6 +5,8 @@ hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of reque
 refused    inserts that found no room, in percent, while a share of the chunks stays leased for half a turn of the ring
            on average, some for far longer. The peer, a strict FIFO ring, takes back in order: one leased chunk stops it
 place      plan and apply with this many chunks in the ring, hits in between       peer: the same with 1,000 chunks
+size       the same for a put, a hit and a free, from 1,000 to 1,000,000 chunks
+adoption   a real ring of small records whose writer has died: until the books of its successor are made, by record
 
 **The peers** are caches in plain words. All hold `capacity` bytes exactly, as nothing that has to be laid out can, and
 every miss brings the object in.
@@ -31,6 +33,7 @@ import argparse
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,9 +42,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mmcached.frontend.connections.rings import NoRing
+from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.store_service import no_collection
+from mmcached.shm import RingWriter, adopt_ring, encode
 from mmcached.shm.ring.allocator import RingAllocator
+from mmcached.shm.segment.mapped import layout_of
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.handle import RingAnnouncement
 from scripts.bench import harness
-from scripts.bench.harness import Row, Section, against_first, compare, row
+from scripts.bench.harness import Row, Section, against_first, compare, cpu_ns, row
 from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, zipf
 
 NUM_SEEDS = 8
@@ -50,6 +60,8 @@ NUM_SLOTS = 1 << 15
 NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
 NUM_CHUNKS = (1000, 16_000, 128_000, 1_000_000)
+SMALL_BYTES = 192
+"""What a small record takes, with its key."""
 
 
 class Policy(Protocol):
@@ -349,6 +361,55 @@ def sizes(num_rounds: int) -> list[Row]:
     return rows
 
 
+def adoptions(num_rounds: int) -> list[Row]:
+    """CPU time until a successor has the books of a store of 1k–1M small records, for each record."""
+    with ExitStack() as stack:
+        stores = {number: stack.enter_context(LeftStore(number)) for number in NUM_CHUNKS}
+        figures = compare({number: store.adopt_us for number, store in stores.items()}, num_rounds, num_unmeasured=1)
+    return against_first("adoption, a record", "us", {f"{number:,} records": figures[number] for number in NUM_CHUNKS})
+
+
+class LeftStore(Closeable):
+    """The store of a frontend, of small records; its writer dies again and again."""
+
+    def __init__(self, num_records: int) -> None:
+        ring = RingWriter.create(
+            data_bytes=SMALL_BYTES * num_records,
+            num_slots=num_records,
+            max_readers=2,
+            max_object_bytes=SMALL_BYTES,
+            has_index=True,
+        )
+        self._num_records = num_records
+        self._store = RecordStore(first_epoch=1)
+        self._store.adopt(ring)
+        record = encode({"x": np.zeros(8, np.uint8)})
+        for number in range(num_records):
+            if refusal := self._store.put("tenant", str(number), record, epoch=1):
+                raise RuntimeError(refusal)
+
+    def adopt_us(self) -> float:
+        """Let the writer die, and return the CPU time until its successor has its books, by record."""
+        ring = self._store.ring
+        if isinstance(ring, NoRing):
+            raise TypeError("the store has no ring")
+        ring.outlives_writer = True
+        self._store.close()
+        return cpu_ns(partial(self._adopt, ring.announcement)) / self._num_records / 1000
+
+    def close(self) -> None:
+        if isinstance(self._store.ring, RingWriter):
+            self._store.ring.outlives_writer = False
+        self._store.close()
+
+    def _adopt(self, announcement: RingAnnouncement) -> None:
+        self._store = RecordStore(first_epoch=1)
+        with no_collection():
+            self._store.adopt(adopt_ring(announcement, layout_of(announcement), max_object_bytes=SMALL_BYTES))
+        if len(self._store) != self._num_records:
+            raise RuntimeError(f"{len(self._store)} of {self._num_records} records were adopted")
+
+
 class FullRing:
     """A ring of about `num_chunks` chunks of 0.5 to 1.5 MiB; a share of them is pinned for good."""
 
@@ -408,6 +469,7 @@ SECTIONS: dict[str, Section] = {
     "refused": refusals,
     "place": places,
     "size": sizes,
+    "adoption": adoptions,
 }
 
 

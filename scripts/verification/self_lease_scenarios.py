@@ -321,8 +321,8 @@ def adopt_without_islands(*parts: Any, **options: Any) -> None:
 class ChunksThatCountWhatIsThere(ChunkTable):
     """Goes on from the last generation that is still there."""
 
-    def adopt(self, current: Any, islands: Any, generation: int) -> None:
-        super().adopt(current, islands, max((handle.generation for handle, _ in current), default=1))
+    def adopt(self, current: Any, extents: Any, islands: Any, generation: int) -> None:
+        super().adopt(current, extents, islands, max((handle.generation for handle in current), default=1))
 
 
 class LocksThatGuess(ByteLocks):

@@ -336,6 +336,17 @@ class Map:
         return Lookup(self.tables(), self.announcement())
 
 
+def read_table(words: ModelWords, num_slots: int) -> npt.NDArray[np.uint64]:
+    """Load word by word what the product copies at once; of a free slot the first alone."""
+    table = np.zeros((num_slots, SLOT_WORDS), np.uint64)
+    for slot in range(num_slots):
+        first = SLOT_WORDS * slot
+        table[slot, 0] = words[first]
+        if table[slot, 0]:
+            table[slot, 1:] = words[first + 1 : first + SLOT_WORDS]
+    return table
+
+
 @contextlib.contextmanager
 def modelled_words(the_map: Map) -> Iterator[None]:
     """Let the product's modules order memory, ask for locks and look keys up as the model does."""
@@ -346,6 +357,7 @@ def modelled_words(the_map: Map) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (adoption, board, reader_entry, ring, slot_table):
             stack.enter_context(mock.patch.object(module, "require_word_store", ModelStore))
+        stack.enter_context(mock.patch.object(adoption, "read_table", read_table))
         stack.enter_context(mock.patch.object(reader_watch, "locks", ByteLocks))
         stack.enter_context(mock.patch.object(lookup, "slots_of", any_slot))
         stack.enter_context(mock.patch.object(leases, "live_counts", live_counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
 import signal
@@ -21,7 +22,7 @@ from mmcached.cache.store_keys import store_key
 from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.frontend.store import record_sender
 from mmcached.frontend.store.record_store import Refusal
-from mmcached.frontend.store.store_service import StoreService
+from mmcached.frontend.store.store_service import StoreService, no_collection
 from mmcached.shm import RingReader, encode
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.store.codec import Record, decode
@@ -595,3 +596,15 @@ def test_it_is_logged_what_is_taken_over_of_a_former_frontend_and_how_long_it_to
     (line,) = [line for line in logs if line["event"] == "records taken over"]
     assert line["records"] == 1
     assert line["took_s"] >= 0
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_nobody_looks_for_garbage_among_records_that_are_taken_over(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with no_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

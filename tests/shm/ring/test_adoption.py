@@ -258,8 +258,10 @@ def test_what_is_gone_is_not_adopted(undo: ExitStack) -> None:
 RECORD_WORDS = {
     "offset": (1, 8),
     "outside": (1, NBYTES),
+    "far outside": (1, 1 << 63),
     "size": (2, NBYTES),
     "note": (3, NBYTES),
+    "huge note": (3, (1 << 64) - 64),
     "generation": (0, 99),
 }
 

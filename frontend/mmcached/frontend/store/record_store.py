@@ -80,12 +80,16 @@ class RecordStore(Closeable):
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
         self._touch_logs = ring.touch_logs
+        tenants = {about: about.decode("utf-8", "surrogatepass") for _, about in self._store.adopted.values()}
         for name, (num_bytes, about) in self._store.adopted.items():
-            self._charge(about.decode("utf-8", "surrogatepass"), name, num_bytes)
+            self._charge(tenants[about], name, num_bytes)
         self._store.adopted.clear()
         if self._quota_bytes is not None:
             for tenant in list(self._tenant_to_books):
                 self._make_room_in_quota(tenant, self._quota_bytes)
+
+    def __len__(self) -> int:
+        return len(self._store)
 
     @property
     def num_queries(self) -> int:
@@ -222,7 +226,9 @@ class RecordStore(Closeable):
         return None
 
     def _charge(self, tenant: str, name: str, num_bytes: int) -> None:
-        self._tenant_to_books.setdefault(tenant, _TenantBooks()).add(name, num_bytes)
+        if (books := self._tenant_to_books.get(tenant)) is None:
+            books = self._tenant_to_books[tenant] = _TenantBooks()
+        books.add(name, num_bytes)
         self._key_to_tenant[name] = tenant
 
     def _make_room_in_quota(self, tenant: str, limit: int) -> None:

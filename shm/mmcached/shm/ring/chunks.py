@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from operator import itemgetter
 
 from mmcached.shm.ring.allocator import Extent, Plan, RingAllocator
 from mmcached.shm.segment.layout import chunk_bytes
@@ -62,20 +62,21 @@ class ChunkTable:
     def used_bytes(self) -> int:
         return self._allocator.used_bytes
 
-    def adopt(self, current: Sequence[tuple[Handle, Extent]], islands: Iterable[Extent], generation: int) -> None:
+    def adopt(
+        self, current: Sequence[Handle], extents: Sequence[Extent], islands: Iterable[Extent], generation: int
+    ) -> None:
         """Take over what a former writer has left, in a table without chunks.
 
         Args:
-            current: the oldest first.
+            current: the oldest first, and `extents` likewise.
             generation: the last that was used.
         Raises:
             InvariantError: two lie in the same place, or one outside of the ring.
         """
-        extents = [extent for _, extent in current]
-        for extent in sorted([*extents, *islands], key=attrgetter("offset")):
+        for extent in sorted([*extents, *islands], key=itemgetter(1)):  # by offset
             self._allocator.place(extent)
         self._allocator.resume_at(extents[-1].end if extents else 0)
-        self._slot_to_handle = {handle.slot: handle for handle, _ in current}
+        self._slot_to_handle = {handle.slot: handle for handle in current}
         self._generation = generation
 
     # ---- claims

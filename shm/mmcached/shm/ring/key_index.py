@@ -26,7 +26,7 @@ import hashlib
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -90,25 +90,29 @@ class KeyIndexWriter:
         """Hide a key at a slot; one that is not shown there changes nothing."""
         self._remove(_mark(key, slot))
 
-    def adopt(self, slot_to_key: Mapping[int, KeyDigest]) -> None:
-        """Show just these keys; those that a former writer has shown can be found meanwhile.
+    def adopt(self, marks: npt.NDArray[np.uint64]) -> None:
+        """Show just these marks, each once; those that a former writer has shown can be found meanwhile.
 
         A writer that dies leaves a word twice, in the middle of a removal, or shows a key that has gone, or not yet one
         that has come. A table that is worse than that is begun anew.
         """
         shown = np.frombuffer(self._shown, np.uint64).copy()
-        marks = {_mark(key, slot) for slot, key in slot_to_key.items()}
         if not _is_whole(shown):
             shown[:] = 0
             np.frombuffer(self._shown, np.uint64)[:] = 0
         self._words = array("Q", shown.tobytes())
-        counts = Counter(shown[shown != 0].tolist())
-        self._num_keys = counts.total()
-        for mark, count in counts.items():
-            for _ in range(count - (mark in marks)):
+        present, marks = np.sort(shown[shown != 0]), np.sort(marks)
+        self._num_keys = len(present)
+        if np.array_equal(present, marks):
+            return
+        surplus = Counter(present.tolist())
+        surplus.subtract(marks.tolist())
+        for mark, number in surplus.items():
+            for _ in range(number):
                 self._remove(mark)
-        for mark in marks - counts.keys():
-            self._insert(mark)
+        for mark, number in surplus.items():
+            if number < 0:
+                self._insert(mark)
 
     def _insert(self, mark: int) -> None:
         place = (mark >> SLOT_BITS) & self._mask
@@ -166,6 +170,12 @@ def _is_whole(words: npt.NDArray[np.uint64]) -> bool:
     taken = np.flatnonzero(words)
     homes = words[taken].astype(np.int64) >> SLOT_BITS & (size - 1)
     return bool(((taken - homes) % size < taken + size - last_free[taken]).all())
+
+
+def marks_of(first_words: npt.NDArray[np.uint64], slots: npt.NDArray[np.intp]) -> npt.NDArray[np.uint64]:
+    """Return the marks of keys at slots, by the first words of their digests."""
+    bits = np.uint64(SLOT_BITS)
+    return first_words >> bits << bits | slots.astype(np.uint64)
 
 
 def _mark(key: KeyDigest, slot: int) -> int:

@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +31,10 @@ from mmcached.shm.ring.key_index import KeyIndexWriter, index_words
 from mmcached.shm.ring.leases import LeaseTable
 from mmcached.shm.ring.reader_watch import ReaderStopped, ReaderVoided, ReaderWatch
 from mmcached.shm.ring.self_lease import seal
-from mmcached.shm.ring.slot_table import HAS_CRC32, NO_KEY, KeyDigest, SlotRecord, SlotTable, read_slot
+from mmcached.shm.ring.slot_table import HAS_CRC32, NO_KEY, NOTE_BYTES, KeyDigest, SlotRecord, SlotTable, read_slot
 from mmcached.shm.ring.touch_logs import TouchLogs, is_of_generation
 from mmcached.shm.segment.board import NO_LIMIT, Board
-from mmcached.shm.segment.layout import ALIGNMENT, Layout, chunk_bytes
+from mmcached.shm.segment.layout import ALIGNMENT, SLOT_WORDS, Layout, chunk_bytes
 from mmcached.shm.segment.mapped import Tables, granted_of
 from mmcached.shm.segment.segment import Host, WriterSegment
 from mmcached.shm.segment.words import require_word_store
@@ -141,7 +142,7 @@ class RingWriter(Closeable):
         """Iterate over the current chunks with their notes, the oldest first, as of now."""
         for handle in self._chunks:
             end = handle.offset + handle.nbytes
-            note_bytes = read_slot(self._tables.slots, handle.slot)[0].note_bytes
+            note_bytes = self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES]
             yield handle, self._data[end : end + note_bytes]
 
     @classmethod
@@ -418,8 +419,12 @@ class RingWriter(Closeable):
         for reader_id in self._watch.adopt(is_granting=self.index is None):
             self.touch_logs.begin(reader_id)
         crash_point("adopt.after_readers")
-        is_leased, handle_of = self._leases.is_pinned, self._handle
-        adopt_chunks(self._tables, self.board, self._chunks, self.index, is_leased=is_leased, handle_of=handle_of)
+        names, is_leased = self.announcement, self._leases.is_pinned
+
+        def handles_of(*columns: list[int]) -> list[Handle]:
+            return list(map(Handle, repeat(names.ring_id), repeat(names.epoch), *columns, repeat(self._tenant)))
+
+        adopt_chunks(self._tables, self.board, self._chunks, self.index, is_leased=is_leased, handles_of=handles_of)
 
     def _handle(self, slot: int, record: SlotRecord) -> Handle:
         names = self.announcement

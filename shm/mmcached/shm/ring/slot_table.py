@@ -24,6 +24,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from mmcached.shm.segment.layout import SLOT_WORDS
 from mmcached.shm.segment.words import require_word_store
 
@@ -59,6 +62,11 @@ def read_slot(words: memoryview, slot: int) -> tuple[SlotRecord, bool]:
     require_word_store().load_fence()
     offset, nbytes, note_bytes, first, second, check, _ = words[first_word + 1 : first_word + SLOT_WORDS]
     return SlotRecord((mark & ~IS_SEALED) >> 1, offset, nbytes, note_bytes, (first, second), check), bool(mark & 1)
+
+
+def read_table(words: memoryview, num_slots: int) -> npt.NDArray[np.uint64]:
+    """Return a copy of all words, `(num_slots, SLOT_WORDS)`, for who alone writes them."""
+    return np.frombuffer(words, np.uint64).reshape(num_slots, SLOT_WORDS).copy()
 
 
 class SlotTable:
