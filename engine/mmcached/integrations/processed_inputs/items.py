@@ -1,0 +1,125 @@
+"""Finds processed items that any process of the host has made, or has one process make them.
+
+    processed-item/<processor>/<item>/counts     grid, number of placeholders, what a prompt is updated with
+    processed-item/<processor>/<item>/pixels     the tensors that an encoder reads
+
+Two records under one name: who asks for the counts does not touch the pixels. The pixels are put first, and whoever
+makes an item claims its counts; so those that wait for the counts find the pixels too, unless these were evicted.
+Knows nothing of any processor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from mmcached.client import Client
+from mmcached.integrations.identity import fingerprint
+from mmcached.shm.store.codec import Library, Record
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedItem:
+    """What a processor makes of one image, video or sound.
+
+    Attributes:
+        counts: plain values and small tensors: what the prompt and the positions of its tokens depend on.
+        pixels: what the encoder reads, and nobody else.
+    """
+
+    counts: Record
+    pixels: Record
+
+
+def name_of(file: bytes) -> str:
+    """Return the name of an encoded file's content: 64 hex digits."""
+    return blake3(file).hexdigest()
+
+
+def keys_of(processor: str, item: str) -> tuple[str, str]:
+    """Return the keys of an item's counts and of its pixels."""
+    return f"processed-item/{processor}/{item}/counts", f"processed-item/{processor}/{item}/pixels"
+
+
+class ProcessedItems:
+    """The items of one processor. Threads may share it.
+
+    Args:
+        processor: all that an item depends on beside the content: class, version, configuration, arguments, as JSON
+            values.
+        view: hand out pixels in place: read them, never write.
+        tensors: the library of the tensors.
+        timeout_s: how long to wait for another process that makes an item; then it is made here.
+    Attributes:
+        num_processed: items that were made here.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        processor: Mapping[str, Any],
+        *,
+        view: bool = False,
+        tensors: Library = "torch",
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.num_processed = 0
+        self._client = client
+        self._processor = fingerprint(processor)
+        self._view = view
+        self._tensors: Library = tensors
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+
+    def find_counts(self, item: str) -> Record | None:
+        """Return the counts of an item that somebody has made."""
+        hit = self._client.get(keys_of(self._processor, item)[0], tensors=self._tensors)
+        return None if hit is None else hit.record
+
+    def get_or_process_counts(self, item: str, process: Callable[[], ProcessedItem]) -> Record:
+        """Return the counts of an item; no pixels are read unless it has to be made.
+
+        Args:
+            item: a name that says what it is, such as `name_of` its file.
+            process: makes the item; of all processes that ask for it now, one calls it.
+        """
+        counts, _ = self._counts(item, process)
+        return counts
+
+    def get_or_process(self, item: str, process: Callable[[], ProcessedItem]) -> ProcessedItem:
+        """Return an item. Arguments as `get_or_process_counts`."""
+        counts, made = self._counts(item, process)
+        if made is not None:
+            return made
+        pixels = self._client.get_or_compute(
+            keys_of(self._processor, item)[1],
+            lambda: self._make(process).pixels,
+            view=self._view,
+            tensors=self._tensors,
+            timeout_s=self._timeout_s,
+        )
+        return ProcessedItem(counts, pixels)
+
+    # ---- how
+
+    def _counts(self, item: str, process: Callable[[], ProcessedItem]) -> tuple[Record, ProcessedItem | None]:
+        """Return the counts, and the item if it was made here."""
+        of_counts, of_pixels = keys_of(self._processor, item)
+        made: list[ProcessedItem] = []
+
+        def make() -> Record:
+            made.append(self._make(process))
+            self._client.put(of_pixels, made[0].pixels)
+            return made[0].counts
+
+        counts = self._client.get_or_compute(of_counts, make, tensors=self._tensors, timeout_s=self._timeout_s)
+        return counts, made[0] if made else None
+
+    def _make(self, process: Callable[[], ProcessedItem]) -> ProcessedItem:
+        with self._lock:
+            self.num_processed += 1
+        return process()

@@ -1,0 +1,220 @@
+"""Gives vLLM's render and API servers the items that any process of the host has processed.
+
+    is_cached ──claim_many──> hit: cached │ claim: vLLM processes it here │ pending: wait for who does
+    get_and_update_item ─────> hit: counts at once, pixels when they are asked for │ processed: put, the claim ends
+
+`MmcachedProcessorCache` takes the place of vLLM's `MultiModalProcessorOnlyCache`, whose items stay in the process: that
+is the cache of `vllm launch render`, of tokenize requests, and of servers with several API processes. `register` is a
+plug-in of vLLM that puts it there if `MMCACHED_PROCESSED_INPUTS` names the run directory of a service.
+
+A wait never closes a circle: who holds a claim waits for nobody. What cannot be shared (an item that a client has
+named, no service) is kept as vLLM keeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.utils.cache import CacheInfo
+
+from mmcached.client import Claim, Client, Hit, InvalidRequest
+from mmcached.integrations.identity import fingerprint
+from mmcached.integrations.processed_inputs.items import keys_of
+from mmcached.integrations.processed_inputs.vllm_items import (
+    Elements,
+    LazyItem,
+    NotPlain,
+    Updates,
+    elements_of,
+    to_processed,
+    updates_of,
+)
+from mmcached.integrations.processed_inputs.vllm_names import processor_parts, says_what_it_is
+
+RUN_DIR = "MMCACHED_PROCESSED_INPUTS"
+COUNTS_ONLY = "MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY"
+MAX_CLAIM_S = 10.0
+"""How long others are waited for; also after which time a claim is dropped whose item vLLM could not process."""
+_POLL_S = 0.01
+_CALL_S = 1.0
+
+_LOG = logging.getLogger("vllm.mmcached")
+
+
+class PixelsNotKept(Exception):
+    """A server that keeps counts only was asked for pixels."""
+
+
+class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
+    """vLLM's cache of processed items, shared with all processes of the host. One thread uses it, as vLLM does.
+
+    Args:
+        model_config: of vLLM.
+        client: it fails open: without a service everything is a miss.
+        counts_only: keep no pixels, and need none: for servers that are asked for counts only (`mm_payload="none"`).
+        clock, wait: monotonic seconds; how to wait for some.
+    Attributes:
+        num_hits, num_processed, num_not_shared: items that were found, that vLLM has processed here, and those of them
+            that are kept here only.
+    """
+
+    def __init__(
+        self,
+        model_config: Any,
+        client: Client,
+        *,
+        counts_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(model_config)
+        self.num_hits = self.num_processed = self.num_not_shared = 0
+        self._client = client
+        self._counts_only = counts_only
+        self._clock = clock
+        self._wait = wait
+        self._processor = fingerprint(processor_parts(model_config))
+        self._hits: dict[str, tuple[Hit, Hit | None]] = {}
+        self._claims: dict[str, tuple[Claim, float]] = {}
+        self._reported = CacheInfo(0, 0)
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return self.is_cached([mm_hash])[0]
+
+    def is_cached(self, mm_hashes: list[str]) -> list[bool]:
+        self._drop_old_claims()
+        shared = [each for each in dict.fromkeys(mm_hashes) if says_what_it_is(each) and each not in self._hits]
+        self._look(shared)
+        return [each in self._hits or super(MmcachedProcessorCache, self).is_cached_item(each) for each in mm_hashes]
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        if mm_hash not in self._hits:
+            super().touch_sender_cache_item(mm_hash)
+
+    def get_and_update_item(
+        self, mm_item: tuple[MultiModalKwargsItem, Updates] | None, mm_hash: str
+    ) -> tuple[MultiModalKwargsItem | None, Updates]:
+        if mm_item is None and mm_hash in self._hits:
+            self.num_hits += 1
+            return self._found(*self._hits[mm_hash])
+        if mm_item is None:
+            self.num_hits += 1
+            return super().get_and_update_item(None, mm_hash)  # type: ignore[no-any-return]
+        self.num_processed += 1
+        if self._share(mm_hash, mm_item):
+            return mm_item
+        self.num_not_shared += 1
+        return super().get_and_update_item(mm_item, mm_hash)  # type: ignore[no-any-return]
+
+    def release_sender_touches(self) -> None:
+        self._hits.clear()
+        for claim, _ in self._claims.values():
+            claim.drop()
+        self._claims.clear()
+
+    def make_stats(self, *, delta: bool = False) -> CacheInfo:
+        now = CacheInfo(self.num_hits, self.num_hits + self.num_processed)
+        stats = now - self._reported if delta else now
+        if delta:
+            self._reported = now
+        return stats
+
+    def close(self) -> None:
+        self.release_sender_touches()
+        self._client.close()
+
+    # ---- how
+
+    def _look(self, mm_hashes: list[str]) -> None:
+        """Note what is there, and claim the rest; wait for what others are making if nothing is claimed here."""
+        give_up = self._clock() + MAX_CLAIM_S
+        missing = mm_hashes
+        while missing:
+            pending = []
+            by_key = {keys_of(self._processor, each)[0]: each for each in missing if each not in self._claims}
+            found = self._client.claim_many(list(by_key), view=True, timeout_s=_CALL_S) if by_key else []
+            for mm_hash, each in zip(by_key.values(), found, strict=True):
+                if isinstance(each, Claim):
+                    self._claims[mm_hash] = each, self._clock()
+                elif isinstance(each, Hit):
+                    self._note(mm_hash, each)
+                else:
+                    pending.append(mm_hash)
+            if self._claims or self._clock() >= give_up:
+                return
+            missing = pending
+            if missing:
+                self._wait(_POLL_S)
+
+    def _note(self, mm_hash: str, counts: Hit) -> None:
+        # The lease makes sure that the pixels can be read later; it reads none of them.
+        pixels = None if self._counts_only else self._client.get(keys_of(self._processor, mm_hash)[1], view=True)
+        if pixels is not None or self._counts_only:
+            self._hits[mm_hash] = counts, pixels
+
+    def _found(self, counts: Hit, pixels: Hit | None) -> tuple[MultiModalKwargsItem, Updates]:
+        def load() -> Elements:
+            if pixels is None:
+                raise PixelsNotKept(f"this server keeps no pixels: start it without {COUNTS_ONLY}")
+            return elements_of(pixels.record)
+
+        return LazyItem(elements_of(counts.record["fields"]), load), updates_of(counts.record)
+
+    def _share(self, mm_hash: str, mm_item: tuple[MultiModalKwargsItem, Updates]) -> bool:
+        """Put an item; return whether others can find it."""
+        if not says_what_it_is(mm_hash):
+            return False
+        of_counts, of_pixels = keys_of(self._processor, mm_hash)
+        claim, _ = self._claims.pop(mm_hash, (None, 0.0))
+        try:
+            processed = to_processed(*mm_item)
+            if self._counts_only or self._client.put(of_pixels, processed.pixels, timeout_s=_CALL_S):
+                taken, claim = claim, None
+                return self._client.put(of_counts, processed.counts, claim=taken, timeout_s=_CALL_S)
+        except (NotPlain, InvalidRequest) as error:
+            _LOG.debug("%s is not shared: %s", mm_hash, error)
+        finally:
+            if claim is not None:
+                claim.drop()
+        return False
+
+    def _drop_old_claims(self) -> None:
+        """Drop the claims of a request that vLLM could not process."""
+        for mm_hash, (claim, made_at) in list(self._claims.items()):
+            if self._clock() - made_at > MAX_CLAIM_S:
+                claim.drop()
+                del self._claims[mm_hash]
+
+
+def register() -> None:
+    """Have vLLM's servers use this cache where they use one that stays in the process; vLLM calls this at its start."""
+    run_dir = os.environ.get(RUN_DIR)
+    if not run_dir:
+        return
+    from vllm.renderers import base
+
+    for name in ("processor_cache_from_config", "processor_only_cache_from_config"):
+        make = getattr(base, name)
+        if not hasattr(make, "__wrapped__"):
+            setattr(base, name, _shared(make, Path(run_dir)))
+
+
+def _shared(make: Callable[[Any], Any], run_dir: Path) -> Callable[[Any], Any]:
+    @functools.wraps(make)
+    def shared(vllm_config: Any) -> Any:
+        cache = make(vllm_config)
+        if type(cache) is not MultiModalProcessorOnlyCache:
+            return cache
+        _LOG.info("processed items are shared through %s", run_dir)
+        counts_only = os.environ.get(COUNTS_ONLY, "") not in ("", "0")
+        return MmcachedProcessorCache(vllm_config.model_config, Client(run_dir), counts_only=counts_only)
+
+    return shared

