@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import pickle  # noqa: TID251 (vLLM's executors send the step so)
 import zlib
+from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from vllm.config import (
 from vllm.distributed.ec_transfer import ec_transfer_state
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -96,7 +99,7 @@ def request(request_id: str, *names: str, num_rows: int = ROWS, data: Any = None
     )
 
 
-def vllm_config(checkpoint: Path, role: str, budget: int, extra: dict[str, Any]) -> VllmConfig:
+def vllm_config(checkpoint: Path, role: str, budget: int, extra: dict[str, Any]) -> Any:
     model = ModelConfig(
         model=str(checkpoint), tokenizer=str(checkpoint), skip_tokenizer_init=True, dtype="float32", seed=0
     )
@@ -109,7 +112,7 @@ def vllm_config(checkpoint: Path, role: str, budget: int, extra: dict[str, Any])
     )
     transfer = ECTransferConfig(
         ec_connector="MmcachedECConnector",
-        ec_role=role,
+        ec_role="ec_both",
         ec_connector_module_path="mmcached.integrations.vllm",
         ec_connector_extra_config=extra,
     )
@@ -124,7 +127,7 @@ def vllm_config(checkpoint: Path, role: str, budget: int, extra: dict[str, Any])
         ec_transfer_config=transfer,
         ec_manager_config=manager,
     )
-    config.cache_config.num_gpu_blocks = 1000
+    transfer.ec_role = role  # vLLM refuses a producer whose model is of text, which does not matter here
     return config
 
 
@@ -154,10 +157,11 @@ class Worker:
         with self._wrapped(output) as reported:
             for request_id, items in output.scheduled_encoder_inputs.items():
                 for index in items:
-                    self._encode(self._features[request_id][index].identifier)
-            for request_id in output.num_scheduled_tokens:
-                for feature in self._features[request_id]:
-                    self._gather(feature, output, request_id)
+                    feature = self._features[request_id][index]
+                    assert feature.data is None or any(each.data is not None for each in feature.data.values())
+                    self._encode(feature.identifier, feature.mm_position.length)
+            for request_id, end in self._ends(output):
+                self._gather(request_id, *end)
         return reported
 
     def _wrapped(self, output: Any) -> Any:
@@ -165,18 +169,29 @@ class Worker:
             return self._v2.maybe_get_output(output)
         return ECConnectorModelRunnerMixin.maybe_get_ec_connector_output(output, encoder_cache=self.cache)
 
-    def _encode(self, name: str) -> None:
+    def _encode(self, name: str, num_rows: int) -> None:
         if self._v2 is not None and name in self.cache:
             return
         self.encoded.append(name)
-        self.cache[name] = encoded(name)
+        self.cache[name] = encoded(name, num_rows)
         if self._v2 is None:
             ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(self.cache, name)
 
-    def _gather(self, feature: Any, output: Any, request_id: str) -> None:
-        new = next((new for new in output.scheduled_new_reqs if new.req_id == request_id), None)
-        if new is not None and feature.mm_position.offset < output.num_scheduled_tokens[request_id]:
-            assert feature.identifier in self.cache, "Encoder cache miss: this ends an engine"
+    @staticmethod
+    def _ends(output: Any) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield each scheduled request, and the positions that this step computes of it: first, end."""
+        cached = output.scheduled_cached_reqs
+        known = [(each.req_id, each.num_computed_tokens) for each in output.scheduled_new_reqs]
+        for request_id, first in [*known, *zip(cached.req_ids, cached.num_computed_tokens, strict=True)]:
+            yield request_id, (first, first + output.num_scheduled_tokens[request_id])
+
+    def _gather(self, request_id: str, first: int, end: int) -> None:
+        for feature in self._features[request_id]:
+            place = feature.mm_position
+            if place.offset < end and first < place.offset + place.length:
+                found = self.cache.get(feature.identifier)
+                assert found is not None, "Encoder cache miss: this ends an engine"
+                assert torch.equal(found, encoded(feature.identifier, place.length)), "another item's output"
 
 
 class Engine:
@@ -189,11 +204,21 @@ class Engine:
     """
 
     def __init__(
-        self, checkpoint: Path, runner: str = "v1", *, role: str = "ec_both", budget: int = 1024, **extra: Any
+        self,
+        checkpoint: Path,
+        runner: str = "v1",
+        *,
+        role: str = "ec_both",
+        budget: int = 1024,
+        num_blocks: int = 1000,
+        cache_rows: int = ENCODER_CACHE_ROWS,
+        is_async: bool = False,
+        **extra: Any,
     ) -> None:
         config = vllm_config(checkpoint, role, budget, extra)
+        config.cache_config.num_gpu_blocks = num_blocks
         cache = KVCacheConfig(
-            num_blocks=1000,
+            num_blocks=num_blocks,
             kv_cache_tensors=[],
             kv_cache_groups=[
                 KVCacheGroupSpec(
@@ -201,7 +226,7 @@ class Engine:
                 )
             ],
         )
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if is_async else Scheduler)(
             vllm_config=config,
             kv_cache_config=cache,
             log_stats=True,
@@ -209,51 +234,78 @@ class Engine:
             block_size=16,
         )
         # A model of text has no room for items; what else is of the model does not matter here.
-        self.scheduler.max_num_encoder_input_tokens = ENCODER_CACHE_ROWS
-        self.scheduler.encoder_cache_manager = type(self.scheduler.encoder_cache_manager).create_manager(
-            cache_size=ENCODER_CACHE_ROWS, vllm_config=config
-        )
-        self.config = config
+        self.scheduler.max_num_encoder_input_tokens = cache_rows
+        self.config, self._cache_rows, self._depth = config, cache_rows, 2 if is_async else 1
+        self._make_cache()
         self.connector = self.scheduler.ec_connector
         self.worker = Worker(config, runner)
+        self._under_way: deque[Any] = deque()
+        self._sampling: dict[int, set[str]] = {}
+        self._figures: Counter[str] = Counter()
 
     def schedule(self, *requests: Request) -> Any:
         """Add requests, and return the next step."""
         for each in requests:
             self.scheduler.add_request(each)
-        return self.scheduler.schedule()
+        output = self.scheduler.schedule()
+        known = self.scheduler.requests
+        self._sampling[id(output)] = {each for each in output.num_scheduled_tokens if not known[each].is_prefill_chunk}
+        return output
 
     def run(self, output: Any) -> Any:
         """Have the worker do a step, and the scheduler take its output; return what it makes of it."""
         reported = self.worker.step(output)
-        ids = list(output.num_scheduled_tokens)
+        ids, sampling = list(output.num_scheduled_tokens), self._sampling.pop(id(output))
         done = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={each: index for index, each in enumerate(ids)},
-            sampled_token_ids=[[7] for _ in ids],
+            sampled_token_ids=[[7] if each in sampling else [] for each in ids],
             ec_connector_output=reported,
         )
-        return self.scheduler.update_from_output(output, done)
+        outputs = self.scheduler.update_from_output(output, done)
+        for each in outputs.values():
+            stats = each.scheduler_stats
+            self._figures.update(getattr(stats, "ec_connector_stats", None) or {})
+        return outputs
 
     def answer(self, *requests: Request) -> list[str]:
         """Answer requests to their ends; return what was encoded for them, in order."""
         before = len(self.worker.encoded)
-        output = self.schedule(*requests)
-        while self.scheduler.has_requests():
-            self.run(output)
-            output = self.scheduler.schedule()
-        self.run(output)
+        for each in requests:
+            self.scheduler.add_request(each)
+        self.finish()
         return self.worker.encoded[before:]
+
+    def finish(self) -> None:
+        """Answer all requests to their ends."""
+        while self.scheduler.has_requests():
+            self.turn()
+        while self._under_way:
+            self.run(self._under_way.popleft())
+
+    def turn(self) -> None:
+        """Schedule a step, and do the oldest one, if as many are under way as may be."""
+        self._under_way.append(self.schedule())
+        if len(self._under_way) >= self._depth:
+            self.run(self._under_way.popleft())
 
     def abort(self, *request_ids: str) -> None:
         self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
 
     def forget(self) -> None:
-        """Lose all items, as by eviction, and say so to nobody."""
-        self.scheduler.encoder_cache_manager = type(self.scheduler.encoder_cache_manager).create_manager(
-            cache_size=ENCODER_CACHE_ROWS, vllm_config=self.config
-        )
+        """Lose all items, and say so to nobody."""
+        self._make_cache()
         self.worker.cache.clear()
+
+    def figures(self) -> Counter[str]:
+        """Return what vLLM has been told to show on its metrics page."""
+        return self._figures
+
+    def _make_cache(self) -> None:
+        manager = type(self.scheduler.encoder_cache_manager)
+        self.scheduler.encoder_cache_manager = manager.create_manager(
+            cache_size=self._cache_rows, vllm_config=self.config
+        )
 
     def close(self) -> None:
         self.worker.connector.shutdown()

@@ -22,6 +22,9 @@ ASK_AGAIN_S = 0.01
 MAX_SAVE_S = 60.0
 """How long a claim is kept for a save of whose end nobody tells."""
 
+PAUSE_S = 10.0
+"""How long every engine encodes for itself after the store has not kept something: it is too small, or full."""
+
 
 class _Wait(NamedTuple):
     until: float
@@ -44,6 +47,7 @@ class Claims:
         self._wanted: set[str] = set()
         self._encoding: dict[str, tuple[Claim | None, float]] = {}
         self._waits: dict[str, _Wait] = {}
+        self._pause_until = clock()
 
     @property
     def num_held(self) -> int:
@@ -62,6 +66,8 @@ class Claims:
             whether somebody else encodes some of it, so that the request must wait; and what has come meanwhile.
         """
         now, hits = self._clock(), dict[str, Hit]()
+        if now < self._pause_until:
+            return False, hits
         self._wanted.update(keys)
         waits = {key: self._waits[key] for key in keys if key in self._waits and now < self._waits[key].until}
         if any(now < wait.ask_at for wait in waits.values()):
@@ -94,10 +100,16 @@ class Claims:
         former, _ = self._encoding.pop(key, (None, 0.0))
         self._encoding[key] = (self._held.pop(key, None) or former, self._clock())
 
-    def not_saved(self, key: str) -> None:
-        """Let others encode an item: this engine has not, or has not saved it."""
+    def not_saved(self, key: str, *, is_refused: bool = False) -> None:
+        """Let others encode an item: this engine has not, or has not saved it.
+
+        Args:
+            is_refused: the store does not keep it. Then nobody need wait for anybody, for a while: it would be in vain.
+        """
         claim, _ = self._encoding.pop(key, (None, 0.0))
         _drop(claim)
+        if is_refused:
+            self._pause_until = self._clock() + PAUSE_S
 
     def saved(self, key: str) -> None:
         """Take note that a key has a record, which has ended the claim."""

@@ -82,6 +82,11 @@ class MmcachedECConnector(ECConnectorBase):
 
     # ---- scheduler
 
+    @property
+    def is_sharing(self) -> bool:
+        """Whether this is the scheduler's, and finds a service just now."""
+        return self._scheduler is not None and self._scheduler.is_sharing
+
     @_guarded(True)
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         return self._scheduler is None or self._scheduler.ensure_available(request, num_computed_tokens)
@@ -95,9 +100,12 @@ class MmcachedECConnector(ECConnectorBase):
         if self._scheduler is not None:
             self._scheduler.allocated(request, index)
 
-    @_guarded(lambda: StepPlan(0))
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        return StepPlan(0) if self._scheduler is None else self._scheduler.plan(scheduler_output)
+        if self._scheduler is None:
+            return StepPlan(0)
+        plan = self._scheduler.plan(scheduler_output)  # what is announced must reach the workers, whatever follows
+        self._end_pass(plan, scheduler_output)
+        return plan
 
     @_guarded(None)
     def update_connector_output(self, connector_output: Any) -> None:
@@ -180,6 +188,11 @@ class MmcachedECConnector(ECConnectorBase):
 
     # ---- how
 
+    @_guarded(None)
+    def _end_pass(self, plan: StepPlan, scheduler_output: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.end_pass(plan, scheduler_output)
+
     def _scheduler_side(self, vllm_config: VllmConfig, settings: Settings) -> SchedulerSide:
         versions = {"vllm": vllm_version, "torch": torch.__version__, "device": current_platform.device_type}
         engine_id = vllm_config.ec_transfer_config.engine_id
@@ -190,15 +203,18 @@ class MmcachedECConnector(ECConnectorBase):
             call_timeout_s=settings.call_timeout_s,
         )
         is_claiming = settings.single_flight and self.is_producer
+        parallel = vllm_config.parallel_config
+        num_ranks = parallel.tensor_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+        num_drafted = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
         return SchedulerSide(
             contact,
             namespace.prefix,
             Sharing.of(vllm_config, settings),
-            Leases(vllm_config.parallel_config.tensor_parallel_size, settings.lease_steps),
+            Leases(num_ranks, settings.lease_steps),
             Claims(contact, settings.claim_wait_s) if is_claiming else None,
             can_save=self.is_producer,
             is_encode_only=self._is_encode_only,
-            window=vllm_config.scheduler_config.max_num_batched_tokens,
+            window=vllm_config.scheduler_config.max_num_batched_tokens + num_drafted,
             can_be_encoded=self._can_be_encoded,
             wait_s=settings.claim_wait_s,
         )

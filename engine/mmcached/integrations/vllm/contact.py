@@ -77,7 +77,10 @@ class Contact(Closeable):
             try:
                 return client.get_many(keys, view=True, timeout_s=self._call_timeout_s)
             except MmcachedError as error:
-                self._lose(error)
+                if error.retryable:
+                    self._lose(error)
+                else:
+                    self._say("look-up", f"some encoder outputs in the store cannot be read: {error}")
         return [None] * len(keys)
 
     def claim(self, keys: list[str]) -> list[Hit | Claim | Pending]:

@@ -3,7 +3,7 @@
     before a request is scheduled   ensure_available   leases of what is there; claims for the rest; or: not this step
     for each of its items           has_item           is there a lease?
     an item has room                allocated          its lease is used: load it; or there is none: encode and save it
-    at the end                      plan               what the workers are told; what was not used is given back
+    at the end                      plan, end_pass     what the workers are told; what was not used is given back
     a step's report has come        reported           leases that all ranks have read under go back; claims end
 
 Invariant: what `has_item` says is there lies under a lease until every rank has read it. An item is looked for only
@@ -76,6 +76,11 @@ class SchedulerSide:
         self._unavailable: set[str] = set()
         self.counts: Counter[str] = Counter()
 
+    @property
+    def is_sharing(self) -> bool:
+        """Whether there is a service just now."""
+        return self._contact.is_there
+
     # ---- calls of the scheduler, in their order
 
     def ensure_available(self, request: Any, num_computed_tokens: int) -> bool:
@@ -84,9 +89,11 @@ class SchedulerSide:
         wanted = self._wanted(request, num_computed_tokens)
         if not wanted:
             return True
-        shared = {name: prefix + name for name, index in wanted.items() if self._may_share(request, index)}
+        shared = {name: prefix + name for name in wanted if name in self._rows}
         if shared and self._contact.is_there:
             self._look_up(shared)
+            lost = [name for name in shared if name in self._local and name not in self._leases]
+            self._plan.saves.update((name, shared[name]) for name in lost)
         missing = [name for name in wanted if name not in self._leases and name not in self._local]
         for name in missing:
             if not self._can_be_encoded(request.mm_features[wanted[name]]):
@@ -94,10 +101,11 @@ class SchedulerSide:
                 if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
                     self._unavailable.add(request.request_id)
                 return False
-        if self._contact.is_there:
-            lost = [name for name in shared if name in self._local and name not in self._leases]
-            self._plan.saves.update((name, shared[name]) for name in lost)
-        return not self._must_wait([shared[name] for name in missing if name in shared])
+        if self._must_wait([shared[name] for name in missing if name in shared]):
+            self.counts["waits"] += 1
+            return False
+        self.counts.update(lookups=len(shared), hits=sum(name in self._leases for name in shared))
+        return True
 
     def has_item(self, name: str) -> bool:
         """Return whether an item that the engine has not got can be loaded in this step."""
@@ -135,23 +143,25 @@ class SchedulerSide:
                 self._claims.encode(key)
 
     def plan(self, output: Any) -> StepPlan:
-        """Return what the workers do in a step, and forget what it has not used."""
-        plan, scheduled = self._plan, output.scheduled_encoder_inputs
-        plan.scheduled = scheduled
+        """Return what the workers do in a step; `end_pass` must follow."""
+        plan, self._plan = self._plan, StepPlan(self._plan.step + 1)
+        plan.scheduled = output.scheduled_encoder_inputs
+        plan.loads = [each._replace(is_scheduled=each.request_id in output.num_scheduled_tokens) for each in plan.loads]
+        return plan
+
+    def end_pass(self, plan: StepPlan, output: Any) -> None:
+        """Forget what a step has not used, and let others encode what it has not encoded."""
         for name, request_id, index in self._encoded:
-            if index not in scheduled.get(request_id, ()):  # preempted in the same pass
+            if index not in plan.scheduled.get(request_id, ()):  # preempted in the same pass
                 key = plan.saves.pop(name)
                 if self._claims is not None:
                     self._claims.not_saved(key)
-        plan.loads = [each._replace(is_scheduled=each.request_id in output.num_scheduled_tokens) for each in plan.loads]
+        self._encoded.clear()
+        self._rows.clear()
         self._local.difference_update(output.free_encoder_mm_hashes)
         self._leases.end_pass(plan.step)
         if self._claims is not None:
             self._claims.end_pass()
-        self._rows.clear()
-        self._encoded.clear()
-        self._plan = StepPlan(plan.step + 1)
-        return plan
 
     def take_unavailable(self) -> set[str]:
         """Return the requests that cannot be answered: their embeddings were to come from the store, and do not."""
@@ -168,7 +178,7 @@ class SchedulerSide:
                 if outcome == "saved":
                     self._claims.saved(key)
                 else:
-                    self._claims.not_saved(key)
+                    self._claims.not_saved(key, is_refused=outcome == "refused")
 
     def close(self) -> None:
         """Give all leases and claims back."""
@@ -198,7 +208,8 @@ class SchedulerSide:
             if place.offset >= num_computed_tokens + self._window:
                 break
             if name not in wanted and name not in self._leases:
-                self._rows[name] = request.get_num_encoder_embeds(index)
+                if self._sharing.may_share(feature):
+                    self._rows[name] = request.get_num_encoder_embeds(index)
                 if name not in self._local or self._is_encode_only:
                     wanted[name] = index
         return wanted
@@ -207,18 +218,15 @@ class SchedulerSide:
         """Take leases of what is there and has as many rows as are wanted; keys by name."""
         started = time.perf_counter()
         hits = self._contact.look_up(list(keys.values()))
-        num_hits = 0
         for name, hit in zip(keys, hits, strict=True):
-            num_hits += hit is not None and self._add(name, hit)
-        self.counts.update(lookups=len(keys), hits=num_hits)
+            if hit is not None:
+                self._add(name, hit)
         self.counts["lookup_us"] += round((time.perf_counter() - started) * 1e6)
 
-    def _add(self, name: str, hit: Hit) -> bool:
+    def _add(self, name: str, hit: Hit) -> None:
         # A hit without a token is a copy: so much is held that others would find no room. It cannot be handed on.
-        if hit.token is None or num_rows_of(hit.record) != self._rows.get(name):
-            return False
-        self._leases.add(name, hit)
-        return True
+        if hit.token is not None and num_rows_of(hit.record) == self._rows.get(name):
+            self._leases.add(name, hit)
 
     def _must_wait(self, keys: list[str]) -> bool:
         if self._claims is None or not keys or not self._contact.is_there:
@@ -227,8 +235,4 @@ class SchedulerSide:
         prefix = self._prefix()
         for key, hit in hits.items():
             self._add(key.removeprefix(prefix), hit)
-        self.counts["waits"] += is_waiting
         return is_waiting
-
-    def _may_share(self, request: Any, index: int) -> bool:
-        return self._sharing.may_share(request.mm_features[index])

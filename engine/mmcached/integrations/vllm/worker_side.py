@@ -31,6 +31,10 @@ LAST_CALL_S = 5.0
 """How long a rank tries to get a record that nothing could replace."""
 PUBLISH_S = 5.0
 """How long an engine that encodes for others waits at the end of a step until they can find what it has encoded."""
+PAUSE_S = 30.0
+"""How long it does not wait after it has waited in vain."""
+LAST_SAVES_S = 1.0
+"""How long the end of an engine waits for saves."""
 
 Agree = Callable[[list[bool]], list[bool]]
 """Returns, for each load, whether any rank has failed; all ranks call it with lists of one length."""
@@ -71,6 +75,7 @@ class WorkerSide:
         self._lost: list[str] = []
         self._report_step: int | None = None
         self._has_warned = False
+        self._drain_from = time.monotonic()
 
     def load(self, plan: StepPlan, cache: dict[str, Any]) -> None:
         """Put what the plan names into the runner's cache, or into the list of what it will encode."""
@@ -113,8 +118,9 @@ class WorkerSide:
 
     def end_step(self, plan: StepPlan) -> StepReport | None:
         """Return what there is to report of a step; of an engine that encodes for others, after its saves."""
-        if self._is_encode_only and self._saver is not None and plan.saves:
-            self._saver.drain(PUBLISH_S)
+        is_awaited = self._is_encode_only and bool(plan.saves) and time.monotonic() >= self._drain_from
+        if is_awaited and self._saver is not None and not self._saver.drain(PUBLISH_S):
+            self._drain_from = time.monotonic() + PAUSE_S
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         for _, outcome in ended:
             self._counts[outcome] += 1
@@ -126,8 +132,9 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Drop what waits, and let go of the service."""
+        """Save what waits, as far as that is quickly done, and let go of the service."""
         if self._saver is not None:
+            self._saver.drain(LAST_SAVES_S)
             self._saver.close()
         self._client.close()
 

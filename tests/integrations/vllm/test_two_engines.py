@@ -1,0 +1,240 @@
+"""Engines of one host, played step by step: what one has encoded the others load, under leases that end."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 (vLLM's executors send the step so)
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmcached.client import Client
+from mmcached.integrations.vllm.messages import StepReport
+from tests.client.services import StoreService
+from tests.integrations.vllm.steps import PREFIX, ROWS, WIDTH, Output, Request, Steps, embedding, item
+
+A, B, C = item(1), item(2), item(3)
+NewEngine = Callable[..., Steps]
+
+
+def at_rest(store: StoreService, *engines: Steps) -> bool:
+    """Return whether no lease is out and no claim is open."""
+    counts = [engine.leases.num_found + engine.leases.num_in_use for engine in engines]
+    claims = [engine.claims.num_held for engine in engines if engine.claims is not None]
+    return not any(counts) and not any(claims) and store.leases == 0
+
+
+def test_what_one_has_encoded_the_other_loads(store: StoreService, new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine()
+    assert one.step(Request("r1", [A, B])) == [A, B]
+    one.settle(A, B)
+    assert two.step(Request("r2", [A, C, A])) == [C]
+    assert at_rest(store, one, two)
+    assert two.scheduler.counts["hits"] == 1
+    assert (two.scheduler.counts["loads"], two.scheduler.counts["encodes"]) == (1, 1)
+
+
+def test_a_loaded_tensor_is_the_engines_own(new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    two.step(Request("r2", [A]))
+    two.caches[0][A].add_(1)  # in shared memory this would end the process
+    assert new_engine().step(Request("r3", [A])) == []
+
+
+def test_all_ranks_load_and_the_lease_lasts_until_the_last_has(store: StoreService, new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine(num_ranks=3)
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    scheduled = two.schedule(Request("r2", [A]))
+    assert scheduled is not None
+    _, plan = scheduled
+    reports = []
+    for rank, worker in enumerate(two.workers):
+        assert store.leases == 1
+        worker.load(plan, two.caches[rank])
+        report = worker.end_step(plan)
+        assert report is not None
+        reports.append(report)
+    two.scheduler.reported(reports[0])
+    assert store.leases == 1, "one rank's report is not that of all"
+    two.scheduler.reported(reports[0].aggregate(reports[1]).aggregate(reports[2]))
+    assert store.leases == 0
+    assert all(torch.equal(cache[A], embedding(A)) for cache in two.caches)
+
+
+def test_a_lease_whose_reports_do_not_come_ends_some_steps_later(store: StoreService, new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine(num_ranks=2)
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    assert two.schedule(Request("r2", [A])) is not None
+    for _ in range(7):
+        two.plan(Output())
+        assert store.leases == 1
+    two.plan(Output())
+    assert store.leases == 0
+
+
+def test_a_record_that_is_dropped_between_look_up_and_load_is_loaded(new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    scheduled = two.schedule(Request("r2", [A]))
+    assert scheduled is not None
+    assert one.clients[0].drop(PREFIX + A)
+    one.clients[0].flush()
+    two.run(*scheduled)
+    assert two.encoded == []
+    assert torch.equal(two.caches[0][A], embedding(A))
+
+
+def test_a_load_that_fails_is_an_encode(store: StoreService, new_engine: NewEngine) -> None:
+    """The lease ends too early, as with an executor that brings one rank's report, and the record goes."""
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A, B]))
+    one.settle(A, B)
+    scheduled = two.schedule(Request("r2", [C, A, B]))
+    assert scheduled is not None
+    two.leases.clear()
+    one.clients[0].flush()
+    output, plan = pickle.loads(pickle.dumps(scheduled))  # noqa: S301
+    two.run(output, plan)
+    assert two.encoded == [C, A, B]
+    assert two.scheduler.counts["load_failures"] == 2
+    two.settle(A, B)
+    assert at_rest(store, one, two)
+
+
+def test_what_nothing_can_replace_fails_its_request_alone(new_engine: NewEngine) -> None:
+    """An item without pixels, whose record goes: rows of zeros keep the engine alive."""
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    scheduled = two.schedule(Request("r2", [A], data=None))
+    assert scheduled is not None
+    two.leases.clear()
+    one.clients[0].flush()
+    two.run(*scheduled)
+    assert torch.equal(two.caches[0][A], torch.zeros(ROWS, WIDTH))
+    assert two.scheduler.take_unavailable() == {"r2"}
+    assert two.scheduler.take_unavailable() == set()
+
+
+def test_an_unknown_item_without_pixels_fails_its_request_alone(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    assert engine.schedule(Request("r1", [A], data=None)) is None
+    assert engine.scheduler.take_unavailable() == {"r1"}
+    assert engine.step(Request("r2", [B])) == [B]
+
+
+def test_a_look_up_whose_item_has_no_room_gives_its_lease_back(store: StoreService, new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    assert two.scheduler.ensure_available(Request("r2", [A]), 0)
+    assert two.scheduler.has_item(A)
+    assert store.leases == 1
+    assert two.plan(Output()).loads == []
+    assert store.leases == 0
+    assert not two.scheduler.has_item(A)
+
+
+def test_other_rows_under_one_name_are_no_hit(store: StoreService, new_engine: NewEngine) -> None:
+    one, two = new_engine(has_named=True), new_engine(has_named=True)
+    one.clients[0].put(PREFIX + "cat", {"embeds": torch.zeros(ROWS, WIDTH)})
+    assert two.scheduler.ensure_available(Request("r1", ["cat"], num_rows=ROWS + 1), 0)
+    assert not two.scheduler.has_item("cat")
+    two.plan(Output())
+    assert at_rest(store, one, two)
+
+
+@pytest.mark.parametrize("record", [{}, {"embeds": 1}, {"embeds": torch.zeros(ROWS)}, {"embeds": []}])
+def test_a_record_of_another_kind_is_no_hit(store: StoreService, new_engine: NewEngine, record: object) -> None:
+    engine = new_engine()
+    assert engine.clients[0].put(PREFIX + A, record)  # type: ignore[arg-type]
+    assert engine.step(Request("r1", [A])) == [A]
+    assert at_rest(store, engine)
+
+
+def test_an_item_that_clients_name_is_not_shared(new_engine: NewEngine) -> None:
+    one, two = new_engine(), new_engine()
+    for engine, name in ((one, "00000001"), (two, "00000001")):
+        assert engine.step(Request("r", [name])) == [name]
+    assert not one.clients[0].contains_many([PREFIX + "00000001"])[0]
+
+
+def test_only_what_the_next_step_can_reach_is_looked_for(new_engine: NewEngine) -> None:
+    engine = new_engine(window=ROWS)
+    assert engine.scheduler.ensure_available(Request("r1", [A, B, C]), ROWS)
+    assert engine.scheduler.counts["lookups"] == 1, "the first is computed, the third out of reach"
+
+
+def test_an_engine_asks_nothing_about_what_it_has(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    engine.step(Request("r1", [A]))
+    lookups = engine.scheduler.counts["lookups"]
+    assert engine.step(Request("r2", [A])) == []
+    assert engine.scheduler.counts["lookups"] == lookups
+
+
+def test_what_an_engine_has_forgotten_comes_back_from_the_store(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    engine.step(Request("r1", [A]))
+    engine.settle(A)
+    engine.forget(A)
+    assert engine.step(Request("r2", [A])) == []
+    engine.caches[0].clear()  # without a word
+    assert engine.step(Request("r3", [A])) == []
+
+
+def test_new_weights_hide_what_was_there(new_engine: NewEngine) -> None:
+    prefixes = [PREFIX]
+    engine = new_engine(prefix=lambda: prefixes[-1])
+    engine.step(Request("r1", [A]))
+    engine.settle(A)
+    prefixes.append("encoder/later/")
+    engine.caches[0].clear()
+    assert engine.step(Request("r2", [A])) == [A]
+
+
+def test_a_consumer_saves_and_claims_nothing(store: StoreService, new_engine: NewEngine) -> None:
+    consumer = new_engine(role="ec_consumer")
+    assert consumer.step(Request("r1", [A])) == [A]
+    assert new_engine().step(Request("r2", [A])) == [A]
+
+
+def test_what_a_producer_has_encoded_is_there_when_its_step_ends(new_engine: NewEngine) -> None:
+    producer, consumer = new_engine(role="ec_producer"), new_engine(role="ec_consumer")
+    producer.step(Request("r1", [A]))
+    assert consumer.step(Request("r2", [A], data=None)) == []
+
+
+def test_a_producer_saves_again_what_the_store_has_lost(new_engine: NewEngine) -> None:
+    producer = new_engine(role="ec_producer")
+    producer.step(Request("r1", [A]))
+    producer.clients[0].flush()
+    scheduled = producer.schedule(Request("r2", [A]))
+    assert scheduled is not None
+    producer.workers[0].publish(scheduled[1], producer.caches[0])
+    producer.run(*scheduled)
+    assert producer.encoded == [A]
+    assert producer.clients[0].contains_many([PREFIX + A]) == [True]
+
+
+def test_several_tensors_per_item_are_one_record(new_engine: NewEngine, run_dir: Path) -> None:
+    engine = new_engine()
+    levels = [embedding(A), embedding(B)]
+    with Client(run_dir) as client:
+        client.put(PREFIX + A, {"embeds": levels})
+    scheduled = engine.schedule(Request("r1", [A]))
+    assert scheduled is not None
+    engine.run(*scheduled)
+    assert isinstance(engine.caches[0][A], tuple)
+    assert all(map(torch.equal, engine.caches[0][A], levels))
+
+
+def test_reports_of_ranks_add_up() -> None:
+    report = StepReport(3, ended=[("k", "saved")], counts={"loads": 2}).aggregate(StepReport(2, lost=["r"]))
+    assert report == StepReport(2, 2, [("k", "saved")], ["r"], {"loads": 2})
