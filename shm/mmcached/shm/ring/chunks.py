@@ -92,9 +92,11 @@ class ChunkTable:
 
     def claim(self, plan: Plan) -> tuple[int, list[Handle]]:
         """Carry out a fresh plan; return the new generation, and the handles that it has evicted, in order."""
-        evicted = [self._slot_to_handle.pop(each.slot) for each in plan.evicted if each.slot in self._slot_to_handle]
+        evicted = []
         for victim in plan.evicted:
             self._pins.pop(victim.slot, None)
+            if (handle := self._slot_to_handle.pop(victim.slot, None)) is not None:
+                evicted.append(handle)
         self._allocator.apply(plan)
         self._claimed[plan.extent.slot] = self.new_generation()
         return self._generation, evicted
@@ -177,7 +179,7 @@ class ChunkTable:
                 raise InvariantError(f"{handle} is said to lie in {extent}")
 
     def _is_kept(self, slot: int) -> bool:
-        return slot in self._claimed or self._pins[slot] > 0 or self._is_leased(slot)
+        return slot in self._claimed or self._pins.get(slot, 0) > 0 or self._is_leased(slot)
 
 
 def _nothing_leased(slot: int) -> bool:

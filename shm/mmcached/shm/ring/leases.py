@@ -90,10 +90,17 @@ class _Reader:
         return not self.is_stopped and self.frozen_slots is None
 
 
-class _Many(NamedTuple):
-    """What many readers are asked by: those whose words count, and what the others hold."""
+class _Asked(NamedTuple):
+    """What is looked at to say whether somebody holds a slot.
 
-    reader_ids: npt.NDArray[np.intp]
+    Attributes:
+        one_by_one: the readers whose words count, if they are few.
+        at_once: the same, if they are many.
+        frozen_slots: what the others hold.
+    """
+
+    one_by_one: list[int]
+    at_once: npt.NDArray[np.intp]
     frozen_slots: frozenset[int]
 
 
@@ -125,7 +132,7 @@ class LeaseTable:
         self._next_look = self._next_slot = 0
         self._readers: dict[int, _Reader] = {}
         self._live: dict[int, LiveCounts] = {}
-        self._many: _Many | None = None  # of all readers, as long as none comes, goes or is frozen
+        self._asked: _Asked | None = None  # as long as no reader comes, goes or is frozen
         self._num_barriers = 0
 
     def attach(self, reader_id: int, incarnation: int, *, is_adopted: bool = False) -> bool:
@@ -143,14 +150,14 @@ class LeaseTable:
             self._granted[reader_id] = seen[:, 0] - seen[:, 1]
         self._readers[reader_id] = _Reader(incarnation, self._granted[reader_id].copy(), seen)
         self._live[reader_id] = live_counts(self._counts, self._granted, reader_id)
-        self._many = None
+        self._asked = None
         return True
 
     def void(self, reader_id: int) -> None:
         """Forget the reader and its leases: all that could read under them are dead."""
         self._readers.pop(reader_id, None)
         self._live.pop(reader_id, None)
-        self._many = None
+        self._asked = None
 
     def stop(self, reader_id: int) -> None:
         self._readers[reader_id].is_stopped = True
@@ -268,12 +275,15 @@ class LeaseTable:
 
     def is_pinned(self, slot: int) -> bool:
         """Return whether a living reader may still read the slot's chunk."""
-        if len(self._readers) > FEW_READERS:
-            return self._is_pinned_by_many(slot)
-        for reader_id in self._readers:  # noqa: SIM110 (`any` takes longer; asked for each chunk that may go)
-            if self._holds(reader_id, slot):
+        asked = self._asked or self._whom_to_ask()
+        for reader_id in asked.one_by_one:
+            if self._outstanding(reader_id, slot):
                 return True
-        return False
+        if len(ids := asked.at_once):
+            returned = self._counts[ids, slot, 0]  # first, as in `_outstanding`
+            if ((self._granted[ids, slot] + self._counts[ids, slot, 1]) != returned).any():
+                return True
+        return slot in asked.frozen_slots
 
     def pinned_slots(self) -> set[int]:
         busy = [reader_id for reader_id in self._readers if not self._is_idle(reader_id)]
@@ -298,7 +308,7 @@ class LeaseTable:
         books = self._readers[reader_id]
         last = self._granted[reader_id] + books.seen[:, 1] - books.seen[:, 0]
         books.frozen_slots = frozenset(np.flatnonzero(last).tolist())
-        self._many = None
+        self._asked = None
 
     def fence_overruns(self) -> dict[int, Overrun]:
         """Look at the next counts, around all readers; fence those that cannot be; return those not fenced before."""
@@ -342,22 +352,19 @@ class LeaseTable:
         granted, taken, returned = self._live[reader_id]
         # First what came back: what is taken and given back between the two looks must not hide what stays.
         num_returned = returned[slot]
-        return _signed(granted[slot] + taken[slot] - num_returned)
+        return (granted[slot] + taken[slot] - num_returned + _HALF) % _MODULUS - _HALF  # `_signed`, for speed
 
     def _all_outstanding(self, reader_id: int) -> Outstanding:
         returned = self._counts[reader_id, :, 0].copy()  # first, as above
         outstanding: Outstanding = (self._granted[reader_id] + self._counts[reader_id, :, 1] - returned).view(np.int64)
         return outstanding
 
-    def _is_pinned_by_many(self, slot: int) -> bool:
-        if self._many is None:
-            trusted = [reader_id for reader_id, books in self._readers.items() if books.frozen_slots is None]
-            frozen = (books.frozen_slots for books in self._readers.values() if books.frozen_slots is not None)
-            self._many = _Many(np.array(trusted, np.intp), frozenset().union(*frozen))
-        ids = self._many.reader_ids
-        returned = self._counts[ids, slot, 0]  # first, as above
-        is_held = ((self._granted[ids, slot] + self._counts[ids, slot, 1]) != returned).any()
-        return bool(is_held) or slot in self._many.frozen_slots
+    def _whom_to_ask(self) -> _Asked:
+        trusted = [reader_id for reader_id, books in self._readers.items() if books.frozen_slots is None]
+        frozen = (books.frozen_slots for books in self._readers.values() if books.frozen_slots is not None)
+        few, many = (trusted, []) if len(trusted) <= FEW_READERS else ([], trusted)
+        self._asked = _Asked(few, np.array(many, np.intp), frozenset().union(*frozen))
+        return self._asked
 
     def _holds(self, reader_id: int, slot: int) -> bool:
         books = self._readers.get(reader_id)
@@ -405,8 +412,9 @@ def live_counts(counts: Counts, granted: Counts, reader_id: int) -> LiveCounts:
 
 _ONE = np.uint64(1)
 _MODULUS = 1 << 64
+_HALF = 1 << 63
 
 
 def _signed(number: int) -> int:
     """Return a number modulo 2^64, from -2^63 on."""
-    return (number + (1 << 63)) % _MODULUS - (1 << 63)
+    return (number + _HALF) % _MODULUS - _HALF

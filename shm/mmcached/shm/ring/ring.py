@@ -17,8 +17,8 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,7 @@ MAX_PLANS = 32
 """So often a place is looked for while readers begin to read just what would have to go."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Claim:
+class Claim(NamedTuple):
     """Room for one payload that only the writer knows yet.
 
     Attributes:

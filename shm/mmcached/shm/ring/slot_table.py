@@ -79,11 +79,9 @@ class SlotTable:
     def fill(self, slot: int, record: SlotRecord) -> None:
         """Write what a slot will hold; it is not valid yet. Nobody may have a lease on what it held before."""
         words, first = self._words, SLOT_WORDS * slot
-        words[first + OFFSET] = record.offset
-        words[first + NBYTES] = record.nbytes
-        words[first + NOTE_BYTES] = record.note_bytes
-        words[first + FIRST_KEY], words[first + SECOND_KEY] = record.key
-        words[first + CHECK] = record.check
+        _, words[first + OFFSET], words[first + NBYTES], words[first + NOTE_BYTES], key, check = record
+        words[first + FIRST_KEY], words[first + SECOND_KEY] = key
+        words[first + CHECK] = check
 
     def publish(self, slot: int, generation: int) -> None:
         """Make valid what was filled; payload and record come first for whoever sees it."""

@@ -18,6 +18,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import RingWriter
+from mmcached.shm.ring.slot_table import NO_KEY
 from mmcached.shm.segment.layout import chunk_bytes
 from mmcached.shm.store.codec import EncodedRecord, Library, Record, decode, encode
 from mmcached.shm.store.tensor_bytes import Bytes1D
@@ -89,12 +90,13 @@ class ObjectStoreWriter(Closeable):
         except BaseException:
             self.ring.abort(claim)
             raise
-        digest = key_digest(key)
+        index = self.ring.index
+        digest = NO_KEY if index is None else key_digest(key)
         handle = self.ring.commit(claim, digest)
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
-        if self.ring.index is not None:
-            self.ring.index.add(digest, handle.slot)
+        if index is not None:
+            index.add(digest, handle.slot)
             crash_point("put.after_index")
         return handle
 
