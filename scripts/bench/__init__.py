@@ -7,7 +7,7 @@ caches          hashing, processor caches, decoders        processing
 kv              the KV cache manager                       kv_samplers, sides, traces
 scheduler       the scheduler and its encoder books        scheduler_steps, sides
 prefix          hidden states of prefixes                  prefix_sides
-sidecar         a client's hits beside Redis, and its puts      sidecar_restart
+sidecar         a client's hits beside Redis, its puts, and other stores      stores, sidecar_restart
 eviction        what the ring keeps and refuses            traces
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 flood           a client's cheapest call beside a flood

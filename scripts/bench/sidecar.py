@@ -13,6 +13,7 @@ look       `Client.contains_many([key])`, or whether a file is there
 file       a file of the same bytes in /dev/shm: looked for, mapped, read in place; it has no limit, no eviction, and
            nobody knows whether it is whole
 safetensors  the same with the format and library of vLLM's ECExampleConnector
+stores     the same record, got from another process, beside the peers of `stores`
 miss       `Client.get` of a key that is not there
 many       `Client.get_many` of 64 records of 256 KiB, as views, beside one hit
 crowd      hits, as views, of one client beside 8 that put and miss without a pause
@@ -49,7 +50,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.death import environment_for_children
-from scripts.bench import harness, peers, sidecar_restart
+from scripts.bench import harness, peers, sidecar_restart, stores
 from scripts.bench.harness import Bound, Row, Section, row, tell_once, wall_us
 from scripts.bench.peers import RawRedis
 
@@ -60,10 +61,11 @@ QUICK_ROUNDS = 2
 ROUND_S = 0.4
 MIN_HITS = 3
 KEY = "item"
-PUTS, SOCKET, LOOKS, CROWD, RESTART = "puts", "socket", "looks", "crowd", "restart"
+PUTS, SOCKET, LOOKS, STORES, CROWD, RESTART = "puts", "socket", "looks", "stores", "crowd", "restart"
 FILE, SAFETENSORS = "file in /dev/shm", "safetensors in /dev/shm"
 LOOK_SIZES = {"0.4 MiB": 400 << 10, "4.5 MiB": 4608 << 10, "16 MiB": 16 << 20}
 NUM_LOOKS = 2000
+NUM_GETS = 200
 NUM_MANY = 64
 CROWD_SIZE = 8
 PUT_SIZES = {"4 KiB": 4096, "256 KiB": 256 << 10, "4.7 MiB": NUM_BYTES, "16 MiB": 16 << 20}
@@ -78,6 +80,8 @@ BOUNDS = [
     Bound("reach", "hit, view, p50", "1 client", RAW, 0.015),
     Bound("reach", "hit, owned, p50", "1 client", "memcpy", 1.4),
     Bound("reach", "put, p50", "4.7 MiB", "memcpy", 3.0),
+    Bound("try", "get, owned", "0.4 MiB", stores.MOONCAKE, 0.1),
+    *(Bound("reach", "get, owned", size, stores.MOONCAKE, 0.1) for size in ("4.5 MiB", "16 MiB")),
     Bound("reach", "many views", f"{NUM_MANY} × 256 KiB", "one hit", 15.0),
     Bound("reach", "hit, p99", f"beside {CROWD_SIZE} that put and miss", "its p50", 5.0),
     *(Bound("try", "look", size, FILE, 1.0) for size in LOOK_SIZES),
@@ -112,8 +116,8 @@ def main_child(run_dir: Path) -> None:
             print(json.dumps(_times_us(kinds[kind], seconds)), flush=True)
 
 
-def _through(client: Client, *, view: bool) -> Any:
-    hit = client.get(KEY, view=view, tensors="numpy")
+def _through(client: Client, *, view: bool, key: str = KEY) -> Any:
+    hit = client.get(key, view=view, tensors="numpy")
     if hit is None:
         raise SystemExit("the record is gone; the store is too small")
     with hit:
@@ -229,11 +233,11 @@ def compare_looks(run_dir: Path, num_rounds: int) -> list[Row]:
                 "look and load": (partial(_view, client, size), partial(_mapped, path)),
             }
             for name, (ours, file) in sides.items():
-                ours_us, file_us = _medians(num_rounds, ours, file)
+                ours_us, file_us = _medians(num_rounds, NUM_LOOKS, ours, file)
                 rows.append(row(name, size, ours_us, "us", peer=FILE, peer_value=file_us))
             path.unlink()
             if (load := peers.safetensors_loader(path, record)) is not None:
-                ours_us, peer_us = _medians(num_rounds, partial(_view, client, size, "torch"), load)
+                ours_us, peer_us = _medians(num_rounds, NUM_LOOKS, partial(_view, client, size, "torch"), load)
                 rows.append(row("look and load", size, ours_us, "us", peer=SAFETENSORS, peer_value=peer_us))
                 path.unlink()
         keys = [f"of many {index}" for index in range(NUM_MANY)]
@@ -241,6 +245,7 @@ def compare_looks(run_dir: Path, num_rounds: int) -> list[Row]:
             client.put(key, {"x": np.zeros(256 << 10, np.uint8)})
         one, miss, look, many = _medians(
             num_rounds,
+            NUM_LOOKS,
             partial(_view, client, keys[0]),
             partial(client.get, "nothing"),
             partial(client.contains_many, ["nothing"]),
@@ -248,6 +253,22 @@ def compare_looks(run_dir: Path, num_rounds: int) -> list[Row]:
         )
         rows.append(row("many views", f"{NUM_MANY} × 256 KiB", many, "us", peer="one hit", peer_value=one))
         rows.append(row("miss", "1 key", miss, "us", peer="look", peer_value=look))
+    return rows
+
+
+def compare_stores(run_dir: Path, num_rounds: int) -> list[Row]:
+    """Measure gets of what another process has put."""
+    rows = []
+    with Client(run_dir, fail_open=False) as client, stores.gets(list(LOOK_SIZES.values())) as gets:
+        _empty(client)
+        for size, num_bytes in LOOK_SIZES.items():
+            client.put(size, {"x": np.ones(num_bytes, np.uint8)})
+            ours = [partial(_through, client, view=view, key=size) for view in (True, False)]
+            found = _medians(2 * num_rounds, NUM_GETS, *ours, *(by_size[num_bytes] for by_size in gets.values()))
+            for name, ours_us in zip(("get, view", "get, owned"), found, strict=False):
+                for peer, peer_us in zip(gets, found[len(ours) :], strict=True):
+                    if name == "get, view" or peer == stores.MOONCAKE:  # Ray's are views too
+                        rows.append(row(name, size, ours_us, "us", peer=peer, peer_value=peer_us))
     return rows
 
 
@@ -289,12 +310,12 @@ def _mapped(path: Path) -> Any:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)[-1]
 
 
-def _medians(num_rounds: int, *whats: Hit) -> list[float]:
+def _medians(num_rounds: int, num_times: int, *whats: Hit) -> list[float]:
     """Return the median time of each, measured in turns, in microseconds."""
     times: list[list[float]] = [[] for _ in whats]
     for _ in range(num_rounds):
         for what, found in zip(whats, times, strict=True):
-            found += [wall_us(what) for _ in range(NUM_LOOKS // num_rounds)]
+            found += [wall_us(what) for _ in range(num_times // num_rounds)]
     return [statistics.median(found) for found in times]
 
 
@@ -370,6 +391,7 @@ def open_sections(undo: ExitStack) -> Mapping[str, Section]:
     return hits | {
         PUTS: partial(compare_puts, run_dir),
         LOOKS: partial(compare_looks, run_dir),
+        STORES: partial(compare_stores, run_dir),
         CROWD: partial(compare_in_crowd, run_dir),
         RESTART: sidecar_restart.compare_restarts,
     }
@@ -381,7 +403,7 @@ if __name__ == "__main__":
     else:
         harness.main(
             "the sidecar beside Redis: a hit of 4.7 MiB, and puts",
-            [*CLIENTS, PUTS, LOOKS, CROWD, RESTART],
+            [*CLIENTS, PUTS, LOOKS, STORES, CROWD, RESTART],
             open_sections,
             rounds=(NUM_ROUNDS, QUICK_ROUNDS),
             bounds=BOUNDS,
