@@ -10,6 +10,7 @@ prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, and other stores      stores, sidecar_restart
 eviction        what the ring keeps and refuses            traces
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
+adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 flood           a client's cheapest call beside a flood
 
 replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tqdm
 
 from mmcached.client import Client
 from tests.client.services import StoreService
+
+tqdm.tqdm.monitor_interval = 0  # else the first progress bar leaves a thread behind
 
 
 @pytest.fixture

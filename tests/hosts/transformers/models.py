@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 WIDTH, DEPTH = 64, 2
 IMAGE = 500
@@ -168,3 +173,26 @@ GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
 ]
 TOWERS: list[Callable[[], tuple[Any, Inputs]]] = [clip, siglip, clip_tower, siglip_tower]
 MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS)}
+
+
+def save_llava(folder: Path) -> None:
+    """Write a checkpoint of LLaVA with a processor, as `from_pretrained` reads it."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE}
+    words |= {f"word{number}": number for number in range(TEXT["vocab_size"]) if number not in words.values()}
+    raw = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    raw.pre_tokenizer = WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="</s>", extra_special_tokens={"image_token": "<image>"}
+    )
+    size = {"height": 56, "width": 56}
+    processor = transformers.LlavaProcessor(
+        CLIPImageProcessorPil(size=size, crop_size=size),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template="{% for part in messages[0].content %}{{ part.text or '<image>' }} {% endfor %}",
+    )
+    model, _ = make("llava")
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)

@@ -139,6 +139,11 @@ class ImageFeatures:
                 self._name = settings, fingerprint(parts)
             return self._name[1]
 
+    def read_weights(self) -> None:
+        """Read all weights with the next call, because they were changed in a way that leaves no trace."""
+        with self._lock:
+            _KNOWN.pop(self._model, None)
+
     # ---- how
 
     def _pictures(
