@@ -27,6 +27,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.distributed.ec_transfer import ec_transfer_state
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -37,6 +38,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
 
+HAS_FIGURES = hasattr(ECConnectorBase, "build_prom_metrics")
+"""Whether this vLLM shows a connector's figures; 0.30 does not."""
 WIDTH = 64
 ROWS = 100
 ENCODER_CACHE_ROWS = 1024

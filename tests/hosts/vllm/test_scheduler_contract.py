@@ -18,7 +18,7 @@ from tests.client.services import StoreService
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from tests.hosts.vllm.engine_parts import Engine, encoded, item, make_checkpoint, request
+    from tests.hosts.vllm.engine_parts import HAS_FIGURES, Engine, encoded, item, make_checkpoint, request
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
@@ -97,7 +97,7 @@ def test_what_one_engine_has_encoded_the_other_loads(
     assert torch.equal(two.worker.cache[A], encoded(A))
     assert store.leases == 0
     figures = two.figures()
-    assert (figures["hits"], figures["loads"], figures["encodes"]) == (1, 1, 1)
+    assert not HAS_FIGURES or (figures["hits"], figures["loads"], figures["encodes"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
@@ -113,7 +113,7 @@ def test_a_load_that_fails_is_an_encode(client: Client, new_engine: NewEngine, r
     two.run(output)
     assert sorted(two.worker.encoded) == [A, B]
     assert two.answer() == []
-    assert two.figures()["load_failures"] == 1
+    assert two.figures()["load_failures"] == HAS_FIGURES
 
 
 def test_a_record_that_is_dropped_after_the_look_up_is_loaded(client: Client, new_engine: NewEngine) -> None:
@@ -161,7 +161,7 @@ def test_at_random(store: StoreService, client: Client, new_engine: NewEngine, r
         engine.schedule()
     assert store.leases == 0
     figures = engines[0].figures()
-    assert min(figures["hits"], figures["loads"], figures["encodes"]) > 0
+    assert not HAS_FIGURES or min(figures["hits"], figures["loads"], figures["encodes"]) > 0
 
 
 def test_an_unknown_item_without_pixels_fails_its_request_alone(store: StoreService, new_engine: NewEngine) -> None:
@@ -242,6 +242,7 @@ def test_a_service_that_comes_and_goes_ends_nothing(run_dir: Path, new_engine: N
         assert engine.answer(request("r5", C)) == []
 
 
+@pytest.mark.skipif(not HAS_FIGURES, reason="this vLLM shows no figures of connectors")
 def test_figures_are_on_vllms_metrics_page(store: StoreService, new_engine: NewEngine) -> None:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 

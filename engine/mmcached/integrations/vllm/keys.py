@@ -79,9 +79,7 @@ def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], 
         "load_format": _plain(getattr(vllm_config.load_config, "load_format", None)),
         "dtype": str(model.dtype),
         "quantization": _plain(model.quantization),
-        "vision": {
-            name: _plain(value) for name, value in model.hf_config.to_dict().items() if name not in _NOT_OF_THE_ENCODER
-        },
+        "vision": _plain({k: v for k, v in model.hf_config.to_dict().items() if k not in _NOT_OF_THE_ENCODER}),
         "settings": {name: _plain(getattr(encoder, name, None)) for name in _ENCODER_SETTINGS},
     }
 

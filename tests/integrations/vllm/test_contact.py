@@ -1,0 +1,116 @@
+"""A step never waits for a service that is not there; one that comes, or comes back, is found beside the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mmcached.client import Claim, Client
+from mmcached.integrations.vllm.contact import Contact
+from mmcached.wire.messages.frontend import ClaimRecords
+from tests.client.services import StoreService
+from tests.clock import Clock
+from tests.integrations.vllm.steps import DEADLINE_S
+
+NewContact = Callable[..., Contact]
+
+
+def nothing(client: Client) -> None:
+    """Prepare nothing."""
+
+
+@pytest.fixture
+def new_contact(run_dir: Path) -> Iterator[NewContact]:
+    contacts: list[Contact] = []
+
+    def make(
+        prepare: Callable[[Client], None] = nothing, call_timeout_s: float = 5.0, clock: Clock | None = None
+    ) -> Contact:
+        contacts.append(
+            Contact(
+                lambda: Client(run_dir, fail_open=False, connect_timeout_s=0.05),
+                prepare,
+                call_timeout_s=call_timeout_s,
+                retry_s=0.01,
+                clock=clock or Clock(),
+            )
+        )
+        return contacts[-1]
+
+    yield make
+    for contact in contacts:
+        contact.close()
+        contact.close()
+
+
+def test_a_service_that_comes_later_is_found(run_dir: Path, new_contact: NewContact) -> None:
+    contact = new_contact()
+    assert not contact.wait(0.2)
+    assert contact.look_up(["k"]) == [None]
+    (found,) = contact.claim(["k"])
+    assert isinstance(found, Claim)
+    assert not found.is_exclusive
+    with StoreService(run_dir):
+        assert contact.wait(DEADLINE_S)
+        (found,) = contact.claim(["k"])
+        assert isinstance(found, Claim)
+        assert found.is_exclusive
+        contact.close()
+    assert not contact.is_there
+
+
+def test_a_service_that_ends_is_found_again(run_dir: Path, new_contact: NewContact) -> None:
+    contact = new_contact(call_timeout_s=0.05)
+    with StoreService(run_dir):
+        assert contact.wait(DEADLINE_S)
+    while contact.is_there:
+        assert contact.look_up(["k"]) == [None]
+    with StoreService(run_dir), Client(run_dir) as client:
+        client.put("k", {"x": 1})
+        assert contact.wait(DEADLINE_S)
+        (hit,) = contact.look_up(["k"])
+        assert hit is not None
+        del hit
+        contact.close()
+
+
+def test_a_service_that_does_not_answer_is_not_asked_for_claims_for_a_while(
+    run_dir: Path, new_contact: NewContact
+) -> None:
+    clock = Clock()
+    contact = new_contact(call_timeout_s=0.05, clock=clock)
+    with StoreService(run_dir) as store:
+        assert contact.wait(DEADLINE_S)
+        store.hold = (ClaimRecords,)
+        for _ in range(3):
+            (found,) = contact.claim(["k"])
+            assert isinstance(found, Claim)
+            assert not found.is_exclusive
+        assert store.count(ClaimRecords) == 1
+        assert contact.is_there, "what is there is still found"
+        clock.now += 1.0
+        contact.claim(["k"])
+        assert store.count(ClaimRecords) == 2
+        store.release()
+        contact.close()
+
+
+def test_what_cannot_be_prepared_is_said_once(
+    run_dir: Path, new_contact: NewContact, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[Client] = []
+
+    def fail(client: Client) -> None:
+        attempts.append(client)
+        raise OSError("no such checkpoint")
+
+    with caplog.at_level(logging.WARNING, "vllm.mmcached"), StoreService(run_dir):
+        contact = new_contact(fail)
+        while len(attempts) < 3:
+            assert not contact.is_there
+        contact.close()
+    said = [record.getMessage() for record in caplog.records if "no such checkpoint" in record.getMessage()]
+    assert len(said) == 1

@@ -1,0 +1,131 @@
+"""Engines share what is the same, nothing under names that say nothing; what an output depends on is in the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmcached.client import Client
+from mmcached.integrations.vllm.keys import Namespace, Sharing
+from mmcached.integrations.vllm.settings import Settings
+from tests.integrations.vllm.steps import Feature, Place, item
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client(tmp_path / "nobody", timeout_s=0.1, connect_timeout_s=0.1) as client:
+        yield client
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def engine(checkpoint: Path, **changes: Any) -> SimpleNamespace:
+    """Return a vLLM configuration as far as keys look into it."""
+    vision = {"depth": 2, 7: object, "text_config": {"vocab_size": changes.pop("vocab_size", 1)}}
+    model = {
+        "model": str(checkpoint),
+        "revision": None,
+        "dtype": "torch.bfloat16",
+        "quantization": None,
+        "hf_config": SimpleNamespace(to_dict=lambda: vision | changes.pop("vision", {})),
+        "multimodal_config": SimpleNamespace(mm_processor_kwargs=changes.pop("mm_processor_kwargs", None)),
+        "is_encoder_decoder": changes.pop("is_encoder_decoder", False),
+    }
+    load = SimpleNamespace(load_format=changes.pop("load_format", "auto"), download_dir=None)
+    lora = changes.pop("lora_config", None)
+    return SimpleNamespace(model_config=SimpleNamespace(**model | changes), load_config=load, lora_config=lora)
+
+
+def prefix(config: Any, client: Client, version: str = "0.33.0", resets: int = 0, **settings: Any) -> str:
+    namespace = Namespace(config, Settings(**settings), {"vllm": version}, lambda: resets)
+    assert namespace.prefix() == ""
+    namespace.prepare(client)
+    return namespace.prefix()
+
+
+def test_equal_engines_share(checkpoint: Path, client: Client, tmp_path: Path) -> None:
+    usual = prefix(engine(checkpoint), client)
+    assert usual.startswith("encoder/")
+    assert usual.endswith("/")
+    checkpoint.rename(tmp_path / "moved")
+    assert prefix(engine(tmp_path / "moved"), client) == usual
+    assert prefix(engine(tmp_path / "moved", vocab_size=2), client) == usual, "the language model does not matter"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"revision": "v2"},
+        {"dtype": "torch.float16"},
+        {"quantization": "fp8"},
+        {"load_format": "dummy"},
+        {"vision": {"depth": 3}},
+        {"mm_processor_kwargs": {"max_pixels": 1}},
+    ],
+    ids=str,
+)
+def test_what_an_output_depends_on_is_in_the_key(checkpoint: Path, client: Client, changes: dict[str, Any]) -> None:
+    assert prefix(engine(checkpoint, **changes), client) != prefix(engine(checkpoint), client)
+
+
+def test_versions_and_content_are_in_the_key(checkpoint: Path, client: Client) -> None:
+    usual = prefix(engine(checkpoint), client)
+    assert prefix(engine(checkpoint), client, version="0.34.0") != usual
+    assert prefix(engine(checkpoint), client, weights_version="step 7") != usual
+    (checkpoint / "preprocessor_config.json").write_text("{}")
+    assert prefix(engine(checkpoint), client) != usual
+
+
+def test_an_engine_with_new_weights_shares_with_nobody(checkpoint: Path, client: Client) -> None:
+    count = [0]
+    engines = [Namespace(engine(checkpoint), Settings(), {}, lambda: count[0]) for _ in range(2)]
+    for each in engines:
+        each.prepare(client)
+    before = {each.prefix() for each in engines}
+    count[0] = 1
+    after = {each.prefix() for each in engines}
+    assert (len(before), len(after), len(before | after)) == (1, 2, 3)
+
+
+def test_a_checkpoint_elsewhere_needs_a_name(client: Client, tmp_path: Path) -> None:
+    assert prefix(engine(tmp_path / "nowhere"), client, checkpoint="s3://models/cat@7").startswith("encoder/")
+
+
+def feature(name: str, **changes: Any) -> Feature:
+    return Feature(name, Place(0, 1), **changes)
+
+
+@pytest.mark.parametrize("name", [item(1), "ab" * 64])
+def test_what_is_named_by_its_content_is_shared(name: str) -> None:
+    assert Sharing(is_possible=True, has_named=False).may_share(feature(name, mm_hash=name))
+
+
+@pytest.mark.parametrize(
+    "name", ["renderer0-mm-3-image-0", "0-image-0", "7-video-12", "x" * 129, f"adapter:{item(1)}"[:200] + "x" * 80]
+)
+def test_what_says_nothing_of_its_content_never_is(name: str) -> None:
+    assert not Sharing(is_possible=True, has_named=True).may_share(feature(name))
+
+
+def test_a_clients_names_are_shared_if_the_user_says_so() -> None:
+    assert not Sharing(is_possible=True, has_named=False).may_share(feature("cat"))
+    assert Sharing(is_possible=True, has_named=True).may_share(feature("cat"))
+
+
+def test_an_adapter_on_the_tower_or_a_pass_through_is_not_shared(checkpoint: Path) -> None:
+    sharing = Sharing(is_possible=True, has_named=True)
+    assert not sharing.may_share(feature(f"lora:{item(1)}", mm_hash=item(1)))
+    assert not sharing.may_share(feature(item(1), modality="prompt_embeds"))
+    tower = SimpleNamespace(enable_tower_connector_lora=True)
+    for changes in ({"lora_config": tower}, {"is_encoder_decoder": True}):
+        assert not Sharing.of(engine(checkpoint, **changes), Settings()).may_share(feature(item(1)))
+    assert Sharing.of(engine(checkpoint), Settings()).may_share(feature(item(1)))

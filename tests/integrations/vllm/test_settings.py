@@ -1,0 +1,61 @@
+"""A setting that cannot be is refused when the engine starts, by name, value and limit; so is an old vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmcached.integrations import vllm
+from mmcached.integrations.vllm.settings import Settings
+from mmcached.integrations.vllm.versions import check_version
+from mmcached.integrations.vllm.weights import note_reset, num_resets
+
+
+def test_settings_are_read() -> None:
+    settings = Settings.of({"run_dir": "/run/x", "claim_wait_s": 2, "single_flight": False, "max_waiting_saves_mb": 1})
+    assert (settings.run_dir, settings.claim_wait_s, settings.single_flight) == ("/run/x", 2.0, False)
+    assert settings.max_waiting_bytes == 1 << 20
+    assert Settings.of({"run_dir": None}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"rundir": "/run/x"}, "there is no 'rundir'"),
+        ({"run_dir": 7}, "run_dir is 7, and must be str"),
+        ({"single_flight": "yes"}, "single_flight is 'yes', and must be bool"),
+        ({"claim_wait_s": True}, "claim_wait_s is True, and must be float"),
+        ({"tenant": None}, "tenant is None, and must be str"),
+        ({"lease_steps": 0}, "lease_steps is 0, and must be above 0"),
+        ({"claim_wait_s": float("nan")}, "claim_wait_s is nan, and must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_said(extra: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Settings.of(extra)
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.33.1rc1.dev5+gabc", "1.0", "dev"])
+def test_a_vllm_that_will_do(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.29.2", "0.9.0"])
+def test_an_old_vllm_is_refused(version: str) -> None:
+    with pytest.raises(ImportError, match=f"needs vLLM 0.30 or newer, and this is {version}"):
+        check_version(version)
+
+
+def test_without_vllm_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcached.integrations.vllm.versions.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="needs vLLM, which is not installed"):
+        _ = vllm.MmcachedECConnector
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        _ = vllm.Other
+
+
+def test_a_change_of_weights_is_that_of_one_engine() -> None:
+    before = [num_resets("one"), num_resets("two")]
+    note_reset("one")
+    assert [num_resets("one"), num_resets("two")] == [before[0] + 1, before[1]]
+    note_reset(None)
+    assert [num_resets("one"), num_resets("two")] == [before[0] + 2, before[1] + 1]
