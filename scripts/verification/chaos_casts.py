@@ -6,7 +6,7 @@ A mutant's books may be untrue, and are not checked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -92,9 +92,9 @@ def _never_pinned(table: LeaseTable, slot: int) -> bool:
     return False
 
 
-def _take_nothing(entry: ReaderEntry, handle: Handle, look: Lookup) -> bool:
+def _take_nothing(entry: ReaderEntry, handles: Sequence[Handle], look: Lookup) -> list[bool]:
     """Look again, as `ReaderEntry.take` does, without a lease."""
-    return look.holds(handle) and look.is_attached(entry.reader_id, entry.incarnation)
+    return [look.holds(handle) and look.is_attached(entry.reader_id, entry.incarnation) for handle in handles]
 
 
 _get = ObjectStoreReader.get

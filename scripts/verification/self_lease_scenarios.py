@@ -6,7 +6,7 @@ Small scenarios are part of the suite, the large ones of the soak; none is cut o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +107,19 @@ class ByToken(Reader):
         return is_taken
 
 
+@dataclass(frozen=True, eq=False)
+class ManyAtOnce(Reader):
+    """Takes leases of all that is there at first, at once, and last of what is overwritten."""
+
+    def look_once(self, machine: Machine, incarnation: int) -> None:
+        the_map = self.setting.the_map
+        entry, look = the_map.reader_entry(self.reader_id, incarnation), the_map.lookup()
+        found = [look.find_generation(slot, 1 + slot) for slot in reversed(range(the_map.num_slots))]
+        handles = [handle for handle in found if handle is not None]
+        for handle, is_taken in zip(handles, entry.take(handles, look), strict=True):
+            self.use(machine, entry, handle, 0 if is_taken else None)
+
+
 _ONE = Setting()
 _BY_TOKEN = Setting(script=(Put(1),), rounds=2, num_threads=2, reader=ByToken)
 _HANDED_ON = Setting(Map(2, 1), script=(Discard(), Put(1)), reader=HandedOn)
@@ -117,6 +130,7 @@ _CLEARED = replace(_ADOPTED, script=(Clear(),), successor=(Put(1),))
 _DISCARDED = replace(_ADOPTED, script=(Put(1), Discard()), num_keys=2)
 _KILLED_READER = Setting(script=(Poll(), Attach(), Put(1)), num_lives=2, num_kills=1, mortal=(1,))
 _HELLO = Setting(script=(Put(0), Attach(), Put(0)), is_attached=False)
+_MANY = Setting(Map(1, 2), script=(Put(1),), reader=ManyAtOnce)
 _FENCED = Setting(script=(Poll(), Put(0)), is_scribbled=True, reader=FencedReader)
 _SIZES = Setting(Map(1, 2, has_sizes=True), script=(Put(1, 2), Put(0)), num_keys=2)
 
@@ -138,6 +152,7 @@ SMALL = (
     Scenario("a reader is killed at any step, and its successor reads, x86-TSO", _KILLED_READER, Order.TSO),
     Scenario("two threads of a reader, x86-TSO", _THREADS, Order.TSO),
     Scenario("records of two sizes and keys, x86-TSO", _SIZES, Order.TSO),
+    Scenario("a reader takes two leases at once, x86-TSO", _MANY, Order.TSO),
 )
 
 LARGE = (
@@ -150,6 +165,7 @@ LARGE = (
     ),
     Scenario("two threads of a reader, weak", _THREADS, Order.WEAK),
     Scenario("records of two sizes and keys, weak", _SIZES, Order.WEAK),
+    Scenario("a reader takes two leases at once, weak", _MANY, Order.WEAK),
     Scenario("a lease is handed on while its record is discarded, weak", _HANDED_ON, Order.WEAK),
     Scenario(
         "a lease is handed on while its slot is to be reused, x86-TSO",
@@ -178,10 +194,20 @@ class StoreWithoutRelease(ModelStore):
         words[index] = value
 
 
-def take_after_check(store: Any, entry: Any, look: Lookup, reader: tuple[int, int], handle: Handle) -> bool:
-    holds = look.holds(handle) and look.is_attached(*reader)
-    take(store, entry, look, reader, handle)
-    return holds
+def take_after_check(
+    store: Any, entry: Any, look: Lookup, reader: tuple[int, int], handles: Sequence[Handle]
+) -> list[bool]:
+    hold = [look.holds(handle) and look.is_attached(*reader) for handle in handles]
+    take(store, entry, look, reader, handles)
+    return hold
+
+
+def take_with_an_early_fence(
+    store: Any, entry: Any, look: Lookup, reader: tuple[int, int], handles: Sequence[Handle]
+) -> list[bool]:
+    """Count the last lease only after the fence."""
+    first = take(store, entry, look, reader, handles[:-1])
+    return first + take(StoreWithoutFence(), entry, look, reader, handles[-1:])
 
 
 class ReaderThatGivesBackEarly(Reader):
@@ -348,6 +374,12 @@ MUTANTS = (
         (reader_entry, "require_word_store", StoreWithoutFence),
     ),
     _mutant("the writer does not fence before it counts", "I1", _ONE, (ring, "require_word_store", StoreWithoutFence)),
+    _mutant(
+        "the last lease of many is counted after the fence",
+        "I1",
+        _MANY,
+        (reader_entry, "take", take_with_an_early_fence),
+    ),
     _mutant("a reader looks again before it takes", "I1", _ONE, (reader_entry, "take", take_after_check)),
     _mutant(
         "a reader gives back before its last read", "I1", _ONE, (self_lease_world, "Reader", ReaderThatGivesBackEarly)

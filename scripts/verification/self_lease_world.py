@@ -198,7 +198,7 @@ class Reader:
         if handle is None:
             return
         with self.alone(machine, self.setting.the_map.taken_lock(self.reader_id)):
-            is_taken = entry.take(handle, look)
+            (is_taken,) = entry.take([handle], look)
         self.use(machine, entry, handle, key if is_taken else None)
 
     def use(self, machine: Machine, entry: ReaderEntry, handle: Handle, key: int | None) -> None:

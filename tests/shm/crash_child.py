@@ -109,7 +109,7 @@ class Reader:
         look = self._reader.look
         handle = look.find(key_digest(key))
         assert handle is not None
-        return self._entry.take(handle, look)
+        return self._entry.take([handle], look)[0]
 
     def release(self) -> None:
         self._held.clear()

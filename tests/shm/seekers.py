@@ -20,7 +20,7 @@ class Seeker:
         handle = self._mapping.look.find(key_digest(key))
         if handle is None:
             return None
-        if self.entry.take(handle, self._mapping.look):
+        if all(self.entry.take([handle], self._mapping.look)):
             return handle
         self.entry.give_back(handle)
         return None

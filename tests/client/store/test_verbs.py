@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from mmcached.client import Client, contact
 from mmcached.shm import ReaderEntry
+from mmcached.shm.ring.lookup import Lookup
 from mmcached.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -25,6 +26,7 @@ from mmcached.wire.errors import (
     RequestAborted,
     ServiceUnavailable,
 )
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages.frontend import (
     Cancel,
     ClaimRecord,
@@ -83,6 +85,26 @@ def test_many_keys_take_no_message_and_keep_their_order(service: StoreService, c
     many = [f"k{number % 700}" for number in range(900)]
     assert [hit is not None for hit in client.get_many(many, tensors="numpy")] == client.contains_many(many)
     assert service.count(GetRecords) == service.count(HaveRecords) == 0
+    no_leases(service)
+
+
+def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(
+    service: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (1, 2, 3):
+        client.put(f"k{seed}", numbers(seed))
+    take = ReaderEntry.take
+
+    def take_late(entry: ReaderEntry, handles: Sequence[Handle], look: Lookup) -> list[bool]:
+        other.drop("k2")
+        return take(entry, handles, look)
+
+    with Client(run_dir) as other:
+        monkeypatch.setattr(ReaderEntry, "take", take_late)
+        hits = client.get_many(["k3", "k2", "k1", "k2", "none", "k3"], tensors="numpy", view=True)
+    assert [hit and hit.record["seed"] for hit in hits] == [3, None, 1, None, None, 3]
+    assert service.leases == 3
+    hits.clear()
     no_leases(service)
 
 

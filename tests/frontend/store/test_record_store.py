@@ -226,7 +226,7 @@ def test_however_many_hold_views_half_of_the_store_stays_free_for_puts() -> None
             assert tier.ring.attach(entry.reader_id, entry.incarnation)
             for handle in handles[24 * number :]:
                 if handle is not None and look.may_hold(entry.taken_bytes + handle.nbytes):
-                    assert entry.take(handle, look)
+                    assert entry.take([handle], look) == [True]
                     tier.poll_hits()
             held.append(entry.taken_bytes)
         assert held == sorted(held, reverse=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import msgspec
 import pytest
 
 from mmcached.shm.ring.lookup import Lookup
@@ -46,7 +47,7 @@ class Memory:
 
     def take(self) -> bool:
         store: WordStore = self
-        return take(store, self.words, cast("Lookup", self), (0, 1), HANDLE)
+        return take(store, self.words, cast("Lookup", self), (0, 1), [HANDLE])[0]
 
     def _answer(self, question: str) -> bool:
         self.steps.append(question)
@@ -56,10 +57,18 @@ class Memory:
 def test_a_lease_is_counted_then_fenced_then_looked_at() -> None:
     memory = Memory()
     assert memory.take()
-    assert memory.steps == ["fence with 1 taken", "holds", "is_attached"]
+    assert memory.steps == ["fence with 1 taken", "is_attached", "holds"]
     give_back(memory, memory.words, HANDLE.slot)
     assert memory.steps[3:] == ["release"]
     assert memory.counts() == (1, 1)
+
+
+def test_many_leases_are_all_counted_before_the_one_fence() -> None:
+    memory = Memory()
+    other = msgspec.structs.replace(HANDLE, slot=0)
+    assert take(memory, memory.words, cast("Lookup", memory), (0, 1), [other, HANDLE, HANDLE]) == [True] * 3
+    assert memory.steps == ["fence with 2 taken", "is_attached", "holds", "holds", "holds"]
+    assert memory.words[FIRST_COUNT_WORD + 1] == 1
 
 
 @pytest.mark.parametrize("missing", ["holds", "is_attached"])
@@ -72,11 +81,11 @@ def test_a_lease_that_does_not_hold_is_counted_too(missing: str) -> None:
 def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as entry, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert entry.take(handle, reader.look)
-        assert entry.take(handle, reader.look)
+        assert entry.take([handle], reader.look) == [True]
+        assert entry.take([handle], reader.look) == [True]
         view = reader.view(handle)
         ring.discard(handle)
-        assert not entry.take(handle, reader.look)
+        assert entry.take([handle], reader.look) == [False]
         for left in (2, 1):
             entry.give_back(handle)
             assert ring.is_leased(handle)
@@ -92,9 +101,9 @@ def test_what_is_taken_stays_until_it_is_given_back_as_often() -> None:
 def test_what_one_reader_holds_another_takes_beside_it_also_when_nobody_finds_it() -> None:
     with make_ring(has_index=True) as ring, attached(ring) as first, attached(ring) as second, reading(ring) as reader:
         handle = put(ring, 100, value=3)
-        assert first.take(handle, reader.look)
+        assert first.take([handle], reader.look) == [True]
         ring.discard(handle)
-        assert not second.take(handle, reader.look)
+        assert second.take([handle], reader.look) == [False]
         second.give_back(handle)
         assert second.take_beside(handle, reader.look)
         first.give_back(handle)
@@ -111,8 +120,8 @@ def test_nobody_takes_a_lease_who_is_not_attached() -> None:
     with make_ring(has_index=True) as ring, reading(ring) as reader:
         handle = put(ring, 100)
         with attached(ring) as entry:
-            assert entry.take(handle, reader.look)
+            assert entry.take([handle], reader.look) == [True]
             entry.give_back(handle)
             ring.board.set_attached(entry.reader_id, 0)
-            assert not entry.take(handle, reader.look)
+            assert entry.take([handle], reader.look) == [False]
             entry.give_back(handle)

@@ -59,7 +59,7 @@ class FailOpen:
     def __init__(self, *, is_open: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.is_open = is_open
         self._lock = threading.RLock()
-        self._counts: Counter[str] = Counter()
+        self._counts = {name: 0 for name in StoreCounters.__slots__ if name != "causes"}
         self._clock = clock
         self._causes: Counter[str] = Counter()
         self._next_warnings: dict[str, float] = {}
@@ -72,7 +72,8 @@ class FailOpen:
     def count(self, **more: int) -> None:
         """Add to the named counters."""
         with self._lock:
-            self._counts.update(more)
+            for name, number in more.items():
+                self._counts[name] += number
 
     def count_queries(self, num_queries: int, num_hits: int) -> None:
         """As `count`, for each call that looks for records."""

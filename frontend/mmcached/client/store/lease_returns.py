@@ -29,13 +29,11 @@ class LeaseReturns:
 
     def give_back(self, handle: Handle) -> None:
         """Return one lease; at once, unless another thread is just doing so and takes it along."""
-        self._queue.append(handle)
-        self._work_off()
+        self._work_off(handle)
 
     def close_reader(self) -> None:
         """End the incarnation, once everything queued is given back."""
-        self._queue.append(None)
-        self._work_off()
+        self._work_off(None)
 
     def abandon(self) -> None:
         """In a forked child: give nothing back from now on, for the leases are the parent's."""
@@ -45,7 +43,8 @@ class LeaseReturns:
         if reader is not None:
             reader.abandon()
 
-    def _work_off(self) -> None:
+    def _work_off(self, handle: Handle | None) -> None:
+        self._queue.append(handle)
         # Whoever finds the turn taken leaves its entry to the holder, who looks once more after letting go.
         while self._queue and self._turn.acquire(blocking=False):
             try:

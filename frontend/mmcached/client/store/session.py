@@ -91,13 +91,13 @@ class StoreSession:
         """
         digests = [_digest_of(tenant, key) for key in keys]
 
-        def take(reader: ReaderEntry | None) -> tuple[list[Handle | None], bool] | None:
+        def take(reader: ReaderEntry | None) -> tuple[list[Place], bool] | None:
             if reader is None or not self._may_take(reader):
                 return None
             look = self._store.reader.look
             self.seen_epoch = look.store_epoch
-            places = [None if (found := look.find(digest)) is None else self._taken(found) for digest in digests]
-            hits = [place for place in places if place is not None]
+            places = self._taken([look.find(digest) for digest in digests], reader)
+            hits = [place for place in places if isinstance(place, Handle)]
             reader.count(hits, len(places) - len(hits))
             # So much that others would find no room: copies, then.
             return places, reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
@@ -114,8 +114,13 @@ class StoreSession:
             RemoteProtocolError, StaleHandle, ChecksumMismatch: it is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
-        places = self._alone(lambda reader: [self._usable(place, reader) for place in answer.records])
-        return self._hits(places, payload, reading)
+
+        def take(reader: ReaderEntry | None) -> list[Place]:
+            if reader is None:
+                return [None if isinstance(place, Handle) else place for place in answer.records]
+            return self._taken([place if _is_usable(place, reader) else None for place in answer.records], reader)
+
+        return self._hits(self._alone(take), payload, reading)
 
     def open_token(self, token: LeaseToken, reading: Reading) -> list[Hit | None] | None:
         """Return the one record that somebody else has under lease; None if it cannot be seen from here.
@@ -203,13 +208,18 @@ class StoreSession:
             return False
         return True
 
-    def _taken(self, place: Handle) -> Handle | None:
-        """Take a lease; return None if what lay there has gone meanwhile."""
-        assert self._reader is not None
-        if self._reader.take(place, self._store.reader.look):
-            return place
-        self._returns.give_back(place)
-        return None
+    def _taken(self, places: list[Place], reader: ReaderEntry) -> list[Place]:
+        """Take leases of those in the ring; return None in place of what has gone meanwhile."""
+        handles = [place for place in places if isinstance(place, Handle)]
+        are_taken = iter(reader.take(handles, self._store.reader.look))
+        taken: list[Place] = []
+        for place in places:
+            if isinstance(place, Handle) and not next(are_taken):
+                self._returns.give_back(place)
+                taken.append(None)
+            else:
+                taken.append(place)
+        return taken
 
     def _hits(self, places: Sequence[Place], payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
         """Turn leased and inline places into hits; on an error all leases are given back."""
@@ -227,12 +237,6 @@ class StoreSession:
             raise
         return hits
 
-    def _usable(self, place: Place, reader: ReaderEntry | None) -> Place:
-        """Return an inline place as it is, and one in the ring under a lease; None if it is in another, or has gone."""
-        if not isinstance(place, Handle):
-            return place
-        return self._taken(place) if reader is not None and reader.is_of_this_ring(place) else None
-
     def _hit(self, place: Place, payload: Sequence[Frame], reading: Reading) -> Hit | None:
         match place:
             case Handle():
@@ -243,6 +247,11 @@ class StoreSession:
                 return Hit(inline_record(place, payload, reading))
             case None:
                 return None
+
+
+def _is_usable(place: Place, reader: ReaderEntry) -> bool:
+    """Return whether a place is not in another ring."""
+    return not isinstance(place, Handle) or reader.is_of_this_ring(place)
 
 
 @lru_cache(maxsize=4096)

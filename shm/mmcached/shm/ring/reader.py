@@ -155,7 +155,7 @@ class RingReader(Closeable):
 
     def _check(self, handle: Handle) -> None:
         names = self.announcement
-        if (handle.ring_id, handle.epoch) != (names.ring_id, names.epoch):
+        if handle.ring_id != names.ring_id or handle.epoch != names.epoch:
             raise StaleHandle(f"it is of ring {handle.ring_id}, epoch {handle.epoch}; mapped is {names.ring_id}")
         is_inside = handle.offset % ALIGNMENT == 0 and 1 <= handle.nbytes <= names.data_bytes - handle.offset
         if not is_inside or handle.slot >= names.num_slots:

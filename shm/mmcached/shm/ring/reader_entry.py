@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class ReaderEntry(Closeable):
         self.incarnation = incarnation
         self._received = ReceivedLeases(incarnation)
         self._control: Control | None = control
+        self._first_touch_word = control.layout.first_touch_word
         self._words = require_word_store()
 
     @classmethod
@@ -144,19 +145,19 @@ class ReaderEntry(Closeable):
 
     # ---- leases that this process takes by itself
 
-    def take(self, handle: Handle, look: Lookup) -> bool:
-        """Take a lease on what a lookup has found; return whether it is still there, and stays.
+    def take(self, handles: Sequence[Handle], look: Lookup) -> list[bool]:
+        """Take leases on what a lookup has found; return which of them is still there, and stays.
 
-        Either way `give_back` must follow, when nothing reads under the lease any more.
+        For each `give_back` must follow, also if it has gone, when nothing reads under the lease any more.
 
         Args:
             look: into the ring of this entry, by a process that has been attached.
         """
-        control = self._open_control()
-        control.words[TAKEN_BYTES_WORD] += handle.nbytes
-        is_taken = take(self._words, control.words, look, (self.reader_id, self.incarnation), handle)
+        words = self._open_control().words
+        words[TAKEN_BYTES_WORD] += sum([handle.nbytes for handle in handles])
+        are_taken = take(self._words, words, look, (self.reader_id, self.incarnation), handles)
         crash_point("take.after")
-        return is_taken
+        return are_taken
 
     def take_beside(self, handle: Handle, look: Lookup) -> bool:
         """As `take`, of what another reader has under lease; that succeeds until it gives its own back."""
@@ -172,13 +173,13 @@ class ReaderEntry(Closeable):
 
     def count(self, hits: list[Handle], num_misses: int) -> None:
         """Tell the writer what was found, so that it stays, and how often nothing was; it may overlook a hit."""
-        control = self._open_control()
-        words, first = control.words, control.layout.first_touch_word
+        words, first = self._open_control().words, self._first_touch_word
         num_touches = words[TOUCHES_WORD]
-        for number, handle in enumerate(hits, start=num_touches):
+        for handle in hits:
             touch = (handle.generation << SLOT_BITS | handle.slot) & _WORD_MASK
-            words[first + number % TOUCH_LOG_WORDS] = touch
-        self._words.store_release(words, TOUCHES_WORD, num_touches + len(hits))
+            words[first + num_touches % TOUCH_LOG_WORDS] = touch
+            num_touches += 1
+        self._words.store_release(words, TOUCHES_WORD, num_touches)
         words[HITS_WORD] += len(hits)
         words[MISSES_WORD] += num_misses
 

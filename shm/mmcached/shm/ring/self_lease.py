@@ -6,15 +6,16 @@
 
     seal        the writer's half: retired ── fence ── does anybody hold it? ── sealed ── fence ── does anybody?
 
-Each side stores before it looks; so at least one sees the other, and what is read is never overwritten. What somebody
-holds the writer does not even seal. So a reader whose lease holds may have others take one too, at any time.
+Each side stores before it looks; so at least one sees the other, and what is read is never overwritten. Of many leases
+at once all are counted, then comes one fence, then each chunk is looked at: for each alone that is the same order. What
+somebody holds the writer does not even seal. So a reader whose lease holds may have others take one too, at any time.
 
 Sans I/O: the words are passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.shm.ring.slot_table import SlotTable
@@ -23,20 +24,23 @@ from mmcached.shm.segment.words import WordStore
 from mmcached.wire.handle import Handle
 
 
-def take(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], handle: Handle) -> bool:
-    """Count a lease, and return whether it holds; either way it must be given back, once.
+def take(
+    store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], handles: Sequence[Handle]
+) -> list[bool]:
+    """Count a lease on each, and return which of them hold; all must be given back, once.
 
     Args:
         entry: the words of the reader's entry.
         reader: its entry's number, and its incarnation.
     """
-    _count(store, entry, handle.slot)
-    return look.holds(handle) and look.is_attached(*reader)
+    _count(store, entry, handles)
+    is_attached = look.is_attached(*reader)
+    return [is_attached and look.holds(handle) for handle in handles]
 
 
 def take_beside(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], handle: Handle) -> bool:
     """As `take`, of what somebody else has under lease; nobody need be able to find it any more."""
-    _count(store, entry, handle.slot)
+    _count(store, entry, [handle])
     return look.keeps(handle) and look.is_attached(*reader)
 
 
@@ -48,8 +52,9 @@ def give_back(store: WordStore, entry: memoryview, slot: int) -> None:
     store.store_release(entry, word, entry[word] + 1)
 
 
-def _count(store: WordStore, entry: memoryview, slot: int) -> None:
-    entry[FIRST_COUNT_WORD + 2 * slot + 1] += 1
+def _count(store: WordStore, entry: memoryview, handles: Iterable[Handle]) -> None:
+    for handle in handles:
+        entry[FIRST_COUNT_WORD + 2 * handle.slot + 1] += 1
     store.full_fence()
 
 

@@ -111,8 +111,9 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
         InvalidRequest: a dtype that the wanted library does not have.
     """
     head, _, whole = _head_of(buffer)
-    make = _MAKERS[tensors]
-    made = [make(kind, whole, offset, copy=copy) for kind, offset in zip(head.types, head.offsets, strict=True)]
+    make, made = _MAKERS[tensors], []
+    for kind, offset in zip(head.types, head.offsets, strict=True):  # not a list of its own, which is one call more
+        made.append(make(kind, whole, offset, copy=copy))
     return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
 
 
@@ -188,7 +189,10 @@ def _fill(value: Any, made: list[Any]) -> Any:
     if kind is TensorRef:
         return made[value.index]
     if kind is dict:
-        return {key: _fill(item, made) for key, item in value.items()}
+        filled = {}
+        for key, item in value.items():  # most records are one dict: a comprehension is a call more
+            filled[key] = _fill(item, made)
+        return filled
     if kind is list:
         return [_fill(item, made) for item in value]
     return value
