@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
@@ -136,14 +136,16 @@ def checked_keys(keys: Any, field: str = "keys") -> list[str]:
     if len(keys) > MAX_KEYS:
         raise InvalidRequest(field, len(keys), f"a sequence of at most {MAX_KEYS} keys")
     for index, key in enumerate(keys):
-        _check_key(f"{field}[{index}]", key)
+        if not _is_name(key):
+            raise _no_key(f"{field}[{index}]", key)
     return list(keys)
 
 
 def checked_key(key: Any) -> str:
     """As `checked_keys`, for one."""
-    _check_key("key", key)
-    return cast("str", key)
+    if not _is_name(key):
+        raise _no_key("key", key)
+    return key
 
 
 def checked_image_ids(image_ids: Any, images: Any) -> list[str | None]:
@@ -187,13 +189,12 @@ def check_message(frames: Sequence[Frame], limits: MessageLimits) -> None:
         raise InvalidRequest("message.bytes", sum(sizes), f"at most {limits.max_bytes} (limits.max_message_mb)")
 
 
-def _check_key(field: str, key: Any) -> None:
-    if not _is_name(key):
-        limit = f"a key is a string of at most {MAX_NAME_CHARACTERS} Unicode characters; hash what is longer"
-        raise _invalid(field, key, limit)
+def _no_key(field: str, key: Any) -> InvalidRequest:
+    limit = f"a key is a string of at most {MAX_NAME_CHARACTERS} Unicode characters; hash what is longer"
+    return _invalid(field, key, limit)
 
 
-def _is_name(name: Any) -> bool:
+def _is_name(name: Any) -> TypeGuard[str]:
     return isinstance(name, str) and len(name) <= MAX_NAME_CHARACTERS and _is_unicode(name)
 
 

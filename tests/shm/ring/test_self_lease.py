@@ -57,7 +57,7 @@ class Memory:
 def test_a_lease_is_counted_then_fenced_then_looked_at() -> None:
     memory = Memory()
     assert memory.take()
-    assert memory.steps == ["fence with 1 taken", "is_attached", "holds"]
+    assert memory.steps == ["fence with 1 taken", "holds", "is_attached"]
     give_back(memory, memory.words, HANDLE.slot)
     assert memory.steps[3:] == ["release"]
     assert memory.counts() == (1, 1)
@@ -67,7 +67,7 @@ def test_many_leases_are_all_counted_before_the_one_fence() -> None:
     memory = Memory()
     other = msgspec.structs.replace(HANDLE, slot=0)
     assert take(memory, memory.words, cast("Lookup", memory), (0, 1), [other, HANDLE, HANDLE]) == [True] * 3
-    assert memory.steps == ["fence with 2 taken", "is_attached", "holds", "holds", "holds"]
+    assert memory.steps == ["fence with 2 taken", "holds", "holds", "holds", "is_attached"]
     assert memory.words[FIRST_COUNT_WORD + 1] == 1
 
 

@@ -27,23 +27,8 @@ class LeaseReturns:
         self._queue: deque[Handle | None] = deque()
         self._turn = threading.Lock()
 
-    def give_back(self, handle: Handle) -> None:
-        """Return one lease; at once, unless another thread is just doing so and takes it along."""
-        self._work_off(handle)
-
-    def close_reader(self) -> None:
-        """End the incarnation, once everything queued is given back."""
-        self._work_off(None)
-
-    def abandon(self) -> None:
-        """In a forked child: give nothing back from now on, for the leases are the parent's."""
-        reader, self._reader = self._reader, None
-        self._queue.clear()
-        self._turn = threading.Lock()  # the thread that held it may not exist here
-        if reader is not None:
-            reader.abandon()
-
-    def _work_off(self, handle: Handle | None) -> None:
+    def give_back(self, handle: Handle | None) -> None:
+        """Return one lease, or None: the reader; at once, unless another thread is just doing so and takes it along."""
         self._queue.append(handle)
         # Whoever finds the turn taken leaves its entry to the holder, who looks once more after letting go.
         while self._queue and self._turn.acquire(blocking=False):
@@ -52,6 +37,18 @@ class LeaseReturns:
                     self._return(self._queue.popleft())
             finally:
                 self._turn.release()
+
+    def close_reader(self) -> None:
+        """End the incarnation, once everything queued is given back."""
+        self.give_back(None)
+
+    def abandon(self) -> None:
+        """In a forked child: give nothing back from now on, for the leases are the parent's."""
+        reader, self._reader = self._reader, None
+        self._queue.clear()
+        self._turn = threading.Lock()  # the thread that held it may not exist here
+        if reader is not None:
+            reader.abandon()
 
     def _return(self, handle: Handle | None) -> None:
         if self._reader is None:

@@ -16,7 +16,7 @@ views or at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -211,15 +211,19 @@ class StoreSession:
     def _taken(self, places: list[Place], reader: ReaderEntry) -> list[Place]:
         """Take leases of those in the ring; return None in place of what has gone meanwhile."""
         handles = [place for place in places if isinstance(place, Handle)]
-        are_taken = iter(reader.take(handles, self._store.reader.look))
-        taken: list[Place] = []
+        are_taken = reader.take(handles, self._store.reader.look) if handles else []
+        return places if all(are_taken) else self._without_gone(places, iter(are_taken))
+
+    def _without_gone(self, places: list[Place], are_taken: Iterator[bool]) -> list[Place]:
+        """Give back the leases of what has gone."""
+        kept: list[Place] = []
         for place in places:
             if isinstance(place, Handle) and not next(are_taken):
                 self._returns.give_back(place)
-                taken.append(None)
+                kept.append(None)
             else:
-                taken.append(place)
-        return taken
+                kept.append(place)
+        return kept
 
     def _hits(self, places: Sequence[Place], payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
         """Turn leased and inline places into hits; on an error all leases are given back."""

@@ -101,7 +101,11 @@ class StoreVerbs:
         return hit
 
     def contains_many(self, keys: list[str], timeout_s: float | None) -> Verb[list[bool]]:
-        verb = self._contains(keys, self._contact.deadline(timeout_s))
+        deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
+        known = self._sessions.present
+        if known is not None and (seen := known.contains(keys, self._contact.options.tenant)) is not None:
+            return seen
+        verb = self._contains(keys, deadline or self._contact.deadline(None))
         return (yield from self._guarded("contains_many", verb, [False] * len(keys)))
 
     def claim_many(
@@ -176,9 +180,6 @@ class StoreVerbs:
 
     def _contains(self, keys: list[str], deadline: Deadline) -> Verb[list[bool]]:
         tenant = self._contact.options.tenant
-        known = self._sessions.present
-        if known is not None and (seen := known.contains(keys, tenant)) is not None:
-            return seen
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [False] * len(keys)

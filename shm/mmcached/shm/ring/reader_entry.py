@@ -136,7 +136,7 @@ class ReaderEntry(Closeable):
         """
         control = self._open_control()
         names = self.announcement
-        if not self.is_of_this_ring(handle) or not 0 <= handle.slot < names.num_slots:
+        if handle.ring_id != names.ring_id or handle.epoch != names.epoch or not 0 <= handle.slot < names.num_slots:
             raise LocalProtocolError(f"slot {handle.slot} of ring {handle.ring_id} is not of ring {names.ring_id}")
         crash_point("give_back.before")
         give_back(self._words, control.words, handle.slot)
@@ -154,7 +154,8 @@ class ReaderEntry(Closeable):
             look: into the ring of this entry, by a process that has been attached.
         """
         words = self._open_control().words
-        words[TAKEN_BYTES_WORD] += sum([handle.nbytes for handle in handles])
+        for handle in handles:
+            words[TAKEN_BYTES_WORD] += handle.nbytes
         are_taken = take(self._words, words, look, (self.reader_id, self.incarnation), handles)
         crash_point("take.after")
         return are_taken

@@ -34,8 +34,8 @@ def take(
         reader: its entry's number, and its incarnation.
     """
     _count(store, entry, handles)
-    is_attached = look.is_attached(*reader)
-    return [is_attached and look.holds(handle) for handle in handles]
+    hold = [look.holds(handle) for handle in handles]
+    return hold if look.is_attached(*reader) else [False] * len(hold)
 
 
 def take_beside(store: WordStore, entry: memoryview, look: Lookup, reader: tuple[int, int], handle: Handle) -> bool:
