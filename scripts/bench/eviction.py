@@ -30,6 +30,7 @@ Source: SIEVE, NSDI '24; S3-FIFO, SOSP '23.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -395,6 +396,8 @@ class LeftStore(Closeable):
             raise TypeError("the store has no ring")
         ring.outlives_writer = True
         self._store.close()
+        self._store = RecordStore(first_epoch=1)
+        gc.collect()  # the former books, and those of others
         return cpu_ns(partial(self._adopt, ring.announcement)) / self._num_records / 1000
 
     def close(self) -> None:
@@ -403,7 +406,6 @@ class LeftStore(Closeable):
         self._store.close()
 
     def _adopt(self, announcement: RingAnnouncement) -> None:
-        self._store = RecordStore(first_epoch=1)
         with no_collection():
             self._store.adopt(adopt_ring(announcement, layout_of(announcement), max_object_bytes=SMALL_BYTES))
         if len(self._store) != self._num_records:
