@@ -19,5 +19,7 @@ chaos        processes killed and stopped at random: `python -m scripts.verifica
   chaos_players  a writer that grants leases, and its readers    chaos_store  a frontend, and clients that take them
   chaos_roles    what they say to each other, and the board of words that survives them
 
+aarch64.sh   tests of shared memory on an emulated AArch64
+
 The explorer and chaos need this checkout; the tests import them from here.
 """

@@ -99,6 +99,17 @@ def test_integrity_is_really_checked(cache: RingItemCache, store: ObjectStoreWri
         cache.check_integrity()
 
 
+def test_small_items_that_lie_in_the_ring_too_outlive_a_frontend(store: ObjectStoreWriter) -> None:
+    config = ServiceConfig(mm_processor_cache_gb=RING_BYTES / GIB, mm_shm_inline_max_kb=0)
+    place = place_of(RingItemCache(config, store), "7", nbytes=100)
+    assert place is not None
+    store.ring.outlives_writer = True
+    store.close()
+    names = store.ring.announcement
+    with ObjectStoreWriter(adopt_ring(names, layout_of(names), max_object_bytes=4 * LARGE)) as adopted:
+        assert place_of(RingItemCache(config, adopted), "7", nbytes=100) == place
+
+
 def test_a_successor_hits_what_its_predecessor_has_kept_in_the_ring(
     cache: RingItemCache, store: ObjectStoreWriter
 ) -> None:
