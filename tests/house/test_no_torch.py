@@ -19,6 +19,7 @@ LIGHT = [
     "mmcached.engine.server.server",
     "mmcached.integrations.identity",
     "mmcached.integrations.saver",
+    "mmcached.integrations.sglang",
     "mmcached.shm",
     "mmcached.wire",
 ]

@@ -1,0 +1,82 @@
+"""Copies embeddings between records of the store and buffers of the host, which are given by address and size.
+
+An embedding lies in one buffer or in several, one after the other; its record has the bytes without a form, so a record
+of another size is a miss. What is saved is copied before the call returns, for its buffers may be reused then. Any
+thread may call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.client import Client, Hit
+from mmcached.integrations.saver import Saver
+from mmcached.shm.store.codec import Record
+
+BYTES = "embedding"
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Buffers:
+    """Reads and saves embeddings by their keys.
+
+    Args:
+        saver: puts the copies of what is saved.
+    """
+
+    def __init__(self, client: Client, saver: Saver) -> None:
+        self._client = client
+        self._saver = saver
+
+    def contains(self, keys: Sequence[str]) -> list[bool]:
+        """Return which keys have a record; a hint."""
+        return self._client.contains_many(keys)
+
+    def read(
+        self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
+    ) -> list[bool]:
+        """Fill the buffers of each key that has a record of their size, in bytes; return which were filled."""
+        hits = self._client.get_many(keys, view=True, tensors="numpy")
+        return [_fill(hit, to, lengths) for hit, to, lengths in zip(hits, pointers, sizes, strict=True)]
+
+    def save(
+        self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
+    ) -> list[bool]:
+        """Have a copy of each key's buffers saved; return which have a record, or will if the service takes it."""
+        known = self._client.contains_many(keys)
+        return [
+            is_known or self._saver.save(key, sum(lengths), _record(_copy(source, lengths)))
+            for is_known, key, source, lengths in zip(known, keys, pointers, sizes, strict=True)
+        ]
+
+
+def _fill(hit: Hit | None, pointers: Sequence[int], sizes: Sequence[int]) -> bool:
+    if hit is None:
+        return False
+    with hit:
+        data = hit.record.get(BYTES)
+        if not isinstance(data, np.ndarray) or data.nbytes != sum(sizes) or not data.flags.c_contiguous:
+            return False
+        at = data.ctypes.data
+        for pointer, size in zip(pointers, sizes, strict=True):
+            ctypes.memmove(pointer, at, size)
+            at += size
+    return True
+
+
+def _copy(pointers: Sequence[int], sizes: Sequence[int]) -> Bytes:
+    data = np.empty(sum(sizes), np.uint8)
+    at = data.ctypes.data
+    for pointer, size in zip(pointers, sizes, strict=True):
+        ctypes.memmove(at, pointer, size)
+        at += size
+    return data
+
+
+def _record(data: Bytes) -> Callable[[], Record]:
+    return lambda: {BYTES: data}

@@ -1,0 +1,81 @@
+"""Keeps the embeddings of SGLang's encoder servers: what one has encoded, every other of the host finds.
+
+    EmbeddingCacheController ──its I/O thread: read, save──┐
+                             ──threads of a pool: exist────┴──> MmcachedEmbeddingStore ──> Buffers
+
+SGLang makes the store without arguments, in the process whose rank 0 asks it. It keeps the pages of what is saved from
+being reused until `batch_put…` returns, which is when they are copied; the copy is put by another thread, so that the
+embeddings which others wait for are not kept waiting. A page that could not be filled is encoded again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.embedding_store import EmbeddingStore
+
+from mmcached.client import Client
+from mmcached.integrations.saver import Saver, SaverCounters
+from mmcached.integrations.sglang.buffers import Buffers
+from mmcached.integrations.sglang.identity import item_key, namespace
+from mmcached.integrations.sglang.settings import EMBEDDING_STORE, Settings
+from mmcached.wire.closeable import Closeable
+
+TIMEOUT_S = 1.0
+"""Deadline of a look, which asks the service only where its memory cannot be seen."""
+
+
+class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
+    """SGLang's store of embeddings over the service that the environment names.
+
+    Args:
+        storage_config: as SGLang's other stores take it; nothing of it is used.
+    Raises:
+        ConfigError: the environment does not say enough.
+    """
+
+    def __init__(self, storage_config: Any = None) -> None:
+        settings = Settings.read()
+        self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        self._namespace = namespace(EMBEDDING_STORE, settings, self._client)
+        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
+        self._buffers = Buffers(self._client, self._saver)
+
+    @property
+    def counters(self) -> SaverCounters:
+        """What has become of the embeddings that were to be saved."""
+        return self._saver.counters
+
+    def get_key(self, mm_hash: str) -> str:
+        return item_key(self._namespace, mm_hash)
+
+    def batch_is_exist(self, hashes: list[str]) -> list[bool]:
+        return self._buffers.contains(self._keys(hashes))
+
+    def batch_get_into_multi_buffers(
+        self, hashes: list[str], ptrs: list[list[int]], sizes: list[list[int]]
+    ) -> list[bool]:
+        return self._buffers.read(self._keys(hashes), ptrs, sizes)
+
+    def batch_put_from_multi_buffers(
+        self, hashes: list[str], ptrs: list[list[int]], sizes: list[list[int]]
+    ) -> list[bool]:
+        return self._buffers.save(self._keys(hashes), ptrs, sizes)
+
+    def batch_get(self, hashes: list[str], ptrs: list[int], sizes: list[int]) -> list[bool]:
+        return self._buffers.read(self._keys(hashes), [[ptr] for ptr in ptrs], [[size] for size in sizes])
+
+    def batch_put(self, hashes: list[str], ptrs: list[int], sizes: list[int]) -> list[bool]:
+        return self._buffers.save(self._keys(hashes), [[ptr] for ptr in ptrs], [[size] for size in sizes])
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing waits to be saved; return whether that is so."""
+        return self._saver.drain(timeout_s)
+
+    def close(self) -> None:
+        """End the saver and the client. A second call does nothing."""
+        self._saver.close()
+        self._client.close()
+
+    def _keys(self, hashes: list[str]) -> list[str]:
+        return [self.get_key(mm_hash) for mm_hash in hashes]

@@ -1,0 +1,139 @@
+"""Puts the store behind the embedding cache of an SGLang engine that encodes for itself.
+
+    embedding_cache.get, get_single ──> SGLang's own ──miss──> the host's ──> and into SGLang's own
+                    set ──────────────> SGLang's own, and saved for the host
+                    free ─────────────> out of both: SGLang found that it does not fit the item
+                    clear ────────────> SGLang's own is empty; the host's is never looked at again under these names
+
+After `clear` an engine is by itself until it starts again: nothing says whether its weights are still those of the
+checkpoint. With several tensor-parallel ranks each would look for itself, and they could disagree about what to encode,
+so there is no such cache for them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import torch
+from sglang.srt.managers import mm_schedule
+from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult, MultiModalStaticCache
+from sglang.srt.runtime_context import get_device, get_parallel
+
+from mmcached.client import Client
+from mmcached.integrations.saver import Saver, SaverCounters
+from mmcached.integrations.sglang.identity import item_key, namespace
+from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, Settings
+from mmcached.integrations.sglang.tensors import Tensors
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import ConfigError
+
+TIMEOUT_S = 0.25
+"""Deadline of a look, which asks the service only where its memory cannot be seen. The engine waits for it."""
+
+
+class EngineCache(MultiModalStaticCache, Closeable):
+    """SGLang's cache of one engine, with the host's embeddings behind it.
+
+    Attributes:
+        num_found: embeddings that the engine has not encoded, because the host had them.
+
+    Args:
+        max_size: of SGLang's own, bytes.
+    Raises:
+        ConfigError: there are several tensor-parallel ranks, or the environment does not say enough.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        if (ranks := get_parallel().tp_size) > 1:
+            raise ConfigError(ASKED, ENGINE_CACHE, f"is for --tp-size 1; here it is {ranks}")
+        super().__init__(max_size)
+        settings = Settings.read()
+        self.num_found = 0
+        self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        self._names = namespace(ENGINE_CACHE, settings, self._client)
+        self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
+        self._tensors = Tensors(self._client, self._saver, torch.device(get_device().device))
+        self._list: tuple[int | None, str | None] = (None, None)
+        """Python's hash of the list of items that was asked for last, and its key."""
+
+    def get(self, mm_hashes: list[int | None], combined_hash: int | None = None) -> EmbeddingResult | None:
+        # Python's hash is no name for a host, but what SGLang then gives to `set` and `free`.
+        combined = self.combine_hashes(mm_hashes)
+        self._list = (combined, self._key("list", *mm_hashes))
+        found = super().get(mm_hashes, combined_hash)
+        return self._found(combined) if found is None else found
+
+    def get_single(self, mm_hash: int | None) -> EmbeddingResult | None:
+        found = super().get_single(mm_hash)
+        return self._found(mm_hash) if found is None else found
+
+    def set(self, mm_hash: int | None, embedding: EmbeddingResult, loc: torch.Tensor | None = None) -> bool:
+        is_new = not self.has(mm_hash)
+        is_kept = bool(super().set(mm_hash, embedding, loc))
+        key = self._key_of(mm_hash)
+        if is_new and key is not None and type(embedding) is EmbeddingResult:  # a subclass has more than the tensor
+            own = self.mm_cache[mm_hash] if is_kept else embedding  # a copy of its own, if it was part of a batch
+            self._tensors.save(key, own.embedding)
+        return is_kept
+
+    def free(self, mm_hash: int | None, mm_embedding_allocator: Any) -> bool:
+        if (key := self._key_of(mm_hash)) is not None:
+            self._tensors.drop(key)
+        return bool(super().free(mm_hash, mm_embedding_allocator))
+
+    def clear(self) -> None:
+        super().clear()
+        self._names = secrets.token_hex(16)
+        self._list = (None, None)
+
+    def _found(self, mm_hash: int | None) -> EmbeddingResult | None:
+        key = self._key_of(mm_hash)
+        embedding = None if key is None else self._tensors.get(key)
+        if embedding is None:
+            return None
+        self.num_found += 1
+        found = EmbeddingResult(embedding=embedding)
+        super().set(mm_hash, found)
+        return found
+
+    def _key_of(self, mm_hash: int | None) -> str | None:
+        """Return the key of an item, or of the list that was asked for last."""
+        combined, key = self._list
+        return key if mm_hash == combined else self._key(mm_hash)
+
+    def _key(self, *mm_hashes: int | str | None) -> str | None:
+        """Return the key of an item, or of several; None if one has no name."""
+        names = [name for name in mm_hashes if name is not None]
+        return item_key(self._names, *names) if len(names) == len(mm_hashes) else None
+
+    @property
+    def counters(self) -> SaverCounters:
+        """What has become of the embeddings that were to be saved."""
+        return self._saver.counters
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing waits to be saved; return whether that is so."""
+        return self._saver.drain(timeout_s)
+
+    def close(self) -> None:
+        """End the saver and the client. A second call does nothing."""
+        self._saver.close()
+        self._client.close()
+
+
+def install(result: None, max_size: int = 0) -> None:
+    """Put an `EngineCache` in the place of the cache that SGLang has just made; SGLang calls this."""
+    mm_schedule.embedding_cache = EngineCache(max_size)
+
+
+def clear_after_flush(result: bool, *arguments: Any, **named: Any) -> None:
+    """Clear the cache when SGLang has flushed its others; SGLang calls this."""
+    if result:
+        clear_after_update(result)
+
+
+def clear_after_update(result: Any, *arguments: Any, **named: Any) -> None:
+    """Clear the cache after an update of the weights, also one that failed half-way; SGLang calls this."""
+    if mm_schedule.embedding_cache is not None:
+        mm_schedule.embedding_cache.clear()

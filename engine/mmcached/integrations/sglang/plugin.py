@@ -1,0 +1,102 @@
+"""Registers in a process of SGLang what the environment asks for; SGLang calls it, and logs what it raises.
+
+    MMCACHED_SGLANG unset ──> nothing is imported, nothing changes
+                    set ────> version, settings, places to hook into: all there? ──> registered | ConfigError
+
+The command line of SGLang knows one store of embeddings, "mooncake"; ours takes that name, and SGLang says in its log
+that it has been overwritten.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from importlib import metadata
+
+from mmcached.integrations.sglang.settings import ASKED, EMBEDDING_STORE, ENGINE_CACHE, Settings
+from mmcached.wire.errors import ConfigError
+
+FIRST = (0, 5, 23)
+"""The first version of SGLang that this has been run with."""
+END = (0, 6)
+BACKEND = "mooncake"
+MAKES_THE_CACHE = "sglang.srt.managers.mm_schedule.init_mm_embedding_cache"
+FLUSHES = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
+UPDATES = tuple(
+    f"sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.{name}"
+    for name in (
+        "update_weights_from_disk",
+        "update_weights_from_distributed",
+        "update_weights_from_tensor",
+        "update_weights_from_ipc",
+    )
+)
+
+
+def register() -> None:
+    """Register what the environment asks for.
+
+    Raises:
+        ConfigError: this is not a version of SGLang that it is for, or the environment asks for what cannot be.
+    """
+    settings = Settings.read()
+    if not settings.asked:
+        return
+    check_version(metadata.version("sglang"))
+    _check_hashes()
+    if ENGINE_CACHE in settings.asked:
+        _register_engine_cache()
+    if EMBEDDING_STORE in settings.asked:
+        _register_embedding_store()
+
+
+def check_version(version: str) -> None:
+    """Refuse a version of SGLang whose inner parts may be others.
+
+    Raises:
+        ConfigError: it is not from 0.5.23 on and below 0.6.
+    """
+    found = re.match(r"\d+(\.\d+)*", version)
+    numbers = tuple(map(int, found[0].split("."))) if found else ()
+    if not FIRST <= numbers < END:
+        wanted = f"{'.'.join(map(str, FIRST))} or later, below {'.'.join(map(str, END))}"
+        raise ConfigError(ASKED, f"with sglang {version}", f"needs {wanted}")
+
+
+def _check_hashes() -> None:
+    from sglang.srt.environ import envs
+
+    if envs.SGLANG_MM_SKIP_COMPUTE_HASH.get():
+        raise ConfigError(ASKED, "with SGLANG_MM_SKIP_COMPUTE_HASH", "needs hashes: items get names at random without")
+
+
+def _register_engine_cache() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for place in (MAKES_THE_CACHE, FLUSHES, *UPDATES):
+        _check_place(place)
+    from mmcached.integrations.sglang.engine_cache import clear_after_flush, clear_after_update, install
+
+    HookRegistry.register(MAKES_THE_CACHE, install, HookType.AFTER)
+    HookRegistry.register(FLUSHES, clear_after_flush, HookType.AFTER)
+    for place in UPDATES:
+        HookRegistry.register(place, clear_after_update, HookType.AFTER)
+
+
+def _register_embedding_store() -> None:
+    from sglang.srt.mem_cache.embedding_store import EmbeddingStoreFactory
+
+    from mmcached.integrations.sglang.children import reach_children
+
+    reach_children()
+    EmbeddingStoreFactory.register_backend(
+        BACKEND, "mmcached.integrations.sglang.embedding_store", "MmcachedEmbeddingStore"
+    )
+
+
+def _check_place(place: str) -> None:
+    """Refuse an SGLang that lacks a place to hook into: it would only log that, and go on with stale embeddings."""
+    try:
+        pkgutil.resolve_name(place)
+    except (AttributeError, ImportError) as error:
+        raise ConfigError(ASKED, ENGINE_CACHE, f"{place} is not in this SGLang: {error}") from error

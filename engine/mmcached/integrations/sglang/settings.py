@@ -1,0 +1,57 @@
+"""Reads what the environment asks for: SGLang gives a plugin no arguments.
+
+MMCACHED_SGLANG        "embedding_store", "engine_cache", or both with a comma; unset: nothing is done
+MMCACHED_RUN_DIR       the service's run directory; unset: where `mmcached serve` has it
+MMCACHED_NAMESPACE     names the weights, instead of the content of the checkpoint
+MMCACHED_MAX_SAVE_MB   MiB of embeddings that may wait to be saved; 256
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mmcached.wire.errors import ConfigError
+
+ASKED = "MMCACHED_SGLANG"
+RUN_DIR = "MMCACHED_RUN_DIR"
+NAMESPACE = "MMCACHED_NAMESPACE"
+MAX_SAVE_MB = "MMCACHED_MAX_SAVE_MB"
+EMBEDDING_STORE = "embedding_store"
+ENGINE_CACHE = "engine_cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for.
+
+    Attributes:
+        asked: which of the two are wanted.
+        run_dir: of the service; None for the default.
+        namespace: name of the weights; empty for the content of the checkpoint.
+        max_save_bytes: of embeddings that may wait to be saved.
+    """
+
+    asked: frozenset[str] = frozenset()
+    run_dir: str | None = None
+    namespace: str = ""
+    max_save_bytes: int = 256 << 20
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Return the settings.
+
+        Raises:
+            ConfigError: a variable has a value that cannot be.
+        """
+        asked = frozenset(word.strip() for word in environment.get(ASKED, "").split(",")) - {""}
+        if asked - {EMBEDDING_STORE, ENGINE_CACHE}:
+            limit = f"names of {EMBEDDING_STORE}, {ENGINE_CACHE}, with a comma between"
+            raise ConfigError(ASKED, environment[ASKED], limit)
+        megabytes = environment.get(MAX_SAVE_MB, "256")
+        if not megabytes.isdecimal():
+            raise ConfigError(MAX_SAVE_MB, megabytes, "a number of MiB")
+        return cls(
+            asked, environment.get(RUN_DIR) or None, environment.get(NAMESPACE, "").strip(), int(megabytes) << 20
+        )

@@ -1,0 +1,42 @@
+"""Writes down what an SGLang engine gives to its vision tower, whatever a plugin says about it.
+
+A plugin itself: `provide` makes a folder that brings it into each process with that folder on its path.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+FILE = "TOWER_COUNT_FILE"
+_METADATA = "Metadata-Version: 2.1\nName: tower-count\nVersion: 1\n"
+_ENTRY_POINTS = "[sglang.srt.plugins]\ntower_count = tests.hosts.sglang.tower_count:register\n"
+
+
+def provide(folder: Path) -> dict[str, str]:
+    """Return the environment of a server that notes into a file of the folder."""
+    distribution = folder / "tower_count-1.dist-info"
+    distribution.mkdir(parents=True, exist_ok=True)
+    (distribution / "METADATA").write_text(_METADATA)
+    (distribution / "entry_points.txt").write_text(_ENTRY_POINTS)
+    (folder / "encoded").touch()
+    path = os.pathsep.join(part for part in (str(folder), os.getcwd(), os.environ.get("PYTHONPATH")) if part)
+    return {"PYTHONPATH": path, FILE: str(folder / "encoded")}
+
+
+def encoded(folder: Path) -> list[str]:
+    """Return the hashes of all items encoded so far, one for each time."""
+    return (folder / "encoded").read_text().split()
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.mm_schedule._move_items_to_device", _note, HookType.BEFORE)
+
+
+def _note(items: list[Any], *others: Any) -> None:
+    # Called with the items that no cache has, right before the tower is.
+    with Path(os.environ[FILE]).open("a") as file:
+        file.writelines(f"{item.hash}\n" for item in items)

@@ -1,0 +1,77 @@
+"""Embeddings come back with their bits, owned; what is wrong is dropped, and a record of another form is a miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmcached.client import Client
+from mmcached.integrations.saver import Saver
+from mmcached.integrations.sglang.tensors import Tensors
+from tests.client.services import StoreService
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def client(run_dir: Path) -> Iterator[Client]:
+    with StoreService(run_dir), Client(run_dir, timeout_s=DEADLINE_S) as client:
+        yield client
+
+
+@pytest.fixture
+def saver(client: Client) -> Iterator[Saver]:
+    with Saver(client, max_bytes=1 << 20) as saver:
+        yield saver
+
+
+@pytest.fixture
+def tensors(client: Client, saver: Saver) -> Tensors:
+    return Tensors(client, saver, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_embedding_comes_back_owned_with_its_bits(tensors: Tensors, saver: Saver, dtype: torch.dtype) -> None:
+    embedding = torch.randn(7, 16).to(dtype)
+    assert tensors.get("x") is None
+    assert tensors.save("x", embedding)
+    assert saver.drain(DEADLINE_S)
+    found = tensors.get("x")
+    assert found is not None
+    assert found.dtype == dtype
+    assert torch.equal(found, embedding)
+    found.zero_()  # a view would end this process
+    again = tensors.get("x")
+    assert again is not None
+    assert torch.equal(again, embedding)
+
+
+def test_a_part_of_a_batch_is_saved_alone(tensors: Tensors, saver: Saver, client: Client) -> None:
+    batch = torch.randn(64, 8).requires_grad_()
+    tensors.save("x", batch[8:16].t())
+    assert saver.drain(DEADLINE_S)
+    hit = client.get("x")
+    assert hit is not None
+    assert torch.equal(hit.record["embedding"], batch.detach()[8:16].t())
+    assert hit.record["embedding"].untyped_storage().nbytes() == 8 * 8 * 4
+
+
+@pytest.mark.parametrize("record", [{}, {"embedding": 7}, {"embedding": torch.zeros(8)}, {"other": torch.zeros(2, 2)}])
+def test_a_record_of_another_form_is_a_miss(tensors: Tensors, client: Client, record: dict[str, object]) -> None:
+    assert client.put("x", record)
+    assert tensors.get("x") is None
+
+
+def test_what_is_wrong_is_dropped_for_all(tensors: Tensors, saver: Saver) -> None:
+    tensors.save("x", torch.zeros(2, 2))
+    assert saver.drain(DEADLINE_S)
+    tensors.drop("x")
+    assert tensors.get("x") is None
+    tensors.save("x", torch.ones(3, 2))
+    assert saver.drain(DEADLINE_S)
+    found = tensors.get("x")
+    assert found is not None
+    assert found.shape == (3, 2)
