@@ -4,7 +4,8 @@ put          from the writer's call until all readers, one process and one row e
 hit          the same for an item that is in the ring already
 the limit    the fastest of memmove, np.copyto and Tensor.copy_ into a populated mapping, in the same run
 
-All that is compared is open at the same time and measured in interleaved rounds. Peers (vLLM's store, iceoryx2, Redis
+All that is compared is open at the same time and measured in interleaved rounds, in processes that copy as those of a
+service do (`PAST_CACHES`). Peers (vLLM's store, iceoryx2, Redis
 on a unix socket, shared_memory + pickle) are measured where they are installed: `make bench-peers`. Without them the
 limits are left. Hit rates and refusals are `eviction`'s.
 """
@@ -21,6 +22,7 @@ from typing import Self
 
 import torch
 
+from mmcached.cli.serve.roles import PAST_CACHES
 from mmcached.shm import ObjectStoreWriter, ReaderEntry, RingWriter
 from mmcached.wire.handle import Handle
 from scripts.bench import harness
@@ -401,4 +403,5 @@ def open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
 
 
 if __name__ == "__main__":
+    harness.begin_with(PAST_CACHES)
     harness.main("the ring against its peers", SECTIONS, open_sections, rounds=(ROUNDS, QUICK_ROUNDS), bounds=BOUNDS)
