@@ -141,6 +141,18 @@ def test_a_look_up_whose_item_has_no_room_gives_its_lease_back(store: StoreServi
     assert not two.scheduler.has_item(A)
 
 
+def test_an_item_that_is_taken_back_in_the_same_pass_is_not_loaded(store: StoreService, new_engine: NewEngine) -> None:
+    """Its request is preempted; loaded, it would lie in the runner's cache for ever."""
+    one, two = new_engine(), new_engine()
+    one.step(Request("r1", [A]))
+    one.settle(A)
+    request = Request("r2", [A])
+    assert two.scheduler.ensure_available(request, 0)
+    two.scheduler.allocated(request, 0)
+    assert two.plan(Output(free_encoder_mm_hashes=[A])).loads == []
+    assert store.leases == 0
+
+
 def test_other_rows_under_one_name_are_no_hit(store: StoreService, new_engine: NewEngine) -> None:
     one, two = new_engine(has_named=True), new_engine(has_named=True)
     one.clients[0].put(PREFIX + "cat", {"embeds": torch.zeros(ROWS, WIDTH)})

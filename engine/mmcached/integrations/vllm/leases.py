@@ -23,7 +23,7 @@ class Leases:
         self._num_ranks = num_ranks
         self._max_steps = max_steps
         self._found: dict[str, Hit] = {}
-        self._in_use: dict[int, list[Hit]] = {}
+        self._in_use: dict[int, dict[str, Hit]] = {}
 
     def __contains__(self, name: str) -> bool:
         """Return whether an item has been found in this step, and not been allocated yet."""
@@ -45,8 +45,12 @@ class Leases:
         """Keep the lease of an item until all ranks have done the step; return it, or None if it has not been found."""
         hit = self._found.pop(name, None)
         if hit is not None:
-            self._in_use.setdefault(step, []).append(hit)
+            self._in_use.setdefault(step, {})[name] = hit
         return hit
+
+    def give_back(self, name: str, step: int) -> None:
+        """Give back what a step does not need after all."""
+        self._in_use.get(step, {}).pop(name, None)
 
     def end_pass(self, step: int) -> None:
         """Give back what a step has not used, and what steps of long ago have."""

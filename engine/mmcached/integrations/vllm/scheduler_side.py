@@ -146,7 +146,12 @@ class SchedulerSide:
         """Return what the workers do in a step; `end_pass` must follow."""
         plan, self._plan = self._plan, StepPlan(self._plan.step + 1)
         plan.scheduled = output.scheduled_encoder_inputs
-        plan.loads = [each._replace(is_scheduled=each.request_id in output.num_scheduled_tokens) for each in plan.loads]
+        gone = set(output.free_encoder_mm_hashes)  # allocated, and taken back in the same pass
+        plan.loads = [
+            each._replace(is_scheduled=each.request_id in output.num_scheduled_tokens)
+            for each in plan.loads
+            if each.name not in gone
+        ]
         return plan
 
     def end_pass(self, plan: StepPlan, output: Any) -> None:
@@ -158,7 +163,9 @@ class SchedulerSide:
                     self._claims.not_saved(key)
         self._encoded.clear()
         self._rows.clear()
-        self._local.difference_update(output.free_encoder_mm_hashes)
+        for name in output.free_encoder_mm_hashes:
+            self._local.discard(name)
+            self._leases.give_back(name, plan.step)
         self._leases.end_pass(plan.step)
         if self._claims is not None:
             self._claims.end_pass()
