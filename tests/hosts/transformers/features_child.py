@@ -1,4 +1,4 @@
-"""A process that asks models for image features of the store; run by path: `features_child.py RUN_DIR`.
+"""A process that asks models for image features of the store: `python -m tests.hosts.transformers.features_child DIR`.
 
 For each line `FAMILY DTYPE` of its input it says, as JSON, how many images its tower has encoded, and which bits the
 model's logits have; at first, that it is ready. Every process makes the same models and images.

@@ -19,6 +19,7 @@ from mmcached.wire.process.death import environment_for_children
 from tests.client.services import StoreService
 from tests.hosts.transformers import features_child, models
 from tests.hosts.transformers.outputs import ask, assert_equal, one_by_one, tensors
+from tests.house import REPOSITORY
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import DEADLINE_S, eventually, small_config
 
@@ -28,7 +29,8 @@ class Child:
 
     def __init__(self, run_dir: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, features_child.__file__, str(run_dir)],
+            [sys.executable, "-m", features_child.__name__, str(run_dir)],
+            cwd=REPOSITORY,
             env=environment_for_children(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -131,8 +131,8 @@ class ImageFeatures:
             settings = [weights.digest, self._attention(weights), numeric_settings(device)]
             if self._name is None or self._name[0] != settings:
                 parts = {
-                    "host": ["transformers", version("transformers")],
-                    "torch": torch.__version__,
+                    "host": "transformers",
+                    "versions": [version("transformers"), torch.__version__],
                     "config": _relevant(json.loads(self._model.config.to_json_string(use_diff=False))),
                     "settings": settings,
                 }
