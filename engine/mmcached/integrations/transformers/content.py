@@ -12,10 +12,14 @@ from mmcached.shm.store.tensor_bytes import is_tensor, to_bytes
 
 
 class Content:
-    """A digest to which contents are added one by one."""
+    """A digest to which contents are added one by one.
 
-    def __init__(self) -> None:
-        self._digest = blake3(max_threads=blake3.AUTO)
+    Args:
+        is_vast: whether it is worth while to wake other threads: not for an image, if they are busy.
+    """
+
+    def __init__(self, *, is_vast: bool = False) -> None:
+        self._digest = blake3(max_threads=blake3.AUTO if is_vast else 1)
 
     def add(self, name: str, value: Any) -> None:
         """Add a named value: an array, a tensor of any device, bytes, or a JSON value.

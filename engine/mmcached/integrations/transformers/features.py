@@ -128,7 +128,8 @@ class ImageFeatures:
                 weights = _KNOWN[self._model] = Weights(self._model, self._family.others)
             if any(_is_altered(module) for module in (self._model, *weights.modules)):
                 return None
-            settings = [weights.digest, self._attention(weights), numeric_settings(device)]
+            attention = [str(getattr(config, "_attn_implementation", None)) for config in weights.configs]
+            settings = [weights.digest, attention, numeric_settings(device)]
             if self._name is None or self._name[0] != settings:
                 parts = {
                     "host": "transformers",
@@ -164,10 +165,6 @@ class ImageFeatures:
             if name in self._family.arguments and name not in arguments:
                 arguments[name] = getattr(config, name)
         return splitting.split(self._family, pixels, arguments)
-
-    def _attention(self, weights: Weights) -> list[str]:
-        configs = {id(each.config): each.config for each in (self._model, *weights.modules) if hasattr(each, "config")}
-        return [str(getattr(config, "_attn_implementation", None)) for config in configs.values()]
 
     def _find(self, original: Callable[..., Any], keys: list[str], pictures: list[Picture]) -> list[Parts]:
         # Parts that are put together are copied then; others are handed out, so the caller says whether they are his.

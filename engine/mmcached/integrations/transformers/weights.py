@@ -41,6 +41,7 @@ class Weights:
     Attributes:
         digest: of their content, 64 hex digits.
         modules: all that take part, but the model itself, which may die while this is kept.
+        configs: of the model and its modules, which say how attention is computed.
     Raises:
         InvalidRequest: a tensor whose bytes cannot be read: on no device, or packed by a quantiser.
     """
@@ -48,6 +49,8 @@ class Weights:
     def __init__(self, model: torch.nn.Module, others: frozenset[str]) -> None:
         named = [(name, module) for name, module in model.named_modules() if name.split(".")[0] not in others]
         self.modules = [module for _, module in named if module is not model]
+        configs = [module.config for _, module in named if hasattr(module, "config")]
+        self.configs = list({id(config): config for config in configs}.values())
         # Each with the dict it is found in: what has been put in its place since is seen there.
         self._links = [
             (module._modules, name, child)
@@ -84,7 +87,7 @@ class Weights:
         return versions, tuple(value.data_ptr() for value in tensors), bytes_of
 
     def _digest(self, kinds: list[str]) -> str:
-        content = Content()
+        content = Content(is_vast=True)
         content.add("classes", kinds)
         for _, _, value, path in self._tensors:
             try:
