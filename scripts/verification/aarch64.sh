@@ -8,7 +8,8 @@
 # downloaded and unpacked below .aarch64 (300 MB), wheels as constraints.txt says. Takes minutes.
 #
 # What it shows: that the AArch64 code runs, its locks, its fences by name, its sizes. What it does not: that an order is
-# missing. qemu translates fences, and what it runs on may keep stores in order whether they are there or not.
+# missing. qemu translates fences, and what it runs on may keep stores in order whether they are there or not. The page
+# faults of a process are qemu's, so one test is left out.
 set -eu
 cd "$(dirname "$0")/../.."
 home=$PWD/.aarch64
@@ -52,5 +53,6 @@ END
 fi
 export PYTHONPATH="$PWD/shm:$PWD/frontend:$PWD/engine:$PWD/worker:$home/site" PYTHONDONTWRITEBYTECODE=1
 [ $# -gt 0 ] || set -- -m pytest -q -p no:cacheprovider -o timeout=1800 -o faulthandler_timeout=0 \
+    --deselect tests/shm/segment/test_populate.py::test_without_it_each_page_is_a_fault \
     tests/shm/segment tests/shm/ring tests/shm/files tests/shm/test_crash_points.py tests/shm/test_faults.py
 exec "$home/python" "$@"
