@@ -9,13 +9,13 @@ import pytest
 
 from tests.house import REPOSITORY
 
-PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 ROOTS = {path.name for path in REPOSITORY.iterdir() if path.is_dir()}
 HISTORY = {"CHANGELOG.md"}  # it names what there was
 
 
 def page_id(page: Path) -> str:
-    return page.name
+    return str(page.relative_to(REPOSITORY))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

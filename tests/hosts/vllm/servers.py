@@ -81,8 +81,8 @@ class VllmServer:
 
     def __init__(self, model: Path, log: Path, options: Mapping[str, Any]) -> None:
         self.log = log
-        self._port = _free_port()
-        words = ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self._port)]
+        self.port = free_port()
+        words = ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
         for name, value in {**SMALL, "enforce-eager": True, "worker-extension-cls": COUNTER, **options}.items():
             words.append(f"--{name}")
             if value is not True:
@@ -132,7 +132,7 @@ class VllmServer:
             OSError: nobody answered, or the connection broke.
             Refused: an error was the answer.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         with contextlib.closing(connection):
             try:
                 given = None if body is None else json.dumps(body)
@@ -187,7 +187,7 @@ class VllmServer:
         self.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -2,7 +2,8 @@
 
     items        what any program asks: find or process an item, or only its counts
     vllm_items   vLLM's items and prompt updates as such items, and back
-    vllm_cache   a processor cache of vLLM on top of that, and its plug-in
+    vllm_cache   a processor cache of vLLM on top of that
+    vllm_plugin  puts it into vLLM's servers
     vllm_names   names what vLLM's processor makes of an item depends on
 
 Who routes a request needs the counts of its images, a few hundred bytes each, and reads no pixels; who encodes needs

@@ -4,8 +4,7 @@
     get_and_update_item ─────> hit: counts at once, pixels when they are asked for │ processed: put, the claim ends
 
 `MmcachedProcessorCache` takes the place of vLLM's `MultiModalProcessorOnlyCache`, whose items stay in the process: that
-is the cache of `vllm launch render`, of tokenize requests, and of servers with several API processes. `register` is a
-plug-in of vLLM that puts it there if `MMCACHED_PROCESSED_INPUTS` names the run directory of a service.
+is the cache of `vllm launch render`, of tokenize requests, and of servers with several API processes.
 
 A wait never closes a circle: who holds a claim waits for nobody. What cannot be shared (an item that a client has
 named, no service) is kept as vLLM keeps it.
@@ -13,12 +12,9 @@ named, no service) is kept as vLLM keeps it.
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
@@ -39,11 +35,11 @@ from mmcached.integrations.processed_inputs.vllm_items import (
 )
 from mmcached.integrations.processed_inputs.vllm_names import processor_parts, says_what_it_is
 
-RUN_DIR = "MMCACHED_PROCESSED_INPUTS"
-COUNTS_ONLY = "MMCACHED_PROCESSED_INPUTS_COUNTS_ONLY"
 MAX_CLAIM_S = 10.0
 """How long others are waited for; also after which time a claim is dropped whose item vLLM could not process."""
-_POLL_S = 0.01
+_POLL_S = 0.005
+_POLLS = 50
+"""Looks before the claims are asked for again."""
 _CALL_S = 1.0
 
 _LOG = logging.getLogger("vllm.mmcached")
@@ -151,8 +147,15 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
             if self._claims or self._clock() >= give_up:
                 return
             missing = pending
-            if missing:
-                self._wait(_POLL_S)
+            self._wait_for_one(missing)
+
+    def _wait_for_one(self, mm_hashes: list[str]) -> None:
+        """Return when one is there, or after some time: the process that makes them may have died. Asks nobody."""
+        keys = [keys_of(self._processor, each)[0] for each in mm_hashes]
+        for _ in range(_POLLS if keys else 0):
+            if any(self._client.contains_many(keys, timeout_s=_CALL_S)):
+                return
+            self._wait(_POLL_S)
 
     def _note(self, mm_hash: str, counts: Hit) -> None:
         # The lease makes sure that the pixels can be read later; it reads none of them.
@@ -163,7 +166,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
     def _found(self, counts: Hit, pixels: Hit | None) -> tuple[MultiModalKwargsItem, Updates]:
         def load() -> Elements:
             if pixels is None:
-                raise PixelsNotKept(f"this server keeps no pixels: start it without {COUNTS_ONLY}")
+                raise PixelsNotKept("this server keeps counts only, and was asked for pixels")
             return elements_of(pixels.record)
 
         return LazyItem(elements_of(counts.record["fields"]), load), updates_of(counts.record)
@@ -192,29 +195,3 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
             if self._clock() - made_at > MAX_CLAIM_S:
                 claim.drop()
                 del self._claims[mm_hash]
-
-
-def register() -> None:
-    """Have vLLM's servers use this cache where they use one that stays in the process; vLLM calls this at its start."""
-    run_dir = os.environ.get(RUN_DIR)
-    if not run_dir:
-        return
-    from vllm.renderers import base
-
-    for name in ("processor_cache_from_config", "processor_only_cache_from_config"):
-        make = getattr(base, name)
-        if not hasattr(make, "__wrapped__"):
-            setattr(base, name, _shared(make, Path(run_dir)))
-
-
-def _shared(make: Callable[[Any], Any], run_dir: Path) -> Callable[[Any], Any]:
-    @functools.wraps(make)
-    def shared(vllm_config: Any) -> Any:
-        cache = make(vllm_config)
-        if type(cache) is not MultiModalProcessorOnlyCache:
-            return cache
-        _LOG.info("processed items are shared through %s", run_dir)
-        counts_only = os.environ.get(COUNTS_ONLY, "") not in ("", "0")
-        return MmcachedProcessorCache(vllm_config.model_config, Client(run_dir), counts_only=counts_only)
-
-    return shared

@@ -99,7 +99,7 @@ def updates_of(counts: Record) -> list[ResolvedPromptUpdate]:
             item_idx=each["item"],
             mode=UpdateMode(each["mode"]),
             target=each["target"],
-            content=PromptUpdateDetails(each["tokens"].tolist(), _chooser(each["chosen"])),
+            content=PromptUpdateDetails(torch.repeat_interleave(*each["runs"]).tolist(), _chooser(each["chosen"])),
         )
         for each in counts["updates"]
     ]
@@ -173,7 +173,7 @@ def _update_to_plain(update: ResolvedPromptUpdate) -> dict[str, Any]:
         "item": update.item_idx,
         "mode": update.mode.value,
         "target": _tokens(update.target, "target"),
-        "tokens": torch.tensor(_tokens(update.content.full, "content"), dtype=torch.int64),
+        "runs": _runs(_tokens(update.content.full, "content")),
         "chosen": _chosen(update.content),
     }
 
@@ -182,6 +182,12 @@ def _tokens(tokens: Any, what: str) -> list[int]:
     if isinstance(tokens, list) and all(type(each) is int for each in tokens):
         return tokens
     raise NotPlain(f"a prompt update whose {what} is of class {type(tokens).__name__}")
+
+
+def _runs(tokens: list[int]) -> list[torch.Tensor]:
+    """Return tokens, and how often each is repeated: nearly all are one and the same."""
+    runs, counts = torch.unique_consecutive(torch.tensor(tokens, dtype=torch.int64), return_counts=True)
+    return [runs, counts]
 
 
 def _chosen(content: PromptUpdateDetails) -> list[int] | None:

@@ -52,6 +52,9 @@ class Namespace:
         Raises:
             OSError: it cannot be read.
         """
+        if self._settings.encoder:
+            self._parts = {"encoder": self._settings.encoder}
+            return
         checkpoint = self._settings.checkpoint or checkpoint_identity(checkpoint_path(self._vllm_config), client)
         self._parts = parts_of(self._vllm_config, self._settings, self._versions, checkpoint)
 
@@ -61,8 +64,21 @@ class Namespace:
             return ""
         if (resets := self._resets()) != self._made[0]:
             own = f"{self._own_name}.{resets}" if resets else ""
-            self._made = (resets, f"encoder/{fingerprint(self._parts | {'own': own})}/")
+            self._made = (resets, _prefix(self._parts, own))
         return self._made[1]
+
+
+def key_of(encoder: str, item: str) -> str:
+    """Return the key of an item for engines whose setting `encoder` is this, and whose weights never change.
+
+    Args:
+        item: what requests call it, as `uuid`.
+    """
+    return _prefix({"encoder": encoder}, "") + item
+
+
+def _prefix(parts: Mapping[str, Any], own: str) -> str:
+    return f"encoder/{fingerprint({**parts, 'own': own})}/"
 
 
 def parts_of(vllm_config: Any, settings: Settings, versions: Mapping[str, str], checkpoint: str) -> dict[str, Any]:

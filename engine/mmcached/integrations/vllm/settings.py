@@ -18,6 +18,8 @@ class Settings:
         tenant: engines share with those of the same tenant.
         checkpoint: a name for the content of the checkpoint, for one that is not a folder on this host. Else the name
             is made of the bytes of its files.
+        encoder: a name that stands for all that an output depends on, for engines whose images another program encodes.
+            Who sets it vouches for it: all that share it must say the same of an item.
         weights_version: any text; engines share with those that say the same. For weights that come from elsewhere.
         share_named_items: also share items that clients have named (`uuid`): they are what the client says they are.
         single_flight: have one engine of the host encode a new item while the others wait for it.
@@ -30,6 +32,7 @@ class Settings:
     run_dir: str | None = None
     tenant: str = ""
     checkpoint: str = ""
+    encoder: str = ""
     weights_version: str = ""
     share_named_items: bool = False
     single_flight: bool = True
