@@ -55,6 +55,18 @@ def test_parts_are_put_together_in_the_form_of_the_family() -> None:
     assert torch.equal(join(stacked, found, CPU)["pooler_output"][1], alone(2).pooler_output[0])
 
 
+def leaves(part: Any) -> list[torch.Tensor]:
+    return [part] if isinstance(part, torch.Tensor) else [tensor for each in part for tensor in leaves(each)]
+
+
+def test_what_is_found_goes_to_the_device_of_the_model() -> None:
+    device = torch.device("meta")  # stands in for one that has its own memory
+    for family in FAMILIES.values():
+        outputs = SimpleNamespace(**vars(alone(1)), last_hidden_state=torch.zeros(1, 4, 8))
+        joined = join(family, [parts_of(family, outputs)], device)
+        assert {tensor.device for part in joined.values() for tensor in leaves(part)} == {device}
+
+
 def test_a_part_that_a_tower_does_not_give_is_none() -> None:
     tower = FAMILIES["SiglipVisionModel"]
     output = SimpleNamespace(last_hidden_state=torch.zeros(1, 2), pooler_output=None)
