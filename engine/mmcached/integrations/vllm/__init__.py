@@ -17,6 +17,7 @@
     leases, claims    what the scheduler holds in the store: records to be read, and keys to be encoded
     worker_side       loads and saves
     records           encoder outputs as records of the store
+    ranks             agreement of an engine's ranks
     devices           copies from and to the device that the model runs on
     metrics           figures in vLLM's own log and /metrics
 

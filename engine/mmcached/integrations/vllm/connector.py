@@ -31,6 +31,7 @@ from mmcached.integrations.vllm.devices import device_of
 from mmcached.integrations.vllm.keys import Namespace, Sharing
 from mmcached.integrations.vllm.leases import Leases
 from mmcached.integrations.vllm.messages import StepPlan, StepReport
+from mmcached.integrations.vllm.ranks import failed_in_any
 from mmcached.integrations.vllm.scheduler_side import SchedulerSide
 from mmcached.integrations.vllm.settings import Settings
 from mmcached.integrations.vllm.weights import num_resets
@@ -265,9 +266,6 @@ def _rank() -> int:
 
 
 def _agree(failures: list[bool]) -> list[bool]:
-    """Return for each load whether it has failed in any rank: ranks that encode do so together."""
     from vllm.distributed.parallel_state import get_tp_group
 
-    flags = torch.tensor(failures, dtype=torch.uint8)
-    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=get_tp_group().cpu_group)
-    return [bool(flag) for flag in flags.tolist()]
+    return failed_in_any(failures, get_tp_group().cpu_group)

@@ -1,0 +1,18 @@
+"""Lets the ranks of an engine agree on what they load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def failed_in_any(failures: list[bool], group: Any) -> list[bool]:
+    """Return for each load whether it has failed in any rank; all ranks of a group call it, with lists of one length.
+
+    Args:
+        group: of processes that talk over the host, not over its devices.
+    """
+    flags = torch.tensor(failures, dtype=torch.uint8)
+    torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, group=group)
+    return [bool(flag) for flag in flags.tolist()]
