@@ -117,12 +117,15 @@ def compare_servers(num_rounds: int) -> Iterator[Row]:
         run_dir = _store(stack)
         checkpoint = _checkpoint(stack, "--depth", str(DEPTH), "--width", str(WIDTH))
         options = {"max-num-batched-tokens": 2048, "no-enable-prefix-caching": True}
-        off, first, second = (
-            stack.enter_context(VllmServer(checkpoint, folder / f"{name}.log", options | ours))
-            for name, ours in (("off", {}), ("first", mmcached(run_dir)), ("second", mmcached(run_dir)))
-        )
+        servers = []
+        for name, ours in (("off", {}), ("first", mmcached(run_dir)), ("second", mmcached(run_dir))):
+            servers.append(VllmServer(checkpoint, folder / f"{name}.log", options | ours))
+            stack.callback(servers[-1].stop)
+        for server in servers:
+            server.wait_until_ready()
+        off, first, second = servers
         for number in range(2):
-            for server in (off, first, second):
+            for server in servers:
                 server.ask([image(number, SIDE), text("What?")], max_tokens=1)
                 server.ask([text("What?")], max_tokens=1)
         yield from _first_tokens(off, first, second, run_dir, num_rounds)
