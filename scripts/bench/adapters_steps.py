@@ -56,6 +56,7 @@ class Connector:
         config = arguments.create_engine_config()
         self._scheduler = ECConnectorFactory.create_connector(config, ECConnectorRole.SCHEDULER)
         self._worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
+        self._forgotten: list[str] = []
 
     def look_up_us(self, name: str) -> float:
         """Return how long the scheduler looks for an item, us; what it takes is given back."""
@@ -64,24 +65,25 @@ class Connector:
         self._scheduler.ensure_cache_available(request, 0)
         found = self._scheduler.has_cache_item(name)
         taken = time.perf_counter_ns() - started
-        self._scheduler.build_connector_meta(_scheduled())
+        self._plan()
         if not found:
             raise Missing(f"item {name} is not there, or no more: the store is too small")
         return taken / 1000
 
     def load(self, name: str) -> torch.Tensor:
-        """Look an item up, load it in a step of both halves, and let the engine forget it."""
+        """Look an item up and load it in a step of both halves; the engine forgets it with the next step."""
         request, cache = Request(name), dict[str, torch.Tensor]()
         self._scheduler.ensure_cache_available(request, 0)
         if not self._scheduler.has_cache_item(name):
             raise Missing(f"item {name} is gone: the store is too small")
         self._scheduler.update_state_after_alloc(request, 0)
-        plan = self._scheduler.build_connector_meta(_scheduled(request, forgotten=[name]))
+        plan = self._plan(request)
         self._worker.bind_connector_metadata(plan)
         self._worker.start_load_caches(cache)
         report = self._worker.build_connector_worker_meta()
         self._worker.clear_connector_metadata()
         self._scheduler.update_connector_output(SimpleNamespace(ec_connector_worker_meta=report))
+        self._forgotten.append(name)
         return cache[name]
 
     def save_us(self, name: str, output: torch.Tensor) -> float:
@@ -89,14 +91,14 @@ class Connector:
         request, cache = Request(name), {name: output}
         self._scheduler.ensure_cache_available(request, 0)
         self._scheduler.update_state_after_alloc(request, 0)
-        plan = self._scheduler.build_connector_meta(
-            _scheduled(request, forgotten=[name], encoded={request.request_id: [0]})
-        )
+        plan = self._plan(request, encoded={request.request_id: [0]})
         self._worker.bind_connector_metadata(plan)
         started = time.perf_counter_ns()
         self._worker.save_caches(cache, name)
         taken = time.perf_counter_ns() - started
         self._worker.clear_connector_metadata()
+        self._forgotten.append(name)
+        self._plan()
         self._wait_until_found(name, plan)
         return taken / 1000
 
@@ -111,6 +113,16 @@ class Connector:
                 if time.monotonic() > give_up:
                     raise
             time.sleep(0.001)
+
+    def _plan(self, *requests: Request, encoded: dict[str, list[int]] | None = None) -> Any:
+        """Return what the scheduler's half makes of a step: as much of vLLM's own output as connectors look at."""
+        output = SimpleNamespace(
+            scheduled_encoder_inputs=encoded or {},
+            free_encoder_mm_hashes=self._forgotten,
+            num_scheduled_tokens={request.request_id: NUM_ROWS for request in requests},
+        )
+        self._forgotten = []
+        return self._scheduler.build_connector_meta(output)
 
     def _report(self, plan: Any) -> None:
         self._worker.bind_connector_metadata(plan)
@@ -141,14 +153,3 @@ def connector(checkpoint: Path, transfer: dict[str, Any]) -> Iterator[Connector]
         yield made
     finally:
         made.close()
-
-
-def _scheduled(
-    *requests: Request, forgotten: list[str] | None = None, encoded: dict[str, list[int]] | None = None
-) -> Any:
-    """Return as much of a scheduler's output as connectors look at."""
-    return SimpleNamespace(
-        scheduled_encoder_inputs=encoded or {},
-        free_encoder_mm_hashes=forgotten or [],
-        num_scheduled_tokens={request.request_id: NUM_ROWS for request in requests},
-    )
