@@ -1,0 +1,106 @@
+"""Two whole SGLang servers, one after the other: what the first has encoded, the second says without its tower."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.sglang import tower_count
+from tests.hosts.vllm.prompts import image, text
+from tests.integration.lone_frontend import LoneFrontend
+from tests.integration.processes import eventually
+
+START_S = 600.0
+ANSWER_S = 300.0
+SMALL = ["--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.05", "--max-total-tokens", "4096"]
+
+
+@contextlib.contextmanager
+def server(model: Path, log: Path, environment: dict[str, str]) -> Iterator[int]:
+    """Run SGLang's server until it is killed; give its port when it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    words = ["--model-path", str(model), "--port", str(port), *SMALL, "--skip-server-warmup"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *words],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        give_up = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if call(port, "GET", "/health")[0] == http.client.OK:
+                    break
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise RuntimeError(f"SGLang has not started:\n{log.read_text()[-6000:]}")
+            time.sleep(0.25)
+        yield port
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def call(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        said = answer.read()
+        return answer.status, json.loads(said) if said else None
+
+
+def ask(port: int, *content: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the tokens that a model says to a message, and their log-probabilities."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": list(content)}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
+    status, said = call(port, "POST", "/v1/chat/completions", body)
+    assert status == http.client.OK, said
+    return [(one["token"], one["logprob"]) for one in said["choices"][0]["logprobs"]["content"]]
+
+
+@pytest.mark.slow
+def test_a_second_server_says_what_the_first_has_encoded(checkpoint: Path, store: LoneFrontend, tmp_path: Path) -> None:
+    asked = {"MMCACHED_SGLANG": "engine_cache", "MMCACHED_RUN_DIR": str(store.directory.path)}
+    one, other = tmp_path / "one", tmp_path / "other"
+    questions = [[image(1), text("what")], [image(1), image(2), text("where")]]
+    with server(checkpoint, tmp_path / "one.log", asked | tower_count.provide(one)) as port:
+        before = store.stats().store.puts  # what the checkpoint's files contain
+        said = [ask(port, *question) for question in questions]
+        eventually(lambda: store.stats().store.puts, lambda count: count == before + 2, "both images are saved")
+    assert len(set(tower_count.encoded(one))) == 2
+    with server(checkpoint, tmp_path / "other.log", asked | tower_count.provide(other)) as port:
+        assert [ask(port, *question) for question in questions] == said
+        assert tower_count.encoded(other) == []
+        ask(port, image(3), text("new"))
+        assert len(tower_count.encoded(other)) == 1
+        store.kill()
+        ask(port, image(4), image(1), text("alone"))
+        assert len(tower_count.encoded(other)) == 2
+        store.start()
+        ask(port, image(5), image(4), text("again"))
+        assert len(tower_count.encoded(other)) == 3
