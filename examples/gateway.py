@@ -53,13 +53,18 @@ def vllm_part(name: str, record: dict[str, Any]) -> dict[str, Any]:
     return {"type": "image_embeds", "image_embeds": {"image_grid_thw": record["grid"]}, "uuid": name}
 
 
-def sglang_item(record: dict[str, Any]) -> dict[str, Any]:
-    """Return an item of `image_data`, for SGLang's `Engine.generate`; it takes one per request."""
-    return {
-        "format": "precomputed_embedding",
-        "feature": record["embeds"],
-        "image_grid_thw": torch.tensor([record["grid"]]),
-    }
+def sglang_images(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the `image_data` of a request to SGLang's `Engine.generate`: all its pictures are one item.
+
+    Its prompt has `<|image_pad|>` once for each row.
+    """
+    return [
+        {
+            "format": "processor_output",
+            "precomputed_embeddings": torch.cat([record["embeds"] for record in records]),
+            "image_grid_thw": torch.tensor([record["grid"] for record in records]),
+        }
+    ]
 
 
 def ask(url: str, question: str, parts: list[dict[str, Any]]) -> str:

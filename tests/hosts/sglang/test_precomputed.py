@@ -1,6 +1,6 @@
 """What SGLang's own processor makes of embeddings that come with a request: which form passes the tower by.
 
-`docs/hosts/sglang.md` says which; with a newer SGLang these tests tell what has changed.
+`docs/hosts/gateway.md` says which; with a newer SGLang these tests tell what has changed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from sglang.srt.managers import mm_schedule
 from sglang.srt.multimodal.processors.qwen_vl import QwenVLImageProcessor
 from sglang.srt.runtime_context import get_server_args
 from transformers import AutoProcessor
+
+from examples.gateway import sglang_images
 
 ROWS, WIDTH = 16, 128
 GRID = [1, 8, 8]
@@ -69,15 +71,11 @@ def embed(output: Any) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("num_images", [1, 2])
 def test_processor_output_with_embeddings_passes_the_tower_by(process: Process, num_images: int) -> None:
-    embeddings = torch.randn(num_images * ROWS, WIDTH)
-    image = {
-        "format": "processor_output",
-        "precomputed_embeddings": embeddings,
-        "image_grid_thw": torch.tensor([GRID] * num_images),
-    }
-    found, num_encoded = embed(process([image], "what " + " and ".join([EXPANDED] * num_images)))
+    records = [{"embeds": torch.randn(ROWS, WIDTH), "grid": GRID} for _ in range(num_images)]
+    output = process(sglang_images(records), "what " + " and ".join([EXPANDED] * num_images))
+    found, num_encoded = embed(output)
     assert num_encoded == 0
-    assert torch.equal(found, embeddings)
+    assert torch.equal(found, torch.cat([record["embeds"] for record in records]))
 
 
 def test_the_format_precomputed_embedding_does_not(process: Process) -> None:
