@@ -14,12 +14,10 @@ from mmcached.client import Client
 from mmcached.integrations.identity import checkpoint_identity, fingerprint
 from tests.client.services import StoreService
 
-LATER = time.time() + 60
-"""A moment at which files that a test has just written have long settled."""
-
 
 def later() -> float:
-    return LATER
+    """Return a time at which what has just been written is settled."""
+    return time.time() + 60
 
 
 @pytest.fixture
