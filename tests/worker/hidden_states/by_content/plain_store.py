@@ -46,9 +46,10 @@ class PlainStore:
 
     def write(self, chunks: Sequence[RowChunk], outputs: Mapping[str, Sequence[int]]) -> None:
         """Outputs: by key one number for each packed row."""
-        by_start = sorted(chunks, key=lambda chunk: chunk.start)
-        to_seal = [(chunk, index) for chunk in by_start for index in self._learn_names(chunk.request_id, chunk)]
-        for chunk in by_start if any(chunk.block_hashes for chunk in chunks) else chunks:
+        has_names = any(chunk.block_hashes for chunk in chunks)
+        in_turn = sorted(chunks, key=lambda chunk: chunk.start) if has_names else chunks
+        to_seal = [(chunk, index) for chunk in in_turn for index in self._learn_names(chunk.request_id, chunk)]
+        for chunk in in_turn:
             for index in range(chunk.start // self.block_size, self._last_block(chunk) + 1):
                 self._place(chunk.request_id, index)
         for key in self.keys:

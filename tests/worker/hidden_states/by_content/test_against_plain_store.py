@@ -65,6 +65,10 @@ def test_journeys_reach_everything() -> None:
     assert {what: seen[what] for what in (*EVERYWHERE, *ON_THE_WAY) if seen[what] < 5} == {}
 
 
+def test_requests_that_came_in_one_step_are_cut_in_its_order() -> None:
+    lead(698_541_083, 200, journey=drawn(698_541_083))
+
+
 @pytest.mark.soak
 def test_equal_for_minutes(draw_seeds: Callable[[int], range]) -> None:
     for seed in draw_seeds(3000):
