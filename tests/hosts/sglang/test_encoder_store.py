@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -166,13 +167,18 @@ def test_a_killed_service_is_a_miss_and_comes_back(
     store: LoneFrontend, new_server: Callable[[], EmbeddingCacheController]
 ) -> None:
     one, other = new_server(), new_server()
-    before, meanwhile, after = draw(2, seed=1), draw(2, seed=2), draw(2, seed=3)
+    before, meanwhile = draw(2, seed=1), draw(2, seed=2)
+    later = (draw(2, seed=seed) for seed in itertools.count(3))
     encode(one, before)
     store.kill()
     encode(one, meanwhile)
     assert exist(other, list(meanwhile)) == [False, False]
     assert prefetch(other, meanwhile) == {}
     store.start()
-    encode(one, after)
-    eventually(lambda: exist(other, list(after)), all, "the new service answers")
+
+    def encode_more() -> Embeddings:
+        encode(one, more := next(later))
+        return more
+
+    after = eventually(encode_more, lambda more: all(exist(other, list(more))), "the new service keeps and answers")
     assert_same(prefetch(other, after), after)

@@ -71,7 +71,7 @@ def embed(output: Any) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("num_images", [1, 2])
 def test_processor_output_with_embeddings_passes_the_tower_by(process: Process, num_images: int) -> None:
-    records = [{"embeds": torch.randn(ROWS, WIDTH), "grid": GRID} for _ in range(num_images)]
+    records: list[dict[str, Any]] = [{"embeds": torch.randn(ROWS, WIDTH), "grid": GRID} for _ in range(num_images)]
     output = process(sglang_images(records), "what " + " and ".join([EXPANDED] * num_images))
     found, num_encoded = embed(output)
     assert num_encoded == 0
