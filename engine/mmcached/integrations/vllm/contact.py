@@ -20,6 +20,11 @@ from mmcached.wire.closeable import Closeable
 _LOG = logging.getLogger("vllm.mmcached")
 RETRY_S = 1.0
 MAX_RETRY_S = 30.0
+CLAIM_S = 0.25
+"""The longest that a step waits for the answer to a claim: where encoders have all processors it takes a while, and is
+still little beside the encoder run that it may save."""
+CLAIM_AGAIN_S = 0.1
+"""How long no claim is made after one that was not answered; twice as long after each further one."""
 _CONTACT_S = 5.0
 
 
@@ -29,7 +34,7 @@ class Contact(Closeable):
     Args:
         connect: returns a client that does not fail open, or raises.
         prepare: does with a client what must be done before it can be used; runs once, in the thread.
-        call_timeout_s: of a claim, and of a look-up that must ask, because the service has been restarted.
+        call_timeout_s: of a look-up that must ask, because the service has been restarted.
         clock: monotonic seconds.
     """
 
@@ -88,11 +93,11 @@ class Contact(Closeable):
         client, now = self._client, self._clock()
         if self._is_there and client is not None and now >= self._no_claims_before:
             try:
-                found = client.claim_many(keys, view=True, timeout_s=self._call_timeout_s)
+                found = client.claim_many(keys, view=True, timeout_s=CLAIM_S)
                 self._claim_pause_s = 0.0
                 return found
             except MmcachedError as error:
-                self._claim_pause_s = min(MAX_RETRY_S, 2 * self._claim_pause_s or self._retry_s)
+                self._claim_pause_s = min(MAX_RETRY_S, 2 * self._claim_pause_s or CLAIM_AGAIN_S)
                 self._no_claims_before = self._clock() + self._claim_pause_s
                 self._say("no claims", f"new items are encoded by every engine that needs them: {error}")
         return [Claim(key) for key in keys]
