@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_identity, fingerprint
+from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity, fingerprint
 from tests.client.services import StoreService
 
 
@@ -113,3 +113,7 @@ def test_a_fingerprint_of_what_has_no_one_spelling_is_refused() -> None:
         fingerprint({"dtype": object()})
     with pytest.raises(ValueError, match="JSON"):
         fingerprint({"scale": float("nan")})
+
+
+def test_a_path_is_its_own_folder(checkpoint: Path) -> None:
+    assert checkpoint_folder(str(checkpoint)) == checkpoint

@@ -47,6 +47,24 @@ def checkpoint_identity(path: str | Path, client: Client, *, clock: Callable[[],
     return digest.hexdigest()
 
 
+def checkpoint_folder(name: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """Return where the files of a checkpoint lie on this host: its own path, or the hub's copy of it.
+
+    Args:
+        name: as the host program was given it.
+    Raises:
+        OSError: they are not here.
+    """
+    if (path := Path(name)).exists():
+        return path
+    from huggingface_hub import snapshot_download  # comes with every host program
+
+    try:
+        return Path(snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True))
+    except ValueError as error:  # no name that the hub could have
+        raise FileNotFoundError(f"no checkpoint {name!r} is on this host: {error}") from error
+
+
 def fingerprint(parts: Mapping[str, Any]) -> str:
     """Return a short name (32 hex digits) of all that an output depends on beside the item.
 

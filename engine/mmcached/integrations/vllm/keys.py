@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_identity, fingerprint
+from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity, fingerprint
 from mmcached.integrations.vllm.settings import Settings
 
 _HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
@@ -107,12 +107,7 @@ def checkpoint_path(vllm_config: Any) -> Path:
         OSError: they do not; then `checkpoint` must be set.
     """
     model = vllm_config.model_config
-    if (path := Path(model.model)).exists():
-        return path
-    from huggingface_hub import snapshot_download  # comes with every vLLM
-
-    folder = getattr(vllm_config.load_config, "download_dir", None)
-    return Path(snapshot_download(model.model, revision=model.revision, cache_dir=folder, local_files_only=True))
+    return checkpoint_folder(model.model, model.revision, getattr(vllm_config.load_config, "download_dir", None))
 
 
 class Sharing:
