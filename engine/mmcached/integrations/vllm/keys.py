@@ -110,6 +110,11 @@ def checkpoint_path(vllm_config: Any) -> Path:
     return checkpoint_folder(model.model, model.revision, getattr(vllm_config.load_config, "download_dir", None))
 
 
+def says_what_it_is(name: str) -> bool:
+    """Return whether an item's name is a hash of its content, and not one that a client or a counter has given."""
+    return _HASH.fullmatch(name) is not None
+
+
 class Sharing:
     """Tells which items of an engine may be shared with others.
 
@@ -136,7 +141,7 @@ class Sharing:
         name = feature.identifier
         if not self._is_possible or (feature.mm_hash or name) != name or feature.modality == "prompt_embeds":
             return False
-        if _HASH.fullmatch(name):
+        if says_what_it_is(name):
             return True
         return self._has_named and len(name) <= MAX_NAME and not _NUMBERED.fullmatch(name)
 
