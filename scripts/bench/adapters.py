@@ -31,7 +31,7 @@ from mmcached.client import Client
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Row, Unavailable, compare, row, wall_us
 from scripts.bench.sidecar import frontend
-from tests.hosts.vllm.prompts import Content, image, text
+from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 
 CONNECTOR, SERVERS = "connector", "servers"

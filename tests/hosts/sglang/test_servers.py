@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.prompts import image, text
 from tests.hosts.sglang import tower_count
-from tests.hosts.vllm.prompts import image, text
 from tests.integration.lone_frontend import LoneFrontend
 from tests.integration.processes import eventually
 

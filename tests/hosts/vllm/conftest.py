@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.cli.serve.child_service import ChildService
-from tests.hosts.vllm.prompts import MAX_PIXELS
+from tests.hosts.prompts import MAX_PIXELS
 from tests.hosts.vllm.sharing import store_config
 
 MakeCheckpoint = Callable[[str], Path]

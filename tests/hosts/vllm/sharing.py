@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mmcached.wire.config import ServiceConfig
-from tests.hosts.vllm.prompts import Content
+from tests.hosts.prompts import Content
 from tests.hosts.vllm.servers import Answer, Refused, VllmServer, mmcached
 from tests.house.leaks import outliving_the_test
 from tests.integration.processes import eventually, small_config, stats_of

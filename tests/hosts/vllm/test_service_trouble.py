@@ -13,8 +13,8 @@ from pathlib import Path
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.wire.process.death import environment_for_children
 from mmcached.wire.version import PROTOCOL_VERSION
+from tests.hosts.prompts import Content, image, messages, text
 from tests.hosts.vllm.conftest import MakeCheckpoint
-from tests.hosts.vllm.prompts import Content, image, messages, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 from tests.hosts.vllm.sharing import SMALL_STEPS, ask_all, store_config
 from tests.house import REPOSITORY, SOURCE_ROOTS

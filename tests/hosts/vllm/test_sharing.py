@@ -14,8 +14,8 @@ from itertools import cycle
 import pytest
 
 from mmcached.cli.serve.child_service import ChildService
+from tests.hosts.prompts import Content, image, messages, text
 from tests.hosts.vllm.conftest import MakeCheckpoint
-from tests.hosts.vllm.prompts import Content, image, messages, text
 from tests.hosts.vllm.servers import Answer, Refused, VllmServer
 from tests.hosts.vllm.sharing import SMALL_STEPS, Outcome, Pair, ask_all, ask_through
 from tests.integration.processes import eventually, role_pids, stats_of

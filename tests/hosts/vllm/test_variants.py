@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mmcached.cli.serve.child_service import ChildService
+from tests.hosts.prompts import messages
 from tests.hosts.vllm.conftest import MakeCheckpoint
-from tests.hosts.vllm.prompts import messages
 from tests.hosts.vllm.servers import VllmServer
 from tests.hosts.vllm.sharing import SMALL_STEPS, Pair, ask_all
 
