@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity, fingerprint
+from mmcached.integrations.identity import SUFFIXES, checkpoint_folder, checkpoint_identity, fingerprint
 from tests.client.services import StoreService
 
 
@@ -49,6 +49,15 @@ def test_place_and_names_around_it_do_not_matter(client: Client, checkpoint: Pat
         (linked / entry.name).symlink_to(entry)
     assert {checkpoint_identity(place, client) for place in (checkpoint, moved, str(linked))} == {before}
     assert len(before) == 64
+
+
+def test_a_caller_says_which_files_matter(client: Client, checkpoint: Path) -> None:
+    before, all_before = (checkpoint_identity(checkpoint, client, suffixes=files) for files in ({".json"}, SUFFIXES))
+    (checkpoint / "model.safetensors").write_bytes(b"trained on")
+    assert checkpoint_identity(checkpoint, client, suffixes={".json"}) == before
+    assert checkpoint_identity(checkpoint, client) != all_before
+    with pytest.raises(FileNotFoundError, match="\\.txt"):
+        checkpoint_identity(checkpoint, client, suffixes={".txt"})
 
 
 @pytest.mark.parametrize("position", [0, (1 << 20) - 1])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,19 +28,22 @@ _CHUNK_BYTES = 4 << 20
 _WAIT_S = 60.0
 
 
-def checkpoint_identity(path: str | Path, client: Client, *, clock: Callable[[], float] = time.time) -> str:
-    """Return the name of a checkpoint's content: every byte of its weight and json files, 64 hex digits.
+def checkpoint_identity(
+    path: str | Path, client: Client, *, suffixes: Set[str] = SUFFIXES, clock: Callable[[], float] = time.time
+) -> str:
+    """Return the name of a checkpoint's content: every byte of the files that matter, 64 hex digits.
 
     Args:
-        path: its folder, or its only file.
+        path: its folder, or its only file, which matters whatever its suffix.
         client: of the store that remembers digests; one without a service will do.
+        suffixes: of the files that matter.
         clock: seconds since 1970.
     Raises:
         OSError: there is no such checkpoint, or a file of it cannot be read, or changes while it is read.
     """
     root = Path(path)
     digest = blake3()
-    for file in _files(root):
+    for file in _files(root, suffixes):
         name = file.relative_to(root).as_posix() if file != root else file.suffix
         entry = f"{len(name.encode())}:{name}{_file_digest(file, client, clock)}"
         digest.update(entry.encode())
@@ -77,7 +80,7 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
     return blake3(text.encode()).hexdigest(16)
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(root: Path, suffixes: Set[str]) -> Iterator[Path]:
     """Yield the files that matter, in the order of their names; hidden folders are no part of a checkpoint."""
     if not root.is_dir():
         yield root
@@ -85,9 +88,9 @@ def _files(root: Path) -> Iterator[Path]:
     found = []
     for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(folder, name) for name in names if Path(name).suffix in SUFFIXES and not name.startswith(".")]
+        found += [Path(folder, name) for name in names if Path(name).suffix in suffixes and not name.startswith(".")]
     if not found:
-        raise FileNotFoundError(f"{root} has no file of a checkpoint ({', '.join(sorted(SUFFIXES))})")
+        raise FileNotFoundError(f"{root} has no file of a checkpoint ({', '.join(sorted(suffixes))})")
     yield from sorted(found)
 
 

@@ -78,7 +78,7 @@ class MmcachedProcessorCache(MultiModalProcessorOnlyCache):
         self._counts_only = counts_only
         self._clock = clock
         self._wait = wait
-        self._processor = fingerprint(processor_parts(model_config))
+        self._processor = fingerprint(processor_parts(model_config, client))
         self._hits: dict[str, tuple[Hit, Hit | None]] = {}
         self._claims: dict[str, tuple[Claim, float]] = {}
         self._reported = CacheInfo(0, 0)

