@@ -7,8 +7,8 @@ caches          hashing, processor caches, decoders        processing
 kv              the KV cache manager                       kv_samplers, sides, traces
 scheduler       the scheduler and its encoder books        scheduler_steps, sides
 prefix          hidden states of prefixes                  prefix_sides
-sidecar         a client's hits beside Redis, its puts, and other stores      stores, sidecar_restart
-eviction        what the ring keeps and refuses            traces
+sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
+eviction        what the ring keeps and refuses            policies, eviction_costs, traces
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 flood           a client's cheapest call beside a flood

@@ -30,7 +30,7 @@ from typing import Any
 from mmcached.client import Client
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Row, Unavailable, compare, row, wall_us
-from scripts.bench.sidecar import frontend
+from scripts.bench.sidecar_processes import frontend
 from tests.hosts.prompts import Content, image, text
 from tests.hosts.vllm.servers import VllmServer, mmcached
 

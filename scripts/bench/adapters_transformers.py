@@ -22,7 +22,7 @@ import numpy as np
 from mmcached.client import Client
 from scripts.bench import harness
 from scripts.bench.harness import Bound, Row, Section, Unavailable, row, wall_us
-from scripts.bench.sidecar import frontend
+from scripts.bench.sidecar_processes import frontend
 
 NUM_ROUNDS, QUICK_ROUNDS = 9, 3
 IMAGE_TOKEN = 500

@@ -8,51 +8,25 @@ place      plan and apply with this many chunks in the ring, hits in between    
 size       the same for a put, a hit and a free, from 1,000 to 1,000,000 chunks
 adoption   a real ring of small records whose writer has died: until the books of its successor are made, by record
 
-**The peers** are caches in plain words. All hold `capacity` bytes exactly, as nothing that has to be laid out can, and
-every miss brings the object in.
-
-    LRU        out goes what was not asked for the longest
-    Fifo       out goes what came first, asked for or not; so does a ring without leases or hits
-    Sieve      a hand goes from old to new over the order of arrival, spares once what was hit; nothing ever moves
-    S3Fifo     a small queue on probation, a large one for what was hit there or came back soon after it left
-    furthest   knows the future: out goes the most bytes × time until the next use. A greedy choice, so no proven bound,
-               but what no policy that does not know the future comes near
-
-Invariant: the sizes of what is held never exceed the capacity.
-
->>> cache = Sieve(3)
->>> [cache.request(key, 1) for key in "abcadb"]  # d pushes out b, since a was hit
-[False, False, False, True, False, False]
-
-Source: SIEVE, NSDI '24; S3-FIFO, SOSP '23.
+The peers are `policies`; the last three sections, `eviction_costs`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcached.frontend.connections.rings import NoRing
-from mmcached.frontend.store.record_store import RecordStore
-from mmcached.frontend.store.store_service import no_collection
-from mmcached.shm import RingWriter, adopt_ring, encode
 from mmcached.shm.ring.allocator import RingAllocator
-from mmcached.shm.segment.mapped import layout_of
-from mmcached.wire.closeable import Closeable
-from mmcached.wire.handle import RingAnnouncement
 from scripts.bench import harness
-from scripts.bench.harness import Row, Section, against_first, compare, cpu_ns, row
+from scripts.bench.eviction_costs import adoptions, places, sizes
+from scripts.bench.harness import Row, Section, row
+from scripts.bench.policies import PEERS, Policy, furthest
 from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, zipf
 
 NUM_SEEDS = 8
@@ -60,166 +34,6 @@ QUICK_SEEDS = 2
 NUM_SLOTS = 1 << 15
 NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
-NUM_CHUNKS = (1000, 16_000, 128_000, 1_000_000)
-SMALL_BYTES = 192
-"""What a small record takes, with its key."""
-
-
-class Policy(Protocol):
-    def request(self, key: Hashable, size: int) -> bool:
-        """Return whether the object of `size` bytes was there; it is now."""
-
-
-class Lru:
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._used = 0
-        self._sizes: OrderedDict[Hashable, int] = OrderedDict()
-
-    def request(self, key: Hashable, size: int) -> bool:
-        if key in self._sizes:
-            self._touch(key)
-            return True
-        while self._used + size > self.capacity:
-            self._used -= self._sizes.popitem(last=False)[1]
-        self._sizes[key] = size
-        self._used += size
-        return False
-
-    def _touch(self, key: Hashable) -> None:
-        self._sizes.move_to_end(key)
-
-
-class Fifo(Lru):
-    def _touch(self, key: Hashable) -> None:
-        pass
-
-
-class Sieve:
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._used = 0
-        self._sizes: OrderedDict[Hashable, int] = OrderedDict()  # ahead of the hand, oldest first, then all behind it
-        self._is_hit: dict[Hashable, bool] = {}
-        self._behind: OrderedDict[Hashable, int] = OrderedDict()  # the hand has passed them in this round
-
-    def request(self, key: Hashable, size: int) -> bool:
-        if key in self._is_hit:
-            self._is_hit[key] = True
-            return True
-        while self._used + size > self.capacity:
-            self._evict_one()
-        self._sizes[key] = size
-        self._is_hit[key] = False
-        self._used += size
-        return False
-
-    def _evict_one(self) -> None:
-        while True:
-            if not self._sizes:  # the hand is at the newest and begins again at the oldest
-                self._sizes, self._behind = self._behind, self._sizes
-            key, size = self._sizes.popitem(last=False)
-            if not self._is_hit[key]:
-                del self._is_hit[key]
-                self._used -= size
-                return
-            self._is_hit[key] = False
-            self._behind[key] = size
-
-
-class S3Fifo:
-    """A tenth of the bytes for the small queue; the ghosts stand for as many bytes as the large one has."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._small = _Queue()
-        self._large = _Queue()
-        self._ghosts = _Queue()
-        self._hits: dict[Hashable, int] = {}
-
-    def request(self, key: Hashable, size: int) -> bool:
-        if key in self._hits:
-            self._hits[key] = min(self._hits[key] + 1, 3)
-            return True
-        while self._small.used + self._large.used + size > self.capacity:
-            self._evict_one()
-        if key in self._ghosts.sizes:
-            self._ghosts.remove(key)
-            self._large.append(key, size)
-        else:
-            self._small.append(key, size)
-        self._hits[key] = 0
-        return False
-
-    def _evict_one(self) -> None:
-        if self._small.sizes and (self._small.used >= self.capacity // 10 or not self._large.sizes):
-            key, size = self._small.pop()
-            if not self._hits[key]:
-                del self._hits[key]
-                self._ghosts.append(key, size)
-                while self._ghosts.used > self.capacity * 9 // 10:
-                    self._ghosts.pop()
-            else:
-                self._hits[key] = 0
-                self._large.append(key, size)
-            return
-        key, size = self._large.pop()
-        if not self._hits[key]:
-            del self._hits[key]
-        else:
-            self._hits[key] -= 1
-            self._large.append(key, size)
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self.used = 0
-        self.sizes: OrderedDict[Hashable, int] = OrderedDict()
-
-    def append(self, key: Hashable, size: int) -> None:
-        self.sizes[key] = size
-        self.used += size
-
-    def pop(self) -> tuple[Hashable, int]:
-        key, size = self.sizes.popitem(last=False)
-        self.used -= size
-        return key, size
-
-    def remove(self, key: Hashable) -> None:
-        self.used -= self.sizes.pop(key)
-
-
-def furthest(keys: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], capacity: int) -> npt.NDArray[np.bool_]:
-    """Return which requests hit. A new object may be the one that goes at once.
-
-    Args:
-        keys: `(num_requests,)`, each an index into `sizes`.
-        sizes: `(num_objects,)` bytes.
-    """
-    num_requests, never = len(keys), 1 << 40
-    next_uses = np.full(num_requests, never)
-    key_to_next: dict[int, int] = {}
-    for index in range(num_requests - 1, -1, -1):
-        next_uses[index] = key_to_next.get(int(keys[index]), never)
-        key_to_next[int(keys[index])] = index
-    hits = np.zeros(num_requests, np.bool_)
-    key_to_use = np.zeros(len(sizes), np.int64)
-    held_sizes = np.zeros(len(sizes), np.int64)  # 0: not held
-    used = 0
-    for now, key in enumerate(keys):
-        hits[now] = held_sizes[key] > 0
-        key_to_use[key] = next_uses[now]
-        if not hits[now]:
-            held_sizes[key] = sizes[key]
-            used += int(sizes[key])
-        while used > capacity:
-            victim = np.argmax((key_to_use - now).astype(np.float64) * held_sizes)
-            used -= int(held_sizes[victim])
-            held_sizes[victim] = 0
-    return hits
-
-
-PEERS: dict[str, Callable[[int], Policy]] = {"LRU": Lru, "FIFO": Fifo, "SIEVE": Sieve, "S3-FIFO": S3Fifo}
 
 
 class RingCache:
@@ -324,145 +138,6 @@ def count_refused(share: float, seed: int, capacity: int = 4096 * MIB) -> tuple[
             fifo.append((size, end))
             fifo_used += size
     return refused, fifo_refused
-
-
-def places(num_rounds: int) -> list[Row]:
-    rows = []
-    for pinned_share in (0, 0.05):
-        rings = {number: FullRing(number, pinned_share) for number in (1000, 4000, 16_000)}
-        figures = compare({number: ring.place_us for number, ring in rings.items()}, num_rounds, num_unmeasured=0)
-        rows += [
-            row(
-                "place",
-                f"{number:,} chunks, {pinned_share:.0%} pinned",
-                figures[number],
-                "us",
-                peer="1,000 chunks",
-                peer_value=figures[1000],
-            )
-            for number in rings
-        ]
-    return rows
-
-
-def sizes(num_rounds: int) -> list[Row]:
-    """Cost of a put, a hit and a free for 1k–1M chunks, each against the smallest."""
-    rows = []
-    for scarce, slots_per_mib in (("bytes", 2.0), ("slot ids", 0.8)):
-        rings = {number: FullRing(number, 0, slots_per_mib=slots_per_mib) for number in NUM_CHUNKS}
-        samplers = {
-            (name, number): sampler
-            for number, ring in rings.items()
-            for name, sampler in (("put", ring.place_us), ("hit", ring.hit_us), ("free", ring.free_us))
-        }
-        figures = compare(samplers, num_rounds, num_unmeasured=1)
-        for name in ("put", "hit", "free"):
-            by_number = {f"{number:,} chunks": figures[name, number] for number in NUM_CHUNKS}
-            rows += against_first(f"{name}, {scarce} run out", "us", by_number)
-    return rows
-
-
-def adoptions(num_rounds: int) -> list[Row]:
-    """CPU time until a successor has the books of a store of 1k–1M small records, for each record."""
-    with ExitStack() as stack:
-        stores = {number: stack.enter_context(LeftStore(number)) for number in NUM_CHUNKS}
-        figures = compare({number: store.adopt_us for number, store in stores.items()}, num_rounds, num_unmeasured=1)
-    return against_first("adoption, a record", "us", {f"{number:,} records": figures[number] for number in NUM_CHUNKS})
-
-
-class LeftStore(Closeable):
-    """The store of a frontend, of small records; its writer dies again and again."""
-
-    def __init__(self, num_records: int) -> None:
-        ring = RingWriter.create(
-            data_bytes=SMALL_BYTES * num_records,
-            num_slots=num_records,
-            max_readers=2,
-            max_object_bytes=SMALL_BYTES,
-            has_index=True,
-        )
-        self._num_records = num_records
-        self._store = RecordStore(first_epoch=1)
-        self._store.adopt(ring)
-        record = encode({"x": np.zeros(8, np.uint8)})
-        for number in range(num_records):
-            if refusal := self._store.put("tenant", str(number), record, epoch=1):
-                raise RuntimeError(refusal)
-
-    def adopt_us(self) -> float:
-        """Let the writer die, and return the CPU time until its successor has its books, by record."""
-        ring = self._store.ring
-        if isinstance(ring, NoRing):
-            raise TypeError("the store has no ring")
-        ring.outlives_writer = True
-        self._store.close()
-        self._store = RecordStore(first_epoch=1)
-        gc.collect()  # the former books, and those of others
-        return cpu_ns(partial(self._adopt, ring.announcement)) / self._num_records / 1000
-
-    def close(self) -> None:
-        if isinstance(self._store.ring, RingWriter):
-            self._store.ring.outlives_writer = False
-        self._store.close()
-
-    def _adopt(self, announcement: RingAnnouncement) -> None:
-        with no_collection():
-            self._store.adopt(adopt_ring(announcement, layout_of(announcement), max_object_bytes=SMALL_BYTES))
-        if len(self._store) != self._num_records:
-            raise RuntimeError(f"{len(self._store)} of {self._num_records} records were adopted")
-
-
-class FullRing:
-    """A ring of about `num_chunks` chunks of 0.5 to 1.5 MiB; a share of them is pinned for good."""
-
-    def __init__(self, num_chunks: int, pinned_share: float, *, slots_per_mib: float = 2) -> None:
-        self._rng = np.random.default_rng(0)
-        self._num_chunks = num_chunks
-        self._allocator = RingAllocator(num_chunks * MIB, int(slots_per_mib * num_chunks))
-        self._pinned: set[int] = set()
-        self._place(num_chunks, hits_of_each=0)
-        self._place(num_chunks)
-        slots = self._allocator.slots()
-        self._pinned.update(self._rng.choice(slots, int(pinned_share * len(slots)), replace=False).tolist())
-
-    def place_us(self) -> float:
-        """Return the median time of a plan and its apply; three hits come before each."""
-        return median(self._place(1000)) / 1000
-
-    def hit_us(self) -> float:
-        """Return the CPU time of a hit of a random chunk."""
-        allocator = self._allocator
-        slots = list(filter(allocator.has, self._rng.integers(0, self._num_chunks, 3000).tolist()))
-        started = time.thread_time_ns()
-        for slot in slots:
-            allocator.hit(slot)
-        return (time.thread_time_ns() - started) / len(slots) / 1000
-
-    def free_us(self) -> float:
-        """Return the CPU time of a free of a random chunk; others take the room afterwards."""
-        allocator = self._allocator
-        slots = list(filter(allocator.has, self._rng.permutation(self._num_chunks)[:200].tolist()))
-        started = time.thread_time_ns()
-        for slot in slots:
-            allocator.free(slot)
-        taken = time.thread_time_ns() - started
-        self._place(len(slots))
-        return taken / len(slots) / 1000
-
-    def _place(self, repeats: int, *, hits_of_each: int = 3) -> list[int]:
-        allocator, times = self._allocator, []
-        sizes = (self._rng.integers(MIB // 2, 3 * MIB // 2, repeats) // 64 * 64).tolist()
-        hits = self._rng.integers(0, self._num_chunks, (repeats, hits_of_each)).tolist()
-        for size, slots in zip(sizes, hits, strict=True):
-            for slot in filter(allocator.has, slots):
-                allocator.hit(slot)
-            started = time.perf_counter_ns()
-            plan = allocator.plan(size, self._pinned.__contains__)
-            if plan is None:
-                raise RuntimeError(f"no room for {size} bytes")
-            allocator.apply(plan)
-            times.append(time.perf_counter_ns() - started)
-        return times
 
 
 SECTIONS: dict[str, Section] = {

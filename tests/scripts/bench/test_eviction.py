@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.bench import eviction, traces
-from scripts.bench.eviction import Fifo, Lru, Policy, RingCache, S3Fifo, Sieve, furthest
+from scripts.bench import policies, traces
+from scripts.bench.eviction import RingCache
+from scripts.bench.policies import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
 
 
 def replay(policy: Policy, keys: str) -> str:
@@ -17,7 +18,7 @@ def replay(policy: Policy, keys: str) -> str:
 
 
 def test_doctests() -> None:
-    assert doctest.testmod(eviction).failed == 0
+    assert doctest.testmod(policies).failed == 0
 
 
 def test_lru_keeps_what_was_asked_for() -> None:

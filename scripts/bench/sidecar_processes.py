@@ -1,0 +1,169 @@
+"""Starts the processes that `sidecar` measures: a frontend, Redis, and clients that hit as they are told.
+
+A client process reads `[kind, seconds]` per line, and answers with the microseconds of each hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcached.cli.serve.roles import PAST_CACHES
+from mmcached.client import Client
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.paths import RunDir
+from mmcached.wire.process.death import environment_for_children
+from scripts.bench import peers
+from scripts.bench.harness import tell_once, wall_us
+from scripts.bench.peers import RawRedis
+
+NUM_BYTES = 4_928_307  # 4.7 MiB
+ROUND_S = 0.4
+MIN_HITS = 3
+KEY = "item"
+CROWD = "crowd"
+RAW, REDIS_PY = "raw Redis", "redis-py"
+
+Hit = Callable[[], Any]
+
+
+@contextlib.contextmanager
+def service() -> Iterator[Path]:
+    """Run a frontend, and Redis if it is there, both with the record; yield the run directory."""
+    with tempfile.TemporaryDirectory(prefix="mmc-") as folder, ExitStack() as stack:
+        run_dir = Path(folder)
+        stack.enter_context(frontend(run_dir))
+        record = np.random.default_rng(0).integers(0, 256, NUM_BYTES, np.uint8)
+        with Client(run_dir, fail_open=False) as client:
+            client.put(KEY, {"x": record})
+        if redis_kinds():
+            stack.enter_context(peers.redis_server(str(run_dir / "redis")))
+            with contextlib.closing(RawRedis(str(run_dir / "redis"), NUM_BYTES)) as redis:
+                redis.set(KEY, record.data)
+        for left_out in sorted({RAW, REDIS_PY} - set(redis_kinds())):
+            tell_once(f"rows are left out: {left_out}: redis-server or the Python package redis is missing")
+        yield run_dir
+
+
+@contextlib.contextmanager
+def frontend(run_dir: Path, **limits: int) -> Iterator[None]:
+    """A frontend without engines: the store needs none."""
+    directory = RunDir(run_dir)
+    directory.create()
+    config = ServiceConfig(
+        store_gb=0.25, mm_processor_cache_gb=1 / 64, log_level="warning", limits=LimitsConfig(**limits)
+    )
+    config.save(directory.config)
+    command = [sys.executable, "-m", "mmcached", "frontend", "--run-dir", str(run_dir)]
+    process = subprocess.Popen(command, env=PAST_CACHES | environment_for_children(), stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def children(run_dir: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "scripts.bench.sidecar_processes", str(run_dir)]
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+                env=environment_for_children(),
+            )
+            stack.enter_context(process)  # its end: closes the input, and waits
+            started.append(process)
+        for process in started:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                raise SystemExit("a client process did not start")
+        yield started
+
+
+def forget_others(client: Client) -> None:
+    """Forget what sections have put, which would drive newcomers out, but for the record that all hit."""
+    client.flush()
+    client.put(KEY, {"x": np.zeros(NUM_BYTES, np.uint8)})
+
+
+def ask(process: subprocess.Popen[str], kind: str) -> None:
+    if process.stdin is not None:
+        process.stdin.write(json.dumps([kind, ROUND_S]) + "\n")
+
+
+def answer(process: subprocess.Popen[str]) -> list[float]:
+    if process.stdout is None:
+        raise SystemExit("a client process has no output")
+    times: list[float] = json.loads(process.stdout.readline())
+    return times
+
+
+def redis_kinds() -> list[str]:
+    """Return the kinds of Redis that can be measured here."""
+    if not peers.has_redis_server():
+        return []
+    return [RAW, *([REDIS_PY] if peers.has_redis_client() else [])]
+
+
+def hit_as_told(run_dir: Path) -> None:
+    with Client(run_dir, fail_open=False) as client:
+        kinds: dict[str, Hit] = {
+            "view": lambda: read_through(client, view=True),
+            "owned": lambda: read_through(client, view=False),
+            CROWD: partial(_put_and_miss, client, count(), np.zeros(64 << 10, np.uint8)),
+        }
+        if RAW in redis_kinds():
+            kinds[RAW] = partial(RawRedis(str(run_dir / "redis"), NUM_BYTES).get, KEY)
+        if REDIS_PY in redis_kinds():
+            redis = peers.connect_redis(str(run_dir / "redis"))
+            kinds[REDIS_PY] = lambda: np.frombuffer(redis.get(KEY), np.uint8)[-1]
+        for hit in kinds.values():
+            hit()  # connects, maps, faults
+        print("ready", flush=True)
+        for line in sys.stdin:
+            kind, seconds = json.loads(line)
+            print(json.dumps(_times_us(kinds[kind], seconds)), flush=True)
+
+
+def read_through(client: Client, *, view: bool, key: str = KEY) -> Any:
+    hit = client.get(key, view=view, tensors="numpy")
+    if hit is None:
+        raise SystemExit("the record is gone; the store is too small")
+    with hit:
+        return hit.record["x"][-1]
+
+
+def _put_and_miss(client: Client, numbers: Iterator[int], payload: Any) -> None:
+    key = f"{id(client)} {next(numbers)}"
+    client.put(key, {"x": payload})
+    client.get(f"not {key}")
+
+
+def _times_us(hit: Hit, seconds: float) -> list[float]:
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < MIN_HITS or time.perf_counter() < until:
+        times.append(wall_us(hit))
+    return times
+
+
+if __name__ == "__main__":
+    hit_as_told(Path(sys.argv[1]))
