@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -66,6 +68,15 @@ def test_states_are_the_kernels_where_it_knows_better() -> None:
         assert process_state(child.pid) is None
         (gone,) = role_statuses(FakeView(Path("/"), given=[view])(), {})
         assert gone.complaint == f"engine 0 (pid {child.pid}) is dead"
+
+
+def test_what_is_not_installed_has_a_status_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str) -> NoReturn:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", nothing)
+    status = gather_status(FakeView(Path("/"))(), {}, Readiness(ready=False, reason="", checked_ago_s=0.0))
+    assert status.version == "not installed"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ For people: typer, and settings as flags. What the supervisor starts is in `role
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,6 +14,7 @@ import typer
 from mmcached.cli.admin import verbs
 from mmcached.cli.config import show as config_show
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
+from mmcached.cli.installed import installed_version
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
@@ -96,7 +96,7 @@ def demo(
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(metadata.version("mmcached"))
+    typer.echo(installed_version())
 
 
 def _print_version(is_wanted: bool) -> None:

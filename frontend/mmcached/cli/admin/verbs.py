@@ -10,13 +10,13 @@ import os
 import platform
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from mmcached.cli.installed import installed_version
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir, default_run_dir
 
@@ -82,7 +82,7 @@ def info(run_dir: _RunDirOption = None, as_json: _JsonOption = False) -> None:
     path = _directory(run_dir)
     config = saved_config(path)
     facts: dict[str, Any] = {
-        "version": metadata.version("mmcached"),
+        "version": installed_version(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "run_dir": str(path),

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from importlib import metadata
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from mmcached.cli.installed import installed_version
 from mmcached.cli.watch.service_status import ServiceView, Snapshots, role_statuses
 from mmcached.shm.segment.words import WORD_STORE_NAME
 from mmcached.wire.figures import samples
@@ -41,7 +41,7 @@ class StatsCollector(Collector):
 
     def _build(self) -> InfoMetricFamily:
         facts = {
-            "version": metadata.version("mmcached"),
+            "version": installed_version(),
             "python": platform.python_version(),
             "word_store": WORD_STORE_NAME,
         }

@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from mmcached.cli.installed import installed_version
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats, SupervisorStats
 
@@ -134,7 +134,7 @@ def gather_status(
     return ServiceStatus(
         run_dir=str(view.run_dir),
         http=http,
-        version=metadata.version("mmcached"),
+        version=installed_version(),
         config_digest=view.config.digest(),
         ready=readiness.ready,
         reason=readiness.reason,
