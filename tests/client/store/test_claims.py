@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from mmcached.client import Claim, Client, Hit, Pending, contact
-from mmcached.wire.errors import DeadlineExceeded, InvalidRequest
+from mmcached.shm import ReaderEntry
+from mmcached.wire.errors import DeadlineExceeded, InvalidRequest, SegmentError
+from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.frontend import Cancel, ClaimRecords
 from mmcached.wire.paths import RunDir
@@ -58,6 +60,29 @@ def test_another_put_ends_a_claim_and_serves_who_waits(service: StoreService, cl
         assert kinds(worker.claim_many(["k"])) == [Hit]
     claim.drop()
     assert kinds(client.claim_many(["k"])) == [Hit]
+
+
+@pytest.mark.parametrize("is_reader", [True, False])
+def test_a_key_counts_when_its_claim_is_decided_and_not_for_each_look(
+    service: StoreService, make: Make, run_dir: Path, monkeypatch: pytest.MonkeyPatch, is_reader: bool
+) -> None:
+    if not is_reader:
+        monkeypatch.setattr(ReaderEntry, "attach", _no_entry)
+    with make(run_dir, fail_open=False) as owner, make(run_dir, fail_open=False) as other:
+        (claim,) = owner.claim_many(["k"])
+        for _ in range(5):
+            assert kinds(other.claim_many(["k"])) == [Pending]
+        assert owner.put("k", numbers(1), claim=claim)
+        assert kinds(other.claim_many(["k", "l", "l"])) == [Hit, Claim, Pending]
+        seen = [client.store_counters() for client in (owner, other)]
+        assert [(one.queries, one.hits) for one in seen] == [(1, 0), (2, 1)]
+        service.call(service.desk.records.poll_hits)
+        stats = service.desk.stats()
+    assert (stats.queries, stats.hits) == (3, 1)
+
+
+def _no_entry(announcement: RingAnnouncement) -> ReaderEntry:
+    raise SegmentError("no entry for a test")
 
 
 def test_the_owner_puts_under_its_claim(service: StoreService, client: Any) -> None:

@@ -27,7 +27,8 @@ class StoreCounters:
     """What one client has seen of the store since it was made; each figure only rises.
 
     Attributes:
-        queries: keys asked for, by `get`, `get_many` and `get_or_compute`.
+        queries: keys asked for, by `get`, `get_many`, `get_or_compute`, `open` and `claim_many`; of the last, not
+            those that are pending.
         hits: how many of them had a record.
         inline_hits: how many of those came through the socket instead of shared memory.
         computed: functions that `get_or_compute` ran here.

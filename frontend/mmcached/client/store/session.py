@@ -82,9 +82,13 @@ class StoreSession:
 
     # ---- records
 
-    def find(self, keys: Sequence[str], tenant: str, reading: Reading) -> list[Hit | None] | None:
+    def find(
+        self, keys: Sequence[str], tenant: str, reading: Reading, *, counts_misses: bool = True
+    ) -> list[Hit | None] | None:
         """Return the records of keys, as far as they are there; None if it cannot be seen from here.
 
+        Args:
+            counts_misses: False if the service is asked for what is missing, and counts it.
         Raises:
             RemoteProtocolError, ChecksumMismatch: a record is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
@@ -98,7 +102,7 @@ class StoreSession:
             self.seen_epoch = look.store_epoch
             places = self._taken([look.find(digest) for digest in digests], reader)
             hits = [place for place in places if isinstance(place, Handle)]
-            reader.count(hits, len(places) - len(hits))
+            reader.count(hits, len(places) - len(hits) if counts_misses else 0)
             # So much that others would find no room: copies, then.
             return places, reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
 

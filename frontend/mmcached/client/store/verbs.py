@@ -114,7 +114,8 @@ class StoreVerbs:
         verb = self._claim_many(keys, reading, self._contact.deadline(timeout_s))
         found = yield from self._guarded("claim_many", verb, [])
         found = found or [Claim(key) for key in keys]  # no service: it keeps nobody from computing
-        self._guard.count_queries(len(keys), sum(isinstance(each, Hit) for each in found))
+        num_hits, num_claims = (sum(isinstance(each, kind) for each in found) for kind in (Hit, Claim))
+        self._guard.count_queries(num_hits + num_claims, num_hits)  # a pending key is asked for again
         return found
 
     def put(self, key: str, record: Record, claim: Claim | None, timeout_s: float | None) -> Verb[bool]:
@@ -239,10 +240,11 @@ class StoreVerbs:
         return found
 
     def _claim_many(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | Claim | Pending]]:
-        hits = self._find(keys, reading)
+        # What is missing here the service counts: it knows which of it is pending.
+        hits = self._find(keys, reading, counts_misses=False)
         if hits is None or None in hits:
             session = yield from self._in_contact(deadline)
-            hits = self._find(keys, reading) if hits is None else hits
+            hits = self._find(keys, reading, counts_misses=False) if hits is None else hits
         found: list[Hit | Claim | Pending | None] = list(hits or [None] * len(keys))
         missing = [index for index, hit in enumerate(found) if hit is None]
         try:
@@ -280,10 +282,12 @@ class StoreVerbs:
 
     # ---- helpers
 
-    def _find(self, keys: list[str], reading: Reading) -> list[Hit | None] | None:
+    def _find(self, keys: list[str], reading: Reading, *, counts_misses: bool = True) -> list[Hit | None] | None:
         """Look into the ring; None: it cannot be seen, or not yet."""
         session = self._sessions.present
-        return None if session is None else session.find(keys, self._contact.options.tenant, reading)
+        if session is None:
+            return None
+        return session.find(keys, self._contact.options.tenant, reading, counts_misses=counts_misses)
 
     def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
         """Greet, become a reader and announce it, as far as that has not been done.

@@ -176,8 +176,8 @@ class StoreService(Closeable):
 
     def _claim_many(self, peer: bytes, message: received.ClaimRecords) -> None:
         tenant = message.tenant
-        find = self.records.find if self.readers.has(message.client_id, message.incarnation) else self.records.get
-        records, payload = self._sender.places(message, [find(tenant, key) for key in message.keys])
+        handles = [self.records.get(tenant, key) if self.records.has(tenant, key) else None for key in message.keys]
+        records, payload = self._sender.places(message, handles)
         found = list[Handle | Inline | int | None](records)
         missing = [index for index, place in enumerate(records) if place is None]
         if missing:
@@ -187,6 +187,9 @@ class StoreService(Closeable):
             tokens = self.claims.ask_many(names, Waiter(peer, first, math.inf))
             for index, token in zip(missing, tokens, strict=True):
                 found[index] = token
+            # What is pending is asked for again, and counts then.
+            num_misses = sum(handles[index] is None and found[index] is not None for index in missing)
+            self.records.count_misses(num_misses)
         answer = to_client.Claims(message.request_id, self.records.epoch, found)
         if not self._send(peer, answer, payload):
             self.cancel(message.client_id, message.request_id)
