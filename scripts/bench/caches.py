@@ -26,9 +26,9 @@ from blake3 import blake3
 
 from mmcached.cache import MultiModalCache, MultiModalFieldElem, MultiModalKwargsItem
 from mmcached.cache import MultiModalProcessorCacheItemMetadata as Metadata
+from mmcached.cache.hasher import MultiModalHasher
 from mmcached.engine import MultiModalReceiverCache
 from mmcached.frontend import MultiModalProcessorSenderCache, ShmObjectStoreSenderCache
-from mmcached.frontend.processing.hasher import MultiModalHasher
 from mmcached.shm import ObjectStoreWriter, RingWriter
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.worker import ShmObjectStoreReceiverCache

@@ -11,7 +11,7 @@ import pytest
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.paths import RunDir
 
-OF_IMAGES = {"PIL", "blake3", "mmcached.frontend.processing.hasher", "mmcached.frontend.requests.preprocess_queue"}
+OF_IMAGES = {"PIL", "blake3", "mmcached.cache.hasher", "mmcached.frontend.requests.preprocess_queue"}
 START = """
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def printed(code: str, *arguments: str) -> set[str]:
 
 def test_import_leaves_torch_out() -> None:
     imported = printed("import sys; from mmcached.frontend import MultiModalHasher; print(*sys.modules)")
-    assert "mmcached.frontend.processing.hasher" in imported
+    assert "mmcached.cache.hasher" in imported
     assert "torch" not in imported
 
 

@@ -20,10 +20,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmcached.cache.hasher import MultiModalHasher
     from mmcached.frontend.compat.factories import processor_cache_from_config, processor_only_cache_from_config
     from mmcached.frontend.compat.lru_caches import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
     from mmcached.frontend.compat.shm_sender_cache import ShmObjectStoreSenderCache
-    from mmcached.frontend.processing.hasher import MultiModalHasher
     from mmcached.frontend.processing.processor import ImageProcessor
 
 __all__ = [
@@ -37,17 +37,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ImageProcessor": "processing.processor",
-    "MultiModalHasher": "processing.hasher",
-    "MultiModalProcessorOnlyCache": "compat.lru_caches",
-    "MultiModalProcessorSenderCache": "compat.lru_caches",
-    "ShmObjectStoreSenderCache": "compat.shm_sender_cache",
-    "processor_cache_from_config": "compat.factories",
-    "processor_only_cache_from_config": "compat.factories",
+    "ImageProcessor": "mmcached.frontend.processing.processor",
+    "MultiModalHasher": "mmcached.cache.hasher",
+    "MultiModalProcessorOnlyCache": "mmcached.frontend.compat.lru_caches",
+    "MultiModalProcessorSenderCache": "mmcached.frontend.compat.lru_caches",
+    "ShmObjectStoreSenderCache": "mmcached.frontend.compat.shm_sender_cache",
+    "processor_cache_from_config": "mmcached.frontend.compat.factories",
+    "processor_only_cache_from_config": "mmcached.frontend.compat.factories",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,11 +1,12 @@
 """Both ends of a cache of processed items agree here: on the kind of cache, on the LRU rule, on names.
 
+    hasher       content keys, from the bytes of a file
     kinds        the kind of cache that a configuration asks for
     request_lru  the move that P0 and P1 make alike
     store_keys   the name of a tenant's record in the store
     compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
-Imports neither numpy nor torch.
+Imports neither numpy nor torch; `hasher`, which is imported where it is used, numpy.
 """
 
 from mmcached.cache.compat.base import (

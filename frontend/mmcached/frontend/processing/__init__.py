@@ -1,6 +1,5 @@
 """Processing turns a file into the item that the encoder takes, and text into tokens.
 
-hasher            content keys, from the encoded bytes
 item_processor    limits and keys before any cache is asked, items after decoding
 decoder_pool      decodes files in processes                     decoder_process
 processor         scaled pixels to patches

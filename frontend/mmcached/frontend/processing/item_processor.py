@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmcached.cache.hasher import MultiModalHasher
 from mmcached.frontend.processing.decoder_process import Pixels
-from mmcached.frontend.processing.hasher import MultiModalHasher
 from mmcached.frontend.processing.processor import MODALITY, ImageProcessor, Processed
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import EmptyImage, ImageTooLarge, InvalidRequest

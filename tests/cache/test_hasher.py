@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmcached.frontend.processing.hasher import MAX_CALLER_ID_BYTES, MAX_DEPTH, MultiModalHasher
+from mmcached.cache.hasher import MAX_CALLER_ID_BYTES, MAX_DEPTH, MultiModalHasher
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from tests.frontend.pictures import encode
 
