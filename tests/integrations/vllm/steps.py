@@ -140,15 +140,22 @@ class Steps:
         self.encoded: list[str] = []
         self._requests: dict[str, Request] = {}
 
-    def schedule(self, *requests: Request, num_computed_tokens: int = 0) -> tuple[Output, StepPlan] | None:
-        """Schedule requests for one step; None if one of them must wait."""
+    def is_available(self, *requests: Request, num_computed_tokens: int = 0) -> bool:
+        """Say whether requests can be scheduled, in the first pass in which it is known who encodes what."""
+        while False in [self.scheduler.ensure_available(request, num_computed_tokens) for request in requests]:
+            if self.claims is None or not self.claims.num_asked:
+                return False
+            self.plan(Output())  # the test's own deadline ends it
+        return True
+
+    def schedule(self, *requests: Request) -> tuple[Output, StepPlan] | None:
+        """Schedule requests for one step; None if one of them must wait for another engine."""
+        self._requests.update({request.request_id: request for request in requests})
+        if not self.is_available(*requests):
+            self.plan(Output())
+            return None
         output, local = Output(), self.caches[0]
         allocated: set[str] = set()
-        for request in requests:
-            self._requests[request.request_id] = request
-            if not self.scheduler.ensure_available(request, num_computed_tokens):
-                self.plan(Output())
-                return None
         for request in requests:
             output.num_scheduled_tokens[request.request_id] = 1
             for index, name in enumerate(request.names):

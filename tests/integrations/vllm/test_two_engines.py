@@ -133,7 +133,7 @@ def test_a_look_up_whose_item_has_no_room_gives_its_lease_back(store: StoreServi
     one, two = new_engine(), new_engine()
     one.step(Request("r1", [A]))
     one.settle(A)
-    assert two.scheduler.ensure_available(Request("r2", [A]), 0)
+    assert two.is_available(Request("r2", [A]))
     assert two.scheduler.has_item(A)
     assert store.leases == 1
     assert two.plan(Output()).loads == []
@@ -147,7 +147,7 @@ def test_an_item_that_is_taken_back_in_the_same_pass_is_not_loaded(store: StoreS
     one.step(Request("r1", [A]))
     one.settle(A)
     request = Request("r2", [A])
-    assert two.scheduler.ensure_available(request, 0)
+    assert two.is_available(request)
     two.scheduler.allocated(request, 0)
     assert two.plan(Output(free_encoder_mm_hashes=[A])).loads == []
     assert store.leases == 0
@@ -156,7 +156,7 @@ def test_an_item_that_is_taken_back_in_the_same_pass_is_not_loaded(store: StoreS
 def test_other_rows_under_one_name_are_no_hit(store: StoreService, new_engine: NewEngine) -> None:
     one, two = new_engine(has_named=True), new_engine(has_named=True)
     one.clients[0].put(PREFIX + "cat", {"embeds": torch.zeros(ROWS, WIDTH)})
-    assert two.scheduler.ensure_available(Request("r1", ["cat"], num_rows=ROWS + 1), 0)
+    assert two.is_available(Request("r1", ["cat"], num_rows=ROWS + 1))
     assert not two.scheduler.has_item("cat")
     two.plan(Output())
     assert at_rest(store, one, two)
@@ -179,7 +179,7 @@ def test_an_item_that_clients_name_is_not_shared(new_engine: NewEngine) -> None:
 
 def test_only_what_the_next_step_can_reach_is_looked_for(new_engine: NewEngine) -> None:
     engine = new_engine(window=ROWS)
-    assert engine.scheduler.ensure_available(Request("r1", [A, B, C]), ROWS)
+    assert engine.is_available(Request("r1", [A, B, C]), num_computed_tokens=ROWS)
     assert engine.scheduler.counts["lookups"] == 1, "the first is computed, the third out of reach"
 
 

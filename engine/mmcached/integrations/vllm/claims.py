@@ -1,8 +1,11 @@
 """Holds the keys that this engine encodes for the host, and those for which it waits while another engine does.
 
-    wanted ──claimed──> held ──item allocated──> being encoded ──its save has ended──> over
-               │          └──no request asks for it in a step──> dropped
-               └──somebody else has it──> waited for, until a record is there, or `wait_s` have passed
+    wanted ──> asked ──claimed──> held ──item allocated──> being encoded ──its save has ended──> over
+                 │                  └──no request asks for it in a step──> dropped
+                 └──somebody else has it──> waited for, until a record is there, or `wait_s` have passed
+
+The service is asked beside the steps: a request whose item is *asked* is left out of a step or two, and the step goes
+on. That is over soon, with a claim that is not exclusive if there is no answer, so it is no waiting for somebody else.
 
 Whoever must wait for one item of a request holds no claim for the others: two engines never wait for each other. A
 claim that is not exclusive is none: without a service everybody encodes.
@@ -43,11 +46,18 @@ class Claims:
         self._contact = contact
         self._wait_s = wait_s
         self._clock = clock
+        self._asked: set[str] = set()
         self._held: dict[str, Claim] = {}
+        self._found: dict[str, Hit] = {}
         self._wanted: set[str] = set()
         self._encoding: dict[str, tuple[Claim | None, float]] = {}
         self._waits: dict[str, _Wait] = {}
         self._pause_until = clock()
+
+    @property
+    def num_asked(self) -> int:
+        """Keys about which the service has been asked, and has not said anything yet."""
+        return len(self._asked)
 
     @property
     def num_held(self) -> int:
@@ -63,36 +73,25 @@ class Claims:
         """Claim what one request misses.
 
         Returns:
-            whether somebody else encodes some of it, so that the request must wait; and what has come meanwhile.
+            whether the request must wait, because somebody else encodes some of it or that is not known yet; and what
+            has come meanwhile.
         """
-        now, hits = self._clock(), dict[str, Hit]()
+        now = self._clock()
         if now < self._pause_until:
-            return False, hits
+            return False, {}
         self._wanted.update(keys)
+        self._take_answers(now)
+        hits = {key: self._found.pop(key) for key in keys if key in self._found}
         waits = {key: self._waits[key] for key in keys if key in self._waits and now < self._waits[key].until}
-        if any(now < wait.ask_at for wait in waits.values()):
-            return True, hits
-        unclaimed = [
-            key
-            for key in keys
-            if key not in self._held and key not in self._encoding and (key not in self._waits or key in waits)
-        ]
-        is_waiting = False
-        for key, found in zip(unclaimed, self._contact.claim(unclaimed) if unclaimed else (), strict=True):
-            match found:
-                case Hit():
-                    hits[key] = found
-                case Claim():
-                    self._waits.pop(key, None)
-                    self._held[key] = found
-                case Pending():
-                    until = waits[key].until if key in waits else now + self._wait_s
-                    self._waits[key] = _Wait(until, now + ASK_AGAIN_S)
-                    is_waiting = True
-        if is_waiting:
+        if waits:
             for key in keys:
                 _drop(self._held.pop(key, None))
-        return is_waiting, hits
+            due = [key for key, wait in waits.items() if now >= wait.ask_at]
+            return self._ask(due), hits
+        unknown = [
+            key for key in keys if not (key in hits or key in self._held or key in self._encoding or key in self._waits)
+        ]
+        return bool(unknown) and self._ask(unknown), hits
 
     def encode(self, key: str) -> None:
         """Take note that an item is encoded in this step, and will be saved."""
@@ -117,6 +116,12 @@ class Claims:
 
     def end_pass(self) -> None:
         """Let go of what no request has asked for in this step, and of saves of whose end nobody has told."""
+        self._take_answers(self._clock())
+        for key in self._found.keys() - self._wanted:
+            del self._found[key]
+        if unwanted := self._asked - self._wanted:
+            self._contact.forget(unwanted)
+            self._asked -= unwanted
         for key in self._held.keys() - self._wanted:
             _drop(self._held.pop(key))
         for key in self._waits.keys() - self._wanted:
@@ -131,9 +136,43 @@ class Claims:
         self._wanted.clear()
         for claim in [*self._held.values(), *(claim for claim, _ in self._encoding.values())]:
             _drop(claim)
+        self._asked.clear()
         self._held.clear()
+        self._found.clear()
         self._encoding.clear()
         self._waits.clear()
+
+    # ---- how
+
+    def _ask(self, keys: list[str]) -> bool:
+        """Have the service asked about keys unless it is being asked; return False if it cannot be."""
+        new = [key for key in keys if key not in self._asked]
+        if new and not self._contact.ask(new):
+            for key in new:
+                self._waits.pop(key, None)
+            return False
+        self._asked.update(new)
+        return True
+
+    def _take_answers(self, now: float) -> None:
+        for key, found in self._contact.take_answers():
+            self._asked.discard(key)
+            wait = self._waits.pop(key, None)
+            match found:
+                case Hit():
+                    self._found[key] = found
+                case Claim():
+                    self._claimed(key, found)
+                case Pending() if key not in self._encoding:
+                    self._waits[key] = _Wait(now + self._wait_s if wait is None else wait.until, now + ASK_AGAIN_S)
+
+    def _claimed(self, key: str, claim: Claim) -> None:
+        if key not in self._encoding:
+            self._held[key] = claim
+        else:  # nobody has waited for the answer
+            former, since = self._encoding[key]
+            _drop(former)
+            self._encoding[key] = (claim, since)
 
 
 def _drop(claim: Claim | None) -> None:

@@ -1,10 +1,11 @@
 """Keeps the scheduler's client in contact with the service, in a thread beside the steps.
 
-    away ──contact made, `prepare` has run──> there ──a call failed──> away … once a second
-                                                └──look up, claim: in the step, with a short deadline
+    away ──contact made, `prepare` has run──> there ──a look-up failed──> away … once a second
+                                                ├──look up: in the step; it asks nobody
+                                                └──ask: in the thread; a later step takes the answers
 
-A look-up asks nobody. A claim asks the service; after one that was not answered none is made for a while. Without a
-service every look-up is a miss, at the price of one comparison. Nothing here raises.
+Who encodes an item the service knows alone. No step waits for its word; after a question that was not answered none is
+put for a while. Without a service every look-up is a miss, at the price of one comparison. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from mmcached.client import Claim, Client, Hit, MmcachedError, Pending
 from mmcached.wire.closeable import Closeable
@@ -20,11 +22,10 @@ from mmcached.wire.closeable import Closeable
 _LOG = logging.getLogger("vllm.mmcached")
 RETRY_S = 1.0
 MAX_RETRY_S = 30.0
-CLAIM_S = 0.25
-"""The longest that a step waits for the answer to a claim: where encoders have all processors it takes a while, and is
-still little beside the encoder run that it may save."""
+CLAIM_S = 1.0
+"""The longest that a request waits for the service's word: where encoders have all processors it takes a while."""
 CLAIM_AGAIN_S = 0.1
-"""How long no claim is made after one that was not answered; twice as long after each further one."""
+"""How long nothing is asked after a question that was not answered; twice as long after each further one."""
 _CONTACT_S = 5.0
 
 
@@ -56,6 +57,8 @@ class Contact(Closeable):
         self._is_prepared = self._is_there = self._is_closed = False
         self._said: set[str] = set()
         self._no_claims_before = self._claim_pause_s = 0.0
+        self._questions: dict[str, bool] = {}  # by key: does somebody want the answer still?
+        self._answers: deque[tuple[str, Hit | Claim | Pending]] = deque()
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="mmcached contact", daemon=True)
         self._thread.start()
@@ -88,19 +91,26 @@ class Contact(Closeable):
                     self._say("look-up", f"some encoder outputs in the store cannot be read: {error}")
         return [None] * len(keys)
 
-    def claim(self, keys: list[str]) -> list[Hit | Claim | Pending]:
-        """Ask who encodes some items; without an answer it is everybody."""
-        client, now = self._client, self._clock()
-        if self._is_there and client is not None and now >= self._no_claims_before:
-            try:
-                found = client.claim_many(keys, view=True, timeout_s=CLAIM_S)
-                self._claim_pause_s = 0.0
-                return found
-            except MmcachedError as error:
-                self._claim_pause_s = min(MAX_RETRY_S, 2 * self._claim_pause_s or CLAIM_AGAIN_S)
-                self._no_claims_before = self._clock() + self._claim_pause_s
-                self._say("no claims", f"new items are encoded by every engine that needs them: {error}")
-        return [Claim(key) for key in keys]
+    def ask(self, keys: Iterable[str]) -> bool:
+        """Ask who encodes some items, beside the steps; return False if nobody is asked just now: then everybody does.
+
+        The answers come together, after `CLAIM_S` at the latest; without the service's word it is everybody.
+        """
+        if not self._is_there or self._clock() < self._no_claims_before:
+            return False
+        with self._news:
+            self._questions.update(dict.fromkeys(keys, True))
+            self._news.notify_all()
+        return True
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Want no answers about some items: what is claimed for them is let go of."""
+        with self._news:
+            self._questions.update((key, False) for key in keys if key in self._questions)
+
+    def take_answers(self) -> list[tuple[str, Hit | Claim | Pending]]:
+        """Return what has been answered since the last time."""
+        return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:
         """End the thread and the client. A second call does nothing."""
@@ -108,6 +118,7 @@ class Contact(Closeable):
             self._is_closed, self._is_there = True, False
             self._news.notify_all()
         self._thread.join()
+        self._answers.clear()
 
     # ---- how
 
@@ -127,9 +138,12 @@ class Contact(Closeable):
         pause_s = self._retry_s
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._is_closed or not self._is_there)
+                self._news.wait_for(lambda: self._is_closed or not self._is_there or self._questions)
                 if self._is_closed:
                     break
+            if self._questions:
+                self._answer()
+                continue
             try:
                 self._make()
                 pause_s = self._retry_s
@@ -143,6 +157,32 @@ class Contact(Closeable):
                 self._news.wait_for(lambda: self._is_closed, pause_s)
         if self._client is not None:
             self._client.close()
+
+    def _answer(self) -> None:
+        """Put all questions to the service, and keep its answers for the next step."""
+        with self._news:
+            self._questions = {key: True for key, is_wanted in self._questions.items() if is_wanted}
+            keys = list(self._questions)
+        found = self._claim(keys) if keys else []
+        with self._news:
+            for key, answer in zip(keys, found, strict=True):
+                if self._questions.pop(key):
+                    self._answers.append((key, answer))
+                elif isinstance(answer, Claim):
+                    answer.drop()
+
+    def _claim(self, keys: list[str]) -> list[Hit | Claim | Pending]:
+        client = self._client
+        if self._is_there and client is not None:
+            try:
+                found = client.claim_many(keys, view=True, timeout_s=CLAIM_S)
+                self._claim_pause_s = 0.0
+                return found
+            except MmcachedError as error:
+                self._claim_pause_s = min(MAX_RETRY_S, 2 * self._claim_pause_s or CLAIM_AGAIN_S)
+                self._no_claims_before = self._clock() + self._claim_pause_s
+                self._say("no claims", f"new items are encoded by every engine that needs them: {error}")
+        return [Claim(key) for key in keys]
 
     def _make(self) -> None:
         if self._client is None:

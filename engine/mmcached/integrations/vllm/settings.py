@@ -25,7 +25,7 @@ class Settings:
         single_flight: have one engine of the host encode a new item while the others wait for it.
         claim_wait_s: how long an engine waits for another one's encoder.
         max_waiting_saves_mb: outputs that wait to be saved, per engine; what is more is not saved.
-        call_timeout_s: the longest that a look-up in a step may wait for the service; a claim may 0.25 s.
+        call_timeout_s: the longest that a look-up in a step may wait for the service, after that was restarted.
         lease_steps: for how many steps a record is kept for ranks whose report does not come.
     """
 
