@@ -106,7 +106,7 @@ def test_a_load_that_fails_is_an_encode(client: Client, new_engine: NewEngine, r
     one, two = joined(new_engine()), joined(new_engine(runner, lease_steps=1))
     one.answer(request("r1", A))
     settled(one, client, A)
-    output = two.schedule(request("r2", A, B))
+    output = two.schedule_when_known(request("r2", A, B))
     assert output.scheduled_encoder_inputs == {"r2": [1]}
     two.schedule()
     client.flush()
@@ -216,7 +216,7 @@ def test_another_checkpoint_shares_nothing(
 def test_roles(client: Client, new_engine: NewEngine, runner: str) -> None:
     producer = joined(new_engine(runner, role="ec_producer"))
     consumer = joined(new_engine(runner, role="ec_consumer"))
-    output = producer.schedule(request("r1", A))
+    output = producer.schedule_when_known(request("r1", A))
     producer.run(output)
     assert producer.worker.encoded == [A]
     assert consumer.answer(request("r2", A, B)) == [B]
