@@ -18,7 +18,7 @@ LIGHT = [
     "mmcached.engine",
     "mmcached.engine.server.server",
     "mmcached.integrations.identity",
-    "mmcached.integrations.saver",
+    "mmcached.client.saver",
     "mmcached.integrations.sglang",
     "mmcached.shm",
     "mmcached.wire",

@@ -17,6 +17,7 @@ from mmcached.wire.messages.parts import (
     RequestRows,
     Rows,
     RowsWanted,
+    StoredOutput,
     StreamedTokens,
     Tensor,
 )
@@ -31,6 +32,7 @@ FEATURES = [
     Feature("a" * 64, "image", 1, 6, 6, 99, HANDLE, LEASE),
     Feature("b" * 64, "image", 9, 2, 2, 99, Inline(0, 3)),
     Feature("c" * 64, "image", 12, 2, 2, 99, None),
+    Feature("d" * 64, "image", 16, 2, 2, 0, None, has_output=True),
 ]
 ROWS = RowsWanted(["hidden_states", "hidden_states.layer_0"], 120, "delta")
 ERROR = error_to_wire(CacheMiss(["a", "b"]))
@@ -57,7 +59,9 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Welcome("service", 258, 257, 64, 8192)),
     (
         "ToClient",
-        client.Welcome("service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62, MessageLimits(64, 2**20, 2**40), 2**26),
+        client.Welcome(
+            "service", 258, 257, 64, 8192, ANNOUNCEMENT, 2**62, MessageLimits(64, 2**20, 2**40), 2**26, "f" * 32
+        ),
     ),
     ("ToClient", client.Tokens([StreamedTokens(1, 0, [2, 3]), StreamedTokens(4, 17, [5])])),
     ("ToClient", client.Tokens([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
@@ -103,7 +107,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.ReaderHello(2**62, 1, 99)),
     ("FromEngine", frontend.LeaseGap(99)),
     ("FromEngine", frontend.Reconcile(99, 3, {0: 2, 4095: 0})),
-    ("FromEngine", frontend.EngineReady(2)),
+    ("FromEngine", frontend.EngineReady(2, "f" * 32)),
     ("FromEngine", frontend.TokensCommitted([StreamedTokens(1, 16, [7, 8])])),
     ("FromEngine", frontend.TokensCommitted([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, [Rows("hidden_states", 0, TENSOR)])),
@@ -126,7 +130,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.FlushEngine(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
     ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
-    ("FromWorker", engine.WorkerAttached(6, 5, 2**62, 4096, 2)),
+    ("FromWorker", engine.WorkerAttached(6, 5, 2**62, 4096, 2, "f" * 32)),
     (
         "FromWorker",
         engine.StepOutput(
@@ -167,7 +171,11 @@ EXAMPLES: list[tuple[str, Any]] = [
             6,
             7,
             ["gone"],
-            [worker.EncodeItem("key", "a" * 64, 6, HANDLE, LEASE), worker.EncodeItem("key", "b" * 64, 2, Inline(0, 3))],
+            [
+                worker.EncodeItem("key", "a" * 64, 6, HANDLE, LEASE),
+                worker.EncodeItem("key", "b" * 64, 2, Inline(0, 3), None, "tenant", 2**62),
+                worker.EncodeItem("key", "c" * 64, 2, StoredOutput("token")),
+            ],
             [worker.EmitEmbedding(1, 0, "key")],
             [worker.RunChunk(1, [256, 258], 0, [1, 2], [worker.EmbedSpan("key", 1, 0, 1)], True, [], 0, 0, [])],
         ),

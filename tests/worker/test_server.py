@@ -111,7 +111,9 @@ def test_hello_is_repeated_until_attached_and_then_plans_are_answered(engine: Fa
     hello, _ = engine.receive(WorkerHello)
     again, _ = engine.receive(WorkerHello)
     assert hello == again == WorkerHello(0, 99, CONFIG.digest(), "cpu")
-    assert engine.attach() == WorkerAttached(99, INCARNATION, 0, MODEL.hidden_size, 4)
+    fingerprint = engine.attach().encoder_fingerprint
+    assert len(bytes.fromhex(fingerprint)) == 16
+    assert engine.attach() == WorkerAttached(99, INCARNATION, 0, MODEL.hidden_size, 4, fingerprint)
     engine.send(step(5, engine))
     output, _ = engine.receive(StepOutput)
     assert (output.engine_incarnation, output.worker_epoch, output.step) == (INCARNATION, 99, 5)

@@ -7,6 +7,7 @@
     piece_stream, token_stream  one streamed generation: its verb, and the pieces that have come
     arguments, image_files      checks of what a caller passes
     results                     what a caller gets
+    saver                       saves records in a thread of its own: bounded in bytes, dropped when late
     store/                      the verbs of the store, without sockets
     links/                      the sockets of both clients, and what a fork lets go of
     kv_events/                  changes of an engine's prefix cache, for routers

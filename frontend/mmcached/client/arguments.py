@@ -50,9 +50,20 @@ class Options:
     def __post_init__(self) -> None:
         self.timeout_s = checked_timeout("timeout_s", self.timeout_s)
         self.connect_timeout_s = checked_timeout("connect_timeout_s", self.connect_timeout_s)
-        if not _is_name(self.tenant):
-            raise _invalid("tenant", self.tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+        check_tenant(self.tenant)
         check_bool("fail_open", self.fail_open)
+
+
+def check_tenant(tenant: Any) -> None:
+    if not _is_name(tenant):
+        raise _invalid("tenant", tenant, f"a string of at most {MAX_NAME_CHARACTERS} Unicode characters")
+
+
+def checked_tenant(tenant: Any) -> str | None:
+    """Return a tenant's name; None stands for the client's own."""
+    if tenant is not None:
+        check_tenant(tenant)
+    return tenant  # type: ignore[no-any-return]  # it has just been judged
 
 
 def checked_int(field: str, value: Any, least: int, most: int) -> int:

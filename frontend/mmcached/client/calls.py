@@ -15,6 +15,7 @@ from mmcached.client.arguments import (
     checked_keys,
     checked_prompt,
     checked_rows,
+    checked_tenant,
 )
 from mmcached.client.contact import Contact, MakeLink, Request
 from mmcached.client.image_files import ImageLike, read_images
@@ -25,7 +26,7 @@ from mmcached.client.store.claims import Claim, Pending, checked_claim
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.store.hits import Hit, reading_of
 from mmcached.client.store.sessions import StoreSessions
-from mmcached.client.store.tokens import checked_token
+from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import Library, Record
@@ -146,7 +147,13 @@ class Calls:
     # ---- the store
 
     def get(
-        self, key: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+        self,
+        key: str,
+        *,
+        view: bool = False,
+        tensors: Library = "torch",
+        timeout_s: float | None = None,
+        tenant: str | None = None,
     ) -> Verb[Hit | None]:
         """Return the record of a key, or None.
 
@@ -154,13 +161,14 @@ class Calls:
             view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
                 operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
                 last of them has died, so do not keep many.
-            tensors: of which library; numpy has no bfloat16 and no float8.
+            tensors: of which library; numpy has no bfloat16 and no float8. "bytes": arrays of their bytes.
             timeout_s: deadline of this call.
+            tenant: whose record, if not this client's own tenant's.
         Raises:
             InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        return self._store.get(checked_key(key), reading_of(tensors, view), timeout_s)
+        return self._store.get(checked_key(key), reading_of(tensors, view), timeout_s, checked_tenant(tenant))
 
     def get_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
@@ -185,12 +193,14 @@ class Calls:
         """
         return self._store.open(checked_token(token), reading_of(tensors, view), timeout_s)
 
-    def contains_many(self, keys: Sequence[str], *, timeout_s: float | None = None) -> Verb[list[bool]]:
+    def contains_many(
+        self, keys: Sequence[str], *, timeout_s: float | None = None, tenant: str | None = None
+    ) -> Verb[list[bool]]:
         """Return which keys have a record; the service is not asked, unless its memory cannot be seen from here.
 
         A hint: a record may come or go before it is asked for.
         """
-        return self._store.contains_many(checked_keys(keys), timeout_s)
+        return self._store.contains_many(checked_keys(keys), timeout_s, checked_tenant(tenant))
 
     def claim_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
@@ -211,7 +221,14 @@ class Calls:
         return self._store.claim_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
 
     def put(
-        self, key: str, record: Record, *, claim: Claim | None = None, timeout_s: float | None = None
+        self,
+        key: str,
+        record: Record,
+        *,
+        claim: Claim | None = None,
+        timeout_s: float | None = None,
+        tenant: str | None = None,
+        store_epoch: int | None = None,
     ) -> Verb[bool]:
         """Offer a record; return whether the key has one now. The first writer wins: a key that has one keeps it.
 
@@ -221,11 +238,22 @@ class Calls:
             record: nested dicts and lists of CPU tensors, arrays, numbers, strings, bytes and None.
             claim: of this key; it ends, whatever becomes of the record. A record that was computed before `invalidate`
                 is certainly not kept then.
+            tenant: as for `get`.
+            store_epoch: in which it was computed, if another process knows: then it is certainly not kept, either.
         Raises:
             InvalidRequest: something else is in it; names the path.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        return self._store.put(checked_key(key), record, checked_claim(claim, key), timeout_s)
+        if store_epoch is not None:
+            store_epoch = checked_int("store_epoch", store_epoch, 0, MAX_EPOCH)
+        return self._store.put(
+            checked_key(key),
+            record,
+            checked_claim(claim, key),
+            timeout_s,
+            tenant=checked_tenant(tenant),
+            store_epoch=store_epoch,
+        )
 
     def get_or_compute(
         self,
@@ -249,9 +277,9 @@ class Calls:
         check_function(fn)
         return self._store.get_or_compute(checked_key(key), fn, reading_of(tensors, view), timeout_s)
 
-    def drop(self, key: str, *, timeout_s: float | None = None) -> Verb[bool]:
+    def drop(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[bool]:
         """Forget the record of a key; return whether that is certain. Who reads it goes on."""
-        return self._store.drop(checked_key(key), timeout_s)
+        return self._store.drop(checked_key(key), timeout_s, checked_tenant(tenant))
 
     # ---- the service
 

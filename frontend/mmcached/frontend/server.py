@@ -260,6 +260,7 @@ class Frontend(Closeable):
             store_epoch=self.store.records.epoch,
             limits=message_limits(self._config),
             max_egress_bytes=self.store.max_egress_bytes,
+            encoder_fingerprint=self._connections.encoder_fingerprint,
         )
 
     def _check_clients(self) -> None:

@@ -7,6 +7,11 @@ lengths, so that no two pairs are the same bytes; of one size, however long the 
 
 >>> store_key("a", "bc") == store_key("ab", "c"), len(store_key("", ""))
 (False, 64)
+
+`output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
+
+>>> output_key("f" * 4, "a" * 4), output_key("f" * 4, "a" * 4 + ":16")
+('encoder/ffff/aaaa', 'encoder/ffff/aaaa')
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from __future__ import annotations
 import hashlib
 import struct
 
+EMBEDDINGS = "embeddings"
+"""Name of the tensor in a record of an encoder's output that has one row for each placeholder."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -24,3 +31,13 @@ def store_key(tenant: str, key: str) -> str:
         digest.update(_LENGTH.pack(len(name_bytes)))
         digest.update(name_bytes)
     return digest.hexdigest()
+
+
+def output_key(fingerprint: str, mm_hash: str) -> str:
+    """Return the key of an encoder's output.
+
+    Args:
+        fingerprint: of the encoder: all that its output depends on beside the item.
+        mm_hash: of the item; behind ":" an engine knows its size, which nobody knows who has not the item.
+    """
+    return f"encoder/{fingerprint}/{mm_hash.partition(':')[0]}"

@@ -252,6 +252,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return min(self.store_max_object_mb * MIB or self.store_data_bytes // 4, self.store_data_bytes)
 
     @property
+    def shares_encoder_outputs(self) -> bool:
+        """Whether the store has what encoders say; not if that depends on more than the item."""
+        return self.has_workers and self.store_data_bytes > 0 and self.encoder_cache_scope == "shared"
+
+    @property
     def store_client_quota_bytes(self) -> int:
         """Most bytes that one client holds under lease at a time; beyond them records come inline."""
         return max(1, int(self.store_client_quota_gb * GIB) or self.store_data_bytes // 4)

@@ -53,6 +53,10 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     image_memory_mb: int = 1280
     max_open_image_mb: int = 1024
 
+    # encoder outputs
+    max_unsaved_mb: int = 64
+    output_wait_s: float = 10.0
+
     # roles
     max_deaths_per_request: int = 2
     silence_timeout_s: float = 30.0
@@ -145,6 +149,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "MiB",
             "image files of open requests; of one client, half of what others leave",
             "`ServiceUnavailable`",
+        ),
+        # ---- encoder outputs
+        "limits.max_unsaved_mb": Limit(
+            0, 1 << 20, "MiB", "encoder outputs of one worker that wait to be saved in the store", "not saved"
+        ),
+        "limits.output_wait_s": Limit(
+            0, 86_400, "s", "time that a request waits while another engine encodes its image", "encodes it too"
         ),
         # ---- roles
         "limits.max_deaths_per_request": Limit(

@@ -85,7 +85,9 @@ METRICS: Mapping[str, str] = {
     "kv_blocks": "KV blocks used, cached, total",
     "encoder_embeds": "encoder cache embeddings used, total",
     "encoder_budget_bytes": "the same in bytes: used, total, and step: of one step",
-    "worker_items_encoded": "items encoded",
+    "worker_items_encoded": "items encoded: runs of the encoder",
+    "worker_items_loaded": "items not encoded: another worker's output was in the store",
+    "worker_outputs_saved": "encoder outputs offered to the store, by outcome",
     "worker_embeds_encoded": "embeddings computed",
     "worker_tokens_computed": "token positions computed",
     "worker_items_received": "items viewed in the ring, or copied from messages",
@@ -219,6 +221,10 @@ class WorkerStats(Stats, frozen=True):
     """
 
     items_encoded: Annotated[int, Metric("worker_items_encoded")] = 0
+    items_loaded: Annotated[int, Metric("worker_items_loaded"), Metric("saved_work", work="encoding_elsewhere")] = 0
+    outputs_saved: Annotated[int, Metric("worker_outputs_saved", outcome="saved")] = 0
+    outputs_dropped: Annotated[int, Metric("worker_outputs_saved", outcome="dropped")] = 0
+    outputs_refused: Annotated[int, Metric("worker_outputs_saved", outcome="refused")] = 0
     embeds_encoded: Annotated[int, Metric("worker_embeds_encoded")] = 0
     tokens_computed: Annotated[int, Metric("worker_tokens_computed")] = 0
     items_viewed: Annotated[int, Metric("worker_items_received", path="viewed")] = 0

@@ -71,6 +71,23 @@ def test_all_ranks_must_attach_and_stale_answers_do_not_count(wiring: Wiring) ->
     assert group.epochs == [10, 11]
 
 
+def test_a_rank_with_another_encoder_than_the_others_is_refused(wiring: Wiring) -> None:
+    channels = []
+    for rank, fingerprint in enumerate(("f", "g")):
+        hello = WorkerHello(rank, 10 + rank, "d", "cpu")
+        channel, peer = wiring.worker(hello)
+        wiring.group.hello(peer, hello)
+        channels.append(channel)
+        attached = wiring.group.attached(WorkerAttached(10 + rank, 5, 0, encoder_fingerprint=fingerprint), None)
+        assert (attached is not None) is (rank == 0)
+        assert wiring.group.encoder_fingerprint == "", "not all are attached"
+    refused = channels[1].receive(DEADLINE_S)[0]
+    assert isinstance(refused, to_worker.WorkerRefused)
+    assert refused.error.details["field"] == "encoder fingerprint"
+    wiring.group.attached(WorkerAttached(11, 5, 0, encoder_fingerprint="f"), None)
+    assert wiring.group.encoder_fingerprint == "f"
+
+
 def test_a_new_process_of_a_rank_replaces_the_old_and_remembers_whom_to_certify(wiring: Wiring) -> None:
     group = wiring.group
     hello = WorkerHello(0, 10, "d", "cpu")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmcached.client import Client
-from mmcached.integrations.saver import Saver
+from mmcached.client.saver import Saver
 from mmcached.integrations.sglang.buffers import Buffers, Bytes
 from mmcached.integrations.sglang.identity import item_key
 from tests.client.services import StoreService

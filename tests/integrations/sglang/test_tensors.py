@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmcached.client import Client
-from mmcached.integrations.saver import Saver
+from mmcached.client.saver import Saver
 from mmcached.integrations.sglang.tensors import Tensors
 from tests.client.services import StoreService
 

@@ -4,6 +4,7 @@
     attachment.py      its share of the engine's row of the ring
     payloads.py        the record of an item that a plan names, in place in the ring or from message frames
     encoder_cache.py   content key -> encoder output
+    stored_outputs.py  encoder outputs in the store: saved, and loaded
     steps/             one plan: read, encode, run, answer
     model/             the reference model, in exact integers
     hidden_states/     hidden states, by content and by KV slot

@@ -79,13 +79,13 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
         if not 0 <= rank < config.world_size:
             raise ConfigError("rank", rank, f"must be below world_size = {config.world_size}")
         device = choose_device(config.device)
-        runner = ModelRunner(config, rank=rank, device=device)
+        runner = ModelRunner(config, rank=rank, device=device, run_dir=run_dir)
     except ConfigError as error:
         _logger.error("worker %d: %s", rank, error)
         return 1
     hello = WorkerHello(rank, secrets.randbits(63), config.digest(), str(device))
     page = StatsPublisher(paths.stats_page, RoleName("worker", engine_index, rank))
-    with page, zmq.Context() as context:
+    with page, runner, zmq.Context() as context:
         server = WorkerServer(runner, hello, context, paths.worker_address(engine_index), page)
         try:
             status = server.run(lambda: stop.is_set)
@@ -197,6 +197,7 @@ class WorkerServer:
         answer, payload = self._runner.execute(plan, frames, attachment.payloads)
         self._page.publish(self._runner.stats)
         self._send(answer, payload)
+        self._runner.save_outputs()
 
     def _probe(self, probe: ProbeWorker, frames: list[Frame], attachment: Attachment) -> None:
         """Answer what a probe's item holds, as this worker reads it; or, instead of a checksum, why it cannot."""
@@ -232,7 +233,8 @@ class WorkerServer:
             self._channel.take_disconnects()  # those of former engines say nothing about this one
         epoch = self._attachment.ring_epoch
         attached_to = attach.engine_incarnation
-        self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, *self._embedding_row), [])
+        fingerprint = self._runner.encoder_fingerprint
+        self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, *self._embedding_row, fingerprint), [])
 
     def _say_hello_if_due(self) -> None:
         if self._attachment is None and self._clock() >= self._next_hello_s:

@@ -102,7 +102,7 @@ class EngineServer(Closeable):
         self._num_steps_failed = 0
         self._num_deaths_in_steps = 0
         self._num_poisonous = 0
-        self._is_ready_sent = False
+        self._ready_with: str | None = None  # the fingerprint that the frontend was told
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
             hello = to_frontend.EngineHello(engine_index, self._incarnation, config.digest())
@@ -206,7 +206,7 @@ class EngineServer(Closeable):
                     self._start_over_with_frontend()
                 elif self._frontend.entry is not former:
                     self._group.attach_all(self._frontend.entry)
-                self._is_ready_sent = False
+                self._ready_with = None
             case received.ReaderAttached():
                 self._frontend.on_reader_attached(message)
             case Barrier():
@@ -243,9 +243,10 @@ class EngineServer(Closeable):
         self._group.attach_all(self._frontend.entry)
 
     def _send_ready(self) -> None:
-        if self._frontend.is_accepted and self._group.are_all_attached and not self._is_ready_sent:
-            self._is_ready_sent = True
-            self._frontend.send(to_frontend.EngineReady(self._config.world_size))
+        fingerprint = self._group.encoder_fingerprint
+        if self._frontend.is_accepted and self._group.are_all_attached and self._ready_with != fingerprint:
+            self._ready_with = fingerprint
+            self._frontend.send(to_frontend.EngineReady(self._config.world_size, fingerprint))
 
     # ---- requests
 

@@ -27,6 +27,7 @@ class WorkerLink:
     Attributes:
         is_attached: true if it holds its byte of the entry, so that plans may go there.
         embedding_bytes: size of one embedding in its encoder cache; 0 until it has measured.
+        fingerprint: of its encoder; "" until it is attached.
         former_epoch: epoch of the rank's former process, until that is certified dead.
     """
 
@@ -36,6 +37,7 @@ class WorkerLink:
     device: str
     is_attached: bool = False
     embedding_bytes: int = 0
+    fingerprint: str = ""
     former_epoch: int | None = None
 
 
@@ -91,7 +93,15 @@ class WorkerGroup:
         ring_epoch = 0 if entry is None else entry.announcement.epoch
         if link is None or message.engine_incarnation != self._incarnation or message.ring_epoch != ring_epoch:
             return None
+        others = {other.fingerprint for other in self._links.values() if other is not link and other.is_attached}
+        if others - {message.encoder_fingerprint}:
+            limit = f"the other ranks have {others.pop()}: one checkpoint for all"
+            error = ConfigError("encoder fingerprint", message.encoder_fingerprint, limit)
+            log.error("worker refused", rank=link.rank, reason=str(error))
+            self._send_or_log(link.peer, link.rank, to_worker.WorkerRefused(error_to_wire(error)))
+            return None
         link.is_attached = True
+        link.fingerprint = message.encoder_fingerprint
         if message.embedding_width:
             link.embedding_bytes = message.embedding_width * message.embedding_itemsize
         return link
@@ -107,6 +117,11 @@ class WorkerGroup:
     def embedding_bytes(self) -> int:
         """Largest size of one embedding in a worker's encoder cache; 0 while unknown."""
         return max((link.embedding_bytes for link in self._links.values()), default=0)
+
+    @property
+    def encoder_fingerprint(self) -> str:
+        """What the ranks' encoders have in common; "" before all are attached."""
+        return self._links[0].fingerprint if self.are_all_attached else ""
 
     @property
     def epochs(self) -> list[int]:

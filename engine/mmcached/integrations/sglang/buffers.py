@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.client import Client, Hit
-from mmcached.integrations.saver import Saver
+from mmcached.client.saver import Saver
 from mmcached.shm.store.codec import Record
 
 BYTES = "embedding"

@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.mem_cache.embedding_store import EmbeddingStore
 
 from mmcached.client import Client
-from mmcached.integrations.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver, SaverCounters
 from mmcached.integrations.sglang.buffers import Buffers
 from mmcached.integrations.sglang.identity import item_key, namespace
 from mmcached.integrations.sglang.settings import EMBEDDING_STORE, Settings

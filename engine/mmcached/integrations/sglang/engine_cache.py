@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult, MultiModalSta
 from sglang.srt.runtime_context import get_device, get_parallel
 
 from mmcached.client import Client
-from mmcached.integrations.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver, SaverCounters
 from mmcached.integrations.sglang.identity import item_key, namespace
 from mmcached.integrations.sglang.settings import ASKED, ENGINE_CACHE, Settings
 from mmcached.integrations.sglang.tensors import Tensors

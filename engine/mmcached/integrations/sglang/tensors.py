@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mmcached.client import Client
-from mmcached.integrations.saver import Saver
+from mmcached.client.saver import Saver
 from mmcached.shm.store.codec import Record
 
 TENSOR = "embedding"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mmcached.client import Client, Hit
-from mmcached.integrations.saver import Saver
+from mmcached.client.saver import Saver
 from mmcached.integrations.vllm.devices import Device, Tensors
 from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
 from mmcached.integrations.vllm.records import num_rows_of, output_of, record_of, tensors_of

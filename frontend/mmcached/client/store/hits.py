@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from mmcached.client.arguments import check_bool
 from mmcached.client.store.tokens import token_of
@@ -13,6 +14,8 @@ from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProto
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
+
+_LIBRARIES = get_args(Library)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +31,19 @@ class Reading:
     view: bool = False
 
     def __post_init__(self) -> None:
-        if self.tensors not in ("torch", "numpy"):
-            raise InvalidRequest("tensors", str(self.tensors), "must be 'torch' or 'numpy'")
+        if self.tensors not in _LIBRARIES:
+            raise InvalidRequest("tensors", str(self.tensors), "must be 'torch', 'numpy' or 'bytes'")
         check_bool("view", self.view)
 
 
 def reading_of(tensors: Library, view: bool) -> Reading:
     """Return how to hand out records; raise InvalidRequest for what cannot be."""
-    if tensors in ("torch", "numpy") and (view is True or view is False):
+    if tensors in _LIBRARIES and (view is True or view is False):
         return _READINGS[tensors, view]
     return Reading(tensors, view)
 
 
-_READINGS = {(tensors, view): Reading(tensors, view) for tensors in ("torch", "numpy") for view in (False, True)}
+_READINGS = {(tensors, view): Reading(tensors, view) for tensors in _LIBRARIES for view in (False, True)}
 
 
 class Hit(Closeable):

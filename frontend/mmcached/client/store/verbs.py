@@ -76,17 +76,20 @@ class StoreVerbs:
 
     # ---- the verbs; their arguments are checked
 
-    def get(self, key: str, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
-        (hit,) = yield from self.get_many([key], reading, timeout_s)
+    def get(self, key: str, reading: Reading, timeout_s: float | None, tenant: str | None = None) -> Verb[Hit | None]:
+        (hit,) = yield from self.get_many([key], reading, timeout_s, tenant)
         return hit
 
-    def get_many(self, keys: list[str], reading: Reading, timeout_s: float | None) -> Verb[list[Hit | None]]:
+    def get_many(
+        self, keys: list[str], reading: Reading, timeout_s: float | None, tenant: str | None = None
+    ) -> Verb[list[Hit | None]]:
+        tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
         misses: list[Hit | None] = [None] * len(keys)
         try:
-            hits = self._find(keys, reading)
+            hits = self._find(keys, reading, tenant)
             if hits is None:
-                hits = yield from self._get(keys, reading, deadline or self._contact.deadline(None))
+                hits = yield from self._get(keys, reading, deadline or self._contact.deadline(None), tenant)
         except MmcachedError as error:
             if not self._is_miss("get", error):
                 raise
@@ -100,12 +103,13 @@ class StoreVerbs:
         self._guard.count_queries(1, int(hit is not None))
         return hit
 
-    def contains_many(self, keys: list[str], timeout_s: float | None) -> Verb[list[bool]]:
+    def contains_many(self, keys: list[str], timeout_s: float | None, tenant: str | None = None) -> Verb[list[bool]]:
+        tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
         known = self._sessions.present
-        if known is not None and (seen := known.contains(keys, self._contact.options.tenant)) is not None:
+        if known is not None and (seen := known.contains(keys, tenant)) is not None:
             return seen
-        verb = self._contains(keys, deadline or self._contact.deadline(None))
+        verb = self._contains(keys, deadline or self._contact.deadline(None), tenant)
         return (yield from self._guarded("contains_many", verb, [False] * len(keys)))
 
     def claim_many(
@@ -118,21 +122,32 @@ class StoreVerbs:
         self._guard.count_queries(num_hits + num_claims, num_hits)  # a pending key is asked for again
         return found
 
-    def put(self, key: str, record: Record, claim: Claim | None, timeout_s: float | None) -> Verb[bool]:
+    def put(
+        self,
+        key: str,
+        record: Record,
+        claim: Claim | None,
+        timeout_s: float | None,
+        *,
+        tenant: str | None = None,
+        store_epoch: int | None = None,
+    ) -> Verb[bool]:
         encoded, deadline = encode(record), self._contact.deadline(timeout_s)
         grant = None if claim is None else claim.take()
         if grant is not None and grant.client_id != self._contact.client_id:
             grant = None  # of a former connection: it has ended
         is_stored = False
         try:
-            is_stored = yield from self._guarded("put", self._put(key, encoded, deadline, grant), False)
+            put = self._put(key, encoded, deadline, grant, tenant=tenant, store_epoch=store_epoch)
+            is_stored = yield from self._guarded("put", put, False)
         finally:
             if grant is not None and not is_stored:
                 self._drop_claim(grant)
         return is_stored
 
-    def drop(self, key: str, timeout_s: float | None) -> Verb[bool]:
-        return (yield from self._guarded("drop", self._drop(key, self._contact.deadline(timeout_s)), False))
+    def drop(self, key: str, timeout_s: float | None, tenant: str | None = None) -> Verb[bool]:
+        verb = self._drop(key, self._contact.deadline(timeout_s), self._tenant(tenant))
+        return (yield from self._guarded("drop", verb, False))
 
     def get_or_compute(
         self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None
@@ -158,15 +173,15 @@ class StoreVerbs:
 
     # ---- each verb as it is while the service is there
 
-    def _get(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
+    def _get(self, keys: list[str], reading: Reading, deadline: Deadline, tenant: str) -> Verb[list[Hit | None]]:
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [None] * len(keys)
-        if (found := self._find(keys, reading)) is not None:
+        if (found := self._find(keys, reading, tenant)) is not None:
             return found
         hits: list[Hit | None] = []
         for batch in _batches(keys):
-            ask = GetRecords(*self._ids(), batch, self._contact.options.tenant, session.incarnation)
+            ask = GetRecords(*self._ids(), batch, tenant, session.incarnation)
             message, payload = yield from self._contact.exchange(ask, deadline)
             hits += self._open(session, expect(message, Records), payload, reading, len(batch))
         return hits
@@ -179,8 +194,7 @@ class StoreVerbs:
             found = session.open_token(token, reading)
         return None if found is None else found[0]
 
-    def _contains(self, keys: list[str], deadline: Deadline) -> Verb[list[bool]]:
-        tenant = self._contact.options.tenant
+    def _contains(self, keys: list[str], deadline: Deadline, tenant: str) -> Verb[list[bool]]:
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [False] * len(keys)
@@ -196,7 +210,16 @@ class StoreVerbs:
             found += present
         return found
 
-    def _put(self, key: str, encoded: EncodedRecord, deadline: Deadline, claim: Grant | None = None) -> Verb[bool]:
+    def _put(
+        self,
+        key: str,
+        encoded: EncodedRecord,
+        deadline: Deadline,
+        claim: Grant | None = None,
+        *,
+        tenant: str | None = None,
+        store_epoch: int | None = None,
+    ) -> Verb[bool]:
         self._guard.count(puts=1)
         session = yield from self._in_contact(deadline)
         if claim is None and session.ring is None:
@@ -204,8 +227,12 @@ class StoreVerbs:
             return False
         if claim is not None and claim.ring != session.ring:
             return False  # the frontend that gave the claim is dead, and its epoch with it
-        store_epoch, token = (self._sessions.store_epoch, 0) if claim is None else (claim.store_epoch, claim.token)
-        ask = PutRecord(*self._ids(), key, store_epoch, self._contact.options.tenant, token)
+        token = 0
+        if claim is not None:
+            store_epoch, token = claim.store_epoch, claim.token
+        elif store_epoch is None:
+            store_epoch = self._sessions.store_epoch
+        ask = PutRecord(*self._ids(), key, store_epoch, self._tenant(tenant), token)
         try:
             stored = yield from self._offers.send(ask, encoded, deadline)
         except InvalidRequest as error:  # a refusal like that of any record that is too large, and no reason to lose it
@@ -216,11 +243,11 @@ class StoreVerbs:
             self._guard.note_refusal(stored.reason)
         return stored.is_stored
 
-    def _drop(self, key: str, deadline: Deadline) -> Verb[bool]:
+    def _drop(self, key: str, deadline: Deadline, tenant: str) -> Verb[bool]:
         session = yield from self._in_contact(deadline)
         if session.ring is None:
             return True
-        ask = DropRecord(self._contact.next_id(), key, self._contact.options.tenant)
+        ask = DropRecord(self._contact.next_id(), key, tenant)
         message, _ = yield from self._contact.exchange(ask, deadline)
         return not expect(message, Stored).is_stored
 
@@ -282,12 +309,17 @@ class StoreVerbs:
 
     # ---- helpers
 
-    def _find(self, keys: list[str], reading: Reading, *, counts_misses: bool = True) -> list[Hit | None] | None:
+    def _tenant(self, tenant: str | None) -> str:
+        return self._contact.options.tenant if tenant is None else tenant
+
+    def _find(
+        self, keys: list[str], reading: Reading, tenant: str | None = None, *, counts_misses: bool = True
+    ) -> list[Hit | None] | None:
         """Look into the ring; None: it cannot be seen, or not yet."""
         session = self._sessions.present
         if session is None:
             return None
-        return session.find(keys, self._contact.options.tenant, reading, counts_misses=counts_misses)
+        return session.find(keys, self._tenant(tenant), reading, counts_misses=counts_misses)
 
     def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
         """Greet, become a reader and announce it, as far as that has not been done.

@@ -53,12 +53,14 @@ class EngineConnection:
 
     Attributes:
         peer: the present connection; it changes when the engine connects anew.
+        encoder_fingerprint: names all that its encoder outputs depend on beside the item; "" until it is ready.
     """
 
     peer: bytes
     index: int
     incarnation: int
     is_ready: bool = False
+    encoder_fingerprint: str = ""
 
 
 class EngineConnections:
@@ -67,6 +69,8 @@ class EngineConnections:
     Args:
         on_lost: called with an engine that is gone, and the reason, after it has been removed.
         on_new: called with an engine process that has come.
+    Attributes:
+        encoder_fingerprint: of the engine that became ready last; "" before one was.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class EngineConnections:
         self._on_new = on_new
         self._incarnation = secrets.randbits(63)
         self._connections: dict[int, EngineConnection] = {}  # by incarnation
+        self.encoder_fingerprint = ""
         self.num_protocol_errors = 0
         self.num_lease_refusals = 0
 
@@ -162,6 +167,7 @@ class EngineConnections:
         """Let requests go to an engine, if it reads the ring."""
         if self._readers.entries.ring.announcement is None or self._readers.get(connection.incarnation) is not None:
             connection.is_ready = True
+            connection.encoder_fingerprint = self.encoder_fingerprint = message.encoder_fingerprint
             log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
     def ask_after_gap(self, connection: EngineConnection, message: received.LeaseGap) -> None:

@@ -33,11 +33,20 @@ from mmcached.shm.store.record_head import (
     read_preamble,
     reference,
 )
-from mmcached.shm.store.tensor_bytes import Bytes1D, NotCarried, dense_bytes, is_tensor, to_bytes, to_numpy, to_torch
+from mmcached.shm.store.tensor_bytes import (
+    Bytes1D,
+    NotCarried,
+    bytes_of,
+    dense_bytes,
+    is_tensor,
+    to_bytes,
+    to_numpy,
+    to_torch,
+)
 from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolError, MmcachedError, RemoteProtocolError
 
 Record = dict[str, Any]
-Library = Literal["numpy", "torch"]
+Library = Literal["numpy", "torch", "bytes"]
 Frame = bytes | bytearray | memoryview
 
 _KEY_EXCERPT = 40
@@ -104,7 +113,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
 
     Args:
         buffer: `(nbytes,)` uint8, exactly one record.
-        tensors: the library of the tensors to make.
+        tensors: the library of the tensors to make; "bytes": of each its bytes, `(nbytes,)` uint8, whatever its dtype.
         copy: make owned tensors. Otherwise they are views that keep `buffer` (the array itself) alive.
     Raises:
         RemoteProtocolError: these bytes are not one record.
@@ -123,6 +132,11 @@ def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record
     make = _MAKERS[tensors]
     made = [make(kind, view, 0, copy=False) for kind, view in zip(head.types, views, strict=True)]
     return _fill(head.tree, made)  # type: ignore[no-any-return]
+
+
+def head_of(buffer: Bytes1D) -> Head:
+    """Return what the head of a record says, which is not to be changed. Raises `RemoteProtocolError` as `decode`."""
+    return _head_of(buffer)[0]
 
 
 def adopt_frames(frames: Sequence[Frame]) -> EncodedRecord:
@@ -198,7 +212,7 @@ def _fill(value: Any, made: list[Any]) -> Any:
     return value
 
 
-_MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch}
+_MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch, "bytes": bytes_of}
 
 
 def _path(wrong: NotCarried) -> str:

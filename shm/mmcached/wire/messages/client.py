@@ -31,6 +31,8 @@ class Welcome(Message, frozen=True):
         store_epoch: rises when everything derived from the old weights was made unreachable.
         limits: on what this client sends; None: there are none.
         max_egress_bytes: of a ring that this client may register for large puts; 0: none is taken.
+        encoder_fingerprint: names all that the output of the engines' encoder depends on beside the item; "" while no
+            engine has been ready.
     """
 
     service_id: Text
@@ -42,6 +44,7 @@ class Welcome(Message, frozen=True):
     store_epoch: Count = 0
     limits: MessageLimits | None = None
     max_egress_bytes: Count = 0
+    encoder_fingerprint: Text = ""
 
 
 class Tokens(Message, frozen=True):

@@ -62,7 +62,8 @@ class AddRequest(Message, frozen=True):
 
     `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
     messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
-    first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit.
+    first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit. `store_epoch`: of the store, in which
+    what is encoded for it is saved; 0: it is not.
     """
 
     request_id: Count
@@ -75,6 +76,7 @@ class AddRequest(Message, frozen=True):
     mirror_seq: Count = 0
     is_streamed: bool = False
     priority: Priority = 0
+    store_epoch: Count = 0
 
 
 class AbortRequest(Message, frozen=True):
@@ -119,6 +121,7 @@ class WorkerAttached(Message, frozen=True):
     Attributes:
         embedding_width: numbers that its encoder cache keeps of one embedding, as it has measured; 0: unknown.
         embedding_itemsize: bytes of one of them.
+        encoder_fingerprint: names all that its encoder's output depends on beside the item.
     """
 
     worker_epoch: Count
@@ -126,6 +129,7 @@ class WorkerAttached(Message, frozen=True):
     ring_epoch: Count
     embedding_width: Count = 0
     embedding_itemsize: Count = 1
+    encoder_fingerprint: Text = ""
 
 
 class Sampled(Part, frozen=True):

@@ -291,9 +291,10 @@ class LeaseGap(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """All workers are attached: requests may come."""
+    """All workers are attached: requests may come. `encoder_fingerprint`: see `WorkerAttached`."""
 
     num_workers: Count
+    encoder_fingerprint: Text = ""
 
 
 class TokensCommitted(Message, frozen=True):

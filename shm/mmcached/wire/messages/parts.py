@@ -70,6 +70,12 @@ class Inline(Part, frozen=True, tag="inline"):
     num_frames: Count
 
 
+class StoredOutput(Part, frozen=True, tag="stored"):
+    """What the encoder has said of an item, in the store: `token` names the engine's lease."""
+
+    token: Text
+
+
 class EgressPlace(Part, frozen=True):
     """An encoded record in its client's own ring, of that epoch: `nbytes` at byte `offset` of the data object."""
 
@@ -132,6 +138,7 @@ class Feature(Part, frozen=True):
         num_embeds: embeddings that the encoder makes of it.
         nbytes: size of the encoded item; both ends of a mirrored cache count with it.
         payload: the processed item: in the ring with a `lease`, inline, or (None) in the receiver's cache.
+        has_output: nothing of it was processed: what the encoder says of it is in the store.
     """
 
     mm_hash: Text
@@ -142,3 +149,4 @@ class Feature(Part, frozen=True):
     nbytes: Count
     payload: Handle | Inline | None
     lease: LeaseId | None = None
+    has_output: bool = False

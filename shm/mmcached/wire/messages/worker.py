@@ -8,7 +8,7 @@ import msgspec
 
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
-from mmcached.wire.messages.parts import Inline, Message, Part, Text, TokenId
+from mmcached.wire.messages.parts import Inline, Message, Part, StoredOutput, Text, TokenId
 
 
 class Attach(Message, frozen=True):
@@ -21,13 +21,19 @@ class Attach(Message, frozen=True):
 
 
 class EncodeItem(Part, frozen=True):
-    """Encode one item and keep the result in the encoder cache under `key`."""
+    """Keep the encoder's output of one item in the encoder cache under `key`: encode it, or load it from the store.
+
+    Attributes:
+        tenant, store_epoch: of the record in the store that is made of it; epoch 0: none is.
+    """
 
     key: Text
     mm_hash: Text
     num_embeds: Count
-    payload: Handle | Inline
+    payload: Handle | Inline | StoredOutput
     lease: LeaseId | None = None
+    tenant: Text = ""
+    store_epoch: Count = 0
 
 
 class EmbedSpan(Part, frozen=True):

@@ -13,6 +13,8 @@ batch. Every embedding depends on every patch of its image and on where the patc
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
 from mmcached.wire.config import ModelConfig
@@ -45,6 +47,8 @@ class VisionEncoder:
 
     Args:
         config: sizes; `bounds.check_bounds` has accepted them.
+    Attributes:
+        fingerprint: 32 hex digits; encoders with the same say the same of each image.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
@@ -57,6 +61,9 @@ class VisionEncoder:
         self._column = draw(seed, "encoder.column", (width,)).to(device)
         self._layers = [EncoderLayer(seed, f"encoder.{i}", width, device) for i in range(config.encoder_layers)]
         self._output = draw(seed, "encoder.output", (width, config.hidden_size)).to(device)
+        # Not of the device nor of a version of torch: integers are exact.
+        sizes = (seed, config.patch_size, width, config.encoder_layers, config.hidden_size)
+        self.fingerprint = hashlib.blake2b(f"reference {sizes}".encode(), digest_size=16).hexdigest()
 
     def encode(self, pixel_values: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         """Return the embeddings of one image.

@@ -18,11 +18,18 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from mmcached.cache.store_keys import EMBEDDINGS
+from mmcached.client.saver import SaverCounters
+from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
+    CacheMiss,
     ComputationFailed,
     ErrorInfo,
     InvalidRequest,
@@ -32,6 +39,7 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.parts import Inline, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.channels import Frame
@@ -46,22 +54,21 @@ from mmcached.worker.payloads import PayloadReader, image_of
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
+from mmcached.worker.stored_outputs import StoredOutputs, contact
 
 _logger = logging.getLogger(__name__)
 
-EMBEDDINGS = "embeddings"
-"""Name of the encoder's output in its record."""
 
-
-class ModelRunner:
+class ModelRunner(Closeable):
     """Model and caches of one worker.
 
     Args:
         rank: 0 keeps the prefix rows and returns tensors.
         device: of weights, KV and encoder outputs; prefix rows are on the CPU.
+        run_dir: of the service whose store has outputs; None: nothing is loaded or saved.
     """
 
-    def __init__(self, config: ServiceConfig, *, rank: int, device: torch.device) -> None:
+    def __init__(self, config: ServiceConfig, *, rank: int, device: torch.device, run_dir: Path | None = None) -> None:
         model = config.model
         self._config = config
         self._device = device
@@ -79,7 +86,12 @@ class ModelRunner:
         self._rows = PrefixRows(self.prefix_store)
         self._row_keys = model.row_keys
         self._ledger = ReadLedger()
+        self._outputs: StoredOutputs | None = None
+        if run_dir is not None and config.shares_encoder_outputs:
+            self._outputs = StoredOutputs(config, partial(contact, run_dir), self.encoder_fingerprint)
+        self._unsaved: list[EncodeItem] = []
         self._items_encoded = 0
+        self._items_loaded = 0
         self._embeds_encoded = 0
         self._tokens_computed = 0
         self._items_viewed = 0
@@ -118,17 +130,28 @@ class ModelRunner:
         )
         return output, made.frames
 
-    def measure_embedding(self) -> tuple[int, int]:
-        """Encode a smallest image; return how many numbers are kept of one embedding, and the bytes of one.
+    def save_outputs(self) -> None:
+        """Have saved what the last step has encoded; call it when its answer is sent."""
+        unsaved, self._unsaved = self._unsaved, []
+        for item in unsaved:
+            if self._outputs is not None and item.key in self.encoder_cache:
+                self._outputs.save(item, self.encoder_cache.get(item.key))
 
-        Changes nothing: what is measured is kept by nobody.
-        """
-        model = self._config.model
-        pixels = torch.zeros((1, 3 * model.patch_size**2), dtype=torch.uint8)
-        outputs = EncoderCache()
-        outputs.put("measured", {EMBEDDINGS: self._model.encoder.encode(pixels, (1, 1))})
-        itemsize = outputs.get("measured")[EMBEDDINGS].itemsize
-        return outputs.nbytes // itemsize, itemsize
+    def measure_embedding(self) -> tuple[int, int]:
+        """Return how many numbers are kept of one embedding, and the bytes of one."""
+        measured = self._smallest_output[EMBEDDINGS]
+        return sum(tensor.nbytes for tensor in self._smallest_output.values()) // measured.itemsize, measured.itemsize
+
+    @cached_property
+    def _smallest_output(self) -> Mapping[str, torch.Tensor]:
+        """What the encoder says of a smallest image, of one embedding. It is in no cache."""
+        pixels = torch.zeros((1, 3 * self._config.model.patch_size**2), dtype=torch.uint8)
+        return {EMBEDDINGS: self._model.encoder.encode(pixels, (1, 1))}
+
+    @property
+    def encoder_fingerprint(self) -> str:
+        """All that an encoder output depends on beside the item, as 32 hex digits."""
+        return self._model.encoder.fingerprint
 
     def clear(self) -> None:
         """Forget KV, encoder outputs and prefix rows; counters go on."""
@@ -138,8 +161,13 @@ class ModelRunner:
 
     def stats(self) -> WorkerStats:
         rows = self.prefix_store.stats() if self.prefix_store is not None else None
+        saver = SaverCounters() if self._outputs is None else self._outputs.counters
         return WorkerStats(
             items_encoded=self._items_encoded,
+            items_loaded=self._items_loaded,
+            outputs_saved=saver.saved,
+            outputs_dropped=saver.dropped,
+            outputs_refused=saver.refused + saver.failed,
             embeds_encoded=self._embeds_encoded,
             tokens_computed=self._tokens_computed,
             items_viewed=self._items_viewed,
@@ -153,6 +181,11 @@ class ModelRunner:
             prefix_bytes=rows.blocks * rows.block_nbytes if rows else 0,
             prefix_evictions=rows.evictions if rows else 0,
         )
+
+    def close(self) -> None:
+        """Let go of the store. A second call does nothing."""
+        if self._outputs is not None:
+            self._outputs.close()
 
     def check_integrity(self) -> None:
         self._pool.check_integrity()
@@ -173,13 +206,17 @@ class ModelRunner:
         # Whatever becomes of the step: the engine names a freed key once.
         self.encoder_cache.drop(plan.freed_keys)
         self._rows.begin(plan)
+        self._unsaved.clear()
         slots = torch.empty(0, dtype=torch.int64)
         try:
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
                 slots = batch.slots_cpu
             for item, read in zip(plan.encode, reads, strict=True):
-                made.used.append(self._encode(item, frames, payloads, read, made.viewed))
+                if isinstance(item.payload, StoredOutput):
+                    made.used.append(self._load(item, item.payload))
+                else:
+                    made.used.append(self._encode(item, item.payload, frames, payloads, read=read, viewed=made.viewed))
             for emit in plan.emit:
                 self._emit(emit, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
@@ -217,6 +254,7 @@ class ModelRunner:
         return True
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
+        self._unsaved.clear()
         self.encoder_cache.drop(item.key for item in plan.encode)
         self._pool.withdraw(slots)
 
@@ -237,8 +275,10 @@ class ModelRunner:
     def _encode(
         self,
         item: EncodeItem,
+        payload: Handle | Inline,
         frames: Sequence[Frame],
         payloads: PayloadReader,
+        *,
         read: Read | None,
         viewed: set[Read],
     ) -> torch.Tensor:
@@ -247,15 +287,15 @@ class ModelRunner:
         With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
         """
         on_release = read.release if read is not None else None
-        record = payloads.read(item.payload, frames, mm_hash=item.mm_hash, on_release=on_release)
-        if isinstance(item.payload, Handle):
+        record = payloads.read(payload, frames, mm_hash=item.mm_hash, on_release=on_release)
+        if isinstance(payload, Handle):
             if read is not None:
                 viewed.add(read)
             self._items_viewed += 1
-            self._bytes_viewed += item.payload.nbytes
+            self._bytes_viewed += payload.nbytes
         else:
             self._items_copied += 1
-            named = frames[item.payload.first_frame : item.payload.first_frame + item.payload.num_frames]
+            named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
             self._bytes_copied += sum(len(frame) for frame in named)
         embeddings = self._model.encoder.encode(*image_of(record))
         if len(embeddings) != item.num_embeds:
@@ -263,7 +303,32 @@ class ModelRunner:
         self.encoder_cache.put(item.key, {EMBEDDINGS: embeddings})
         self._items_encoded += 1
         self._embeds_encoded += len(embeddings)
+        if item.store_epoch and self._returns_tensors:
+            self._unsaved.append(item)
         return embeddings
+
+    def _load(self, item: EncodeItem, stored: StoredOutput) -> torch.Tensor:
+        """Copy an output out of the store into the encoder cache and return its embeddings.
+
+        Raises:
+            CacheMiss: it is gone, or it is none of this encoder's: whoever may put records has put something else.
+        """
+        record = None if self._outputs is None else self._outputs.load(stored.token)
+        if record is None or not self._is_output(record, item.num_embeds):
+            raise CacheMiss([item.mm_hash])
+        self.encoder_cache.put(item.key, {name: tensor.to(self._device) for name, tensor in record.items()})
+        self._items_loaded += 1
+        return self.encoder_cache.get(item.key)[EMBEDDINGS]
+
+    def _is_output(self, record: Mapping[str, Any], num_embeds: int) -> bool:
+        """Return whether a record has the names, dtypes and shapes of this encoder's output."""
+        form = self._smallest_output
+        return record.keys() == form.keys() and all(
+            isinstance(tensor, torch.Tensor)
+            and tensor.dtype == form[name].dtype
+            and tensor.shape == (num_embeds, *form[name].shape[1:])
+            for name, tensor in record.items()
+        )
 
     def _emit(self, emit: EmitEmbedding, made: StepResult) -> None:
         embeddings = self.encoder_cache.get(emit.key)[EMBEDDINGS]

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mmcached.client import Client, MmcachedError
+from mmcached.client.synchronous import Client
 from mmcached.shm.store.codec import Record
 from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import MmcachedError
 
-_LOG = logging.getLogger("mmcached.integrations")
+_LOG = logging.getLogger("mmcached.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class _Save(NamedTuple):
     nbytes: int
     make: Callable[[], Record]
     asked_at: float
+    tenant: str | None
+    store_epoch: int | None
 
 
 class Saver(Closeable):
@@ -94,12 +97,21 @@ class Saver(Closeable):
         """Bytes of the records that wait, or are being put."""
         return self._num_bytes
 
-    def save(self, key: str, nbytes: int, make: Callable[[], Record]) -> bool:
+    def save(
+        self,
+        key: str,
+        nbytes: int,
+        make: Callable[[], Record],
+        *,
+        tenant: str | None = None,
+        store_epoch: int | None = None,
+    ) -> bool:
         """Have a record saved; return False if it was dropped, because too much waits. Waits for nobody.
 
         Args:
             nbytes: what `make` holds until it has run, about the size of its record.
             make: returns the record; runs in the saver's thread, at most once. What it refers to must not change.
+            tenant, store_epoch: as for `Client.put`.
         """
         with self._news:
             if key in self._keys:
@@ -110,7 +122,7 @@ class Saver(Closeable):
                 is_taken = True
                 self._keys.add(key)
                 self._num_bytes += nbytes
-                self._waiting.append(_Save(key, nbytes, make, self._clock()))
+                self._waiting.append(_Save(key, nbytes, make, self._clock(), tenant, store_epoch))
                 self._have_thread()
                 self._news.notify_all()
         if not is_taken:
@@ -157,9 +169,12 @@ class Saver(Closeable):
 
     def _put(self, save: _Save) -> str:
         try:
-            if self._client.contains_many([save.key], timeout_s=self._timeout_s)[0]:
+            if self._client.contains_many([save.key], timeout_s=self._timeout_s, tenant=save.tenant)[0]:
                 return "saved"
-            return "saved" if self._client.put(save.key, save.make(), timeout_s=self._timeout_s) else "refused"
+            is_stored = self._client.put(
+                save.key, save.make(), timeout_s=self._timeout_s, tenant=save.tenant, store_epoch=save.store_epoch
+            )
+            return "saved" if is_stored else "refused"
         except MmcachedError as error:
             _LOG.warning("a record could not be saved: %s", error)
         except Exception:  # whatever the host's tensors raise: the next save is made all the same

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmcached.client import Client
-from mmcached.integrations.saver import Saver, SaverCounters
+from mmcached.client.saver import Saver, SaverCounters
 from mmcached.shm.store.codec import Record
 from tests.client.services import StoreService
 from tests.clock import Clock

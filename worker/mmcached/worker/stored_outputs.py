@@ -1,0 +1,79 @@
+"""Stored outputs are what encoders have said, in the store: this worker saves its own there, and loads those of others.
+
+    save ──behind the step's answer, in a thread──> put under the item's key, or dropped: late, no room, weights changed
+    load ──the engine's lease──> views, to be copied before they are dropped; None: it is gone
+
+Knows nothing of steps and caches. The store is a help: whatever becomes of it, nothing here raises because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmcached.cache.store_keys import output_key
+from mmcached.client import Client
+from mmcached.client.saver import Saver, SaverCounters
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.messages.worker import EncodeItem
+
+CALL_S = 1.0
+"""Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
+
+
+def contact(run_dir: Path) -> Client:
+    """Return a client of the service; it comes back by itself after a restart of the frontend."""
+    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S)
+
+
+class StoredOutputs(Closeable):
+    """The store as one worker sees it. It is contacted when it is first needed.
+
+    Args:
+        make_client: connects with the service; a service that is not there is a miss.
+        fingerprint: of this worker's encoder.
+    """
+
+    def __init__(self, config: ServiceConfig, make_client: Callable[[], Client], fingerprint: str) -> None:
+        self._max_bytes = config.limits.max_unsaved_mb << 20
+        self._make_client = make_client
+        self._fingerprint = fingerprint
+        self._client: Client | None = None
+        self._saver: Saver | None = None
+
+    @property
+    def counters(self) -> SaverCounters:
+        return SaverCounters() if self._saver is None else self._saver.counters
+
+    def save(self, item: EncodeItem, output: Mapping[str, torch.Tensor]) -> None:
+        """Have an output saved. Its tensors must not change any more; a copy from a device is made in the thread."""
+        if self._saver is None:
+            self._saver = Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
+        self._saver.save(
+            output_key(self._fingerprint, item.mm_hash),
+            sum(tensor.nbytes for tensor in output.values()),
+            lambda: {name: tensor.cpu() for name, tensor in output.items()},
+            tenant=item.tenant,
+            store_epoch=item.store_epoch,
+        )
+
+    def load(self, token: str) -> Mapping[str, Any] | None:
+        """Return the record under a lease of the engine; None if it is gone. **Read it, never write.**"""
+        hit = self._contact().open(token, view=True, timeout_s=CALL_S)
+        return None if hit is None else hit.record
+
+    def close(self) -> None:
+        """Drop what waits. A second call does nothing."""
+        if self._client is not None:
+            self._client.close()  # first: it ends what the saver's thread has asked
+        if self._saver is not None:
+            self._saver.close()
+
+    def _contact(self) -> Client:
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
