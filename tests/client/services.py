@@ -231,7 +231,7 @@ class StoreService(ServiceThread):
                 self._send(peer, Generated(message.request_id, message.prompt, "length", 1, 0))
             case Encode():
                 tensor = Tensor(0, "int32", (len(payload[0]) // 4,))
-                self._send(peer, Encoded(message.request_id, [tensor]), payload)
+                self._send(peer, Encoded(message.request_id, [{"embeddings": tensor}]), payload)
             case Probe():
                 self._send(peer, Probed(message.request_id, 1, 2))
             case _:

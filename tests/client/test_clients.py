@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mmcached.client.arguments import Options
 from mmcached.client.calls import Calls
 from mmcached.client.links.thread_link import ThreadLink, ThreadWaiter
+from mmcached.client.results import embeddings_from
 from mmcached.client.store.fail_open import FailOpen
 from mmcached.client.verb import Verb, drive
 from mmcached.shm.files.lock_file import is_held
@@ -117,10 +119,18 @@ def test_presence_is_held_while_the_client_lives(run_dir: Path, make: Make) -> N
 )
 def test_tensor_that_does_not_fit_its_frame_is_a_protocol_error(run_dir: Path, make: Make, tensor: Tensor) -> None:
     def answer(message: FromClient) -> list[ToClient]:
-        return [Encoded(message.request_id, [tensor])] if isinstance(message, Encode) else []
+        return [Encoded(message.request_id, [{"embeddings": tensor}])] if isinstance(message, Encode) else []
 
     with fake_service(run_dir, answer), make(run_dir) as client, pytest.raises(RemoteProtocolError):
         client.encode([b"x"])
+
+
+def test_several_outputs_of_an_encoder_keep_their_names() -> None:
+    tensors = [Tensor(frame, "float32", (1,)) for frame in range(3)]
+    message = Encoded(1, [{"embeddings": tensors[0]}, {"b": tensors[1], "a": tensors[2]}])
+    one, several = embeddings_from(message, [struct.pack("<f", value) for value in range(3)])
+    assert one.tolist() == [0.0]
+    assert [(name, tensor.tolist()) for name, tensor in several.items()] == [("b", [1.0]), ("a", [2.0])]
 
 
 def test_an_answer_of_another_kind_is_a_protocol_error(run_dir: Path, make: Make) -> None:

@@ -22,7 +22,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.parts import EncoderForm, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import ServiceStats
@@ -210,14 +210,14 @@ class Bench(Closeable):
         self.engines.append(engine)
         return engine
 
-    def connect_engine(self, *, index: int = 0) -> WireEngine:
+    def connect_engine(self, *, index: int = 0, encoder: EncoderForm | None = None) -> WireEngine:
         """Connect an engine that has gone through the whole handshake."""
         engine = self.add_engine(digest=self.config.digest(), index=index)
         ring = self.from_frontend(engine, to_engine.Ring)
         if ring.announcement is not None:
             engine.attach(ring.announcement)
             self.from_frontend(engine, to_engine.ReaderAttached)
-        engine.channel.send(to_frontend.EngineReady(1))
+        engine.channel.send(to_frontend.EngineReady(1, encoder=encoder))
         while not self.stats().engines:
             pass  # they name an engine once it is ready
         return engine

@@ -14,7 +14,7 @@ from mmcached.frontend.requests.request_service import MAX_RESENDS
 from mmcached.shm import ReaderEntry
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import error_from_wire
+from mmcached.wire.errors import ServiceUnavailable, error_from_wire
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
@@ -26,7 +26,7 @@ from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.cli.fake_view import page_of
 from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, png
-from tests.wire.examples import ERROR
+from tests.wire.examples import ENCODER, ERROR
 
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024,
@@ -364,6 +364,14 @@ def test_engine_that_connects_anew_keeps_its_requests(bench: Bench) -> None:
     bench.from_frontend(engine, to_engine.Ring)
     engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
     assert bench.answer(to_client.Generated).token_ids == [5]
+
+
+def test_processor_info_is_what_an_engine_has_said_when_it_was_ready(bench: Bench) -> None:
+    bench.client.send(to_frontend.GetProcessorInfo(5))
+    assert bench.answer(to_client.Failed).error.code == ServiceUnavailable.code
+    bench.connect_engine(encoder=ENCODER)
+    bench.client.send(to_frontend.GetProcessorInfo(6))
+    assert bench.answer(to_client.ProcessorInfo) == to_client.ProcessorInfo(6, ENCODER)
 
 
 def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Bench) -> None:

@@ -193,7 +193,7 @@ def main(run_dir: str, questions: str, seed: str) -> int:
 
 def frames_of(message: Encoded, payload: Sequence[Any]) -> list[Any]:
     """As `embeddings_from`, without torch."""
-    return [payload[tensor.frame] for tensor in message.embeddings]
+    return [payload[tensor.frame] for outputs in message.outputs for tensor in outputs.values()]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import SUFFIXES, checkpoint_folder, checkpoint_identity, fingerprint
+from mmcached.integrations.identity import SUFFIXES, checkpoint_folder, checkpoint_identity
 from tests.client.services import StoreService
 
 

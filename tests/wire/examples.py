@@ -11,6 +11,7 @@ from mmcached.wire.messages import client, engine, frontend, worker
 from mmcached.wire.messages.parts import (
     Barrier,
     EgressPlace,
+    EncoderForm,
     Feature,
     Inline,
     MessageLimits,
@@ -20,6 +21,7 @@ from mmcached.wire.messages.parts import (
     StoredOutput,
     StreamedTokens,
     Tensor,
+    TensorForm,
 )
 from mmcached.wire.stats import EngineStats, ServiceStats, WorkerStats
 
@@ -28,6 +30,9 @@ ANNOUNCEMENT = RingAnnouncement(1000, RING_ID, 2**62, 1 << 30, 4096, 8)
 HANDLE = Handle(RING_ID, 2**62, 3, 4, 4096, 12_345, "tenant")
 LEASE = LeaseId(2**63 - 1, 17)
 TENSOR = Tensor(0, "float32", (3, 64))
+ENCODER = EncoderForm(
+    "reference", [TensorForm("pixel_values", "uint8", (-1, 12))], [TensorForm("embeddings", "int32", (-1, 8))]
+)
 FEATURES = [
     Feature("a" * 64, "image", 1, 6, 6, 99, HANDLE, LEASE),
     Feature("b" * 64, "image", 9, 2, 2, 99, Inline(0, 3)),
@@ -67,7 +72,8 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Tokens([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
-    ("ToClient", client.Encoded(1, [TENSOR, TENSOR])),
+    ("ToClient", client.Encoded(1, [{"embeddings": TENSOR}, {"a": TENSOR, "b": TENSOR}])),
+    ("ToClient", client.ProcessorInfo(1, ENCODER)),
     ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
     ("ToClient", client.Probed(1, 1, 2)),
     ("ToClient", client.Flushed(1)),
@@ -89,6 +95,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromClient", frontend.Encode(CLIENT_ID, 1, 0.5, "", ["cat"])),
     ("FromClient", frontend.Cancel(CLIENT_ID, 1)),
     ("FromClient", frontend.GetStats(1)),
+    ("FromClient", frontend.GetProcessorInfo(1)),
     ("FromClient", frontend.Probe(1, 0.5)),
     ("FromClient", frontend.Flush(1)),
     ("FromClient", frontend.Flush(1, True)),
@@ -107,11 +114,12 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.ReaderHello(2**62, 1, 99)),
     ("FromEngine", frontend.LeaseGap(99)),
     ("FromEngine", frontend.Reconcile(99, 3, {0: 2, 4095: 0})),
-    ("FromEngine", frontend.EngineReady(2, "f" * 32)),
+    ("FromEngine", frontend.EngineReady(2)),
+    ("FromEngine", frontend.EngineReady(2, "f" * 32, ENCODER)),
     ("FromEngine", frontend.TokensCommitted([StreamedTokens(1, 16, [7, 8])])),
     ("FromEngine", frontend.TokensCommitted([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, [Rows("hidden_states", 0, TENSOR)])),
-    ("FromEngine", frontend.RequestEncoded(1, [TENSOR])),
+    ("FromEngine", frontend.RequestEncoded(1, [{"embeddings": TENSOR}])),
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
     ("FromEngine", frontend.RequestMissed(1, ["a" * 64])),
     ("FromEngine", frontend.EngineProbed(4, ["checksum"])),
@@ -130,7 +138,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromFrontend", engine.FlushEngine(4)),
     ("FromWorker", engine.WorkerHello(1, 6, "digest", "cpu")),
     ("FromWorker", engine.WorkerAttached(6, 5, 2**62)),
-    ("FromWorker", engine.WorkerAttached(6, 5, 2**62, 4096, 2, "f" * 32)),
+    ("FromWorker", engine.WorkerAttached(6, 5, 2**62, 8192, "f" * 32, ENCODER)),
     (
         "FromWorker",
         engine.StepOutput(
@@ -141,7 +149,7 @@ EXAMPLES: list[tuple[str, Any]] = [
             [engine.Sampled(1, 65)],
             [engine.ReadDone(7, 17)],
             [RequestRows(1, Rows("hidden_states", 0, TENSOR))],
-            [engine.ItemEmbedding(1, 0, TENSOR)],
+            [engine.ItemEmbedding(1, 0, "embeddings", TENSOR)],
         ),
     ),
     ("FromWorker", engine.StepOutput(5, 6, 7, b"digest", [], [], [], [], ["key", "a" * 64])),

@@ -6,11 +6,11 @@ import gc
 
 import numpy as np
 import pytest
-import torch
 
-from mmcached.wire.errors import CacheMiss, InvalidRequest, RemoteProtocolError, StaleHandle
+from mmcached.wire.errors import CacheMiss, RemoteProtocolError, StaleHandle
 from mmcached.wire.messages.parts import Inline
-from mmcached.worker.payloads import PayloadReader, image_of
+from mmcached.worker.encoders.reference import image_of
+from mmcached.worker.payloads import PayloadReader
 from tests.worker.oracle import random_image
 from tests.worker.rings import engine_ring, inline_frames, is_inside, record_of
 
@@ -66,18 +66,3 @@ def test_frames_that_are_not_there_or_no_record_are_the_senders_fault() -> None:
     for payload, given in ((Inline(0, 9), frames), (Inline(0, 1), [b"garbage"]), (Inline(0, 0), frames)):
         with pytest.raises(RemoteProtocolError):
             reader.read(payload, given, mm_hash="a")
-
-
-@pytest.mark.parametrize(
-    ("record", "field"),
-    [
-        ({"grid": torch.tensor([1, 1])}, "pixel_values"),
-        ({"pixel_values": torch.ones(1), "grid": (1, 1)}, "grid"),
-        ({"pixel_values": torch.ones(1), "grid": torch.tensor([1, 1, 1])}, "grid"),
-        ({"pixel_values": torch.ones(1), "grid": torch.tensor([1.0, 1.0])}, "grid"),
-    ],
-)
-def test_a_record_that_is_no_image_is_named(record: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        image_of(record)
-    assert caught.value.details["field"] == field

@@ -24,7 +24,7 @@ from mmcached.shm.stats.service import stats_of
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import ChannelFull, ConfigError
 from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached, WorkerHello
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.parts import EncoderForm, Inline, TensorForm
 from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, EncodeItem, Shutdown
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
@@ -41,6 +41,11 @@ from tests.worker.rings import engine_ring, inline_frames, make_ring, record_of
 MODEL = ModelConfig(hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9)
 CONFIG = ServiceConfig(model=MODEL, block_size=4, num_kv_blocks=40, max_model_len=64, world_size=2, device="cpu")
 ORACLE = Oracle(MODEL)
+ENCODER = EncoderForm(
+    "reference",
+    [TensorForm("pixel_values", "uint8", (-1, 12)), TensorForm("grid", "int64", (2,))],
+    [TensorForm("embeddings", "int32", (-1, 8))],
+)
 IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
 INCARNATION = 4711
 
@@ -113,7 +118,7 @@ def test_hello_is_repeated_until_attached_and_then_plans_are_answered(engine: Fa
     assert hello == again == WorkerHello(0, 99, CONFIG.digest(), "cpu")
     fingerprint = engine.attach().encoder_fingerprint
     assert len(bytes.fromhex(fingerprint)) == 16
-    assert engine.attach() == WorkerAttached(99, INCARNATION, 0, MODEL.hidden_size, 4, fingerprint)
+    assert engine.attach() == WorkerAttached(99, INCARNATION, 0, 4 * MODEL.hidden_size, fingerprint, ENCODER)
     engine.send(step(5, engine))
     output, _ = engine.receive(StepOutput)
     assert (output.engine_incarnation, output.worker_epoch, output.step) == (INCARNATION, 99, 5)

@@ -22,6 +22,7 @@ from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput
 from mmcached.wire.messages.worker import FromEngineToWorker, RunChunk, StepPlan
 from mmcached.wire.sockets.channels import Frame, make_decoder
+from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.hidden_states.device_copy import transfer_for
 from mmcached.worker.model.model import ReferenceModel
@@ -76,7 +77,7 @@ class Rank:
             self.runner._rows = PrefixRows(self.store)
         self._rows = self.runner._rows
         self._config = config
-        self._weights = 0
+        self._use_weights(0)
         self._accident: Accident | None = None
         self._real_take = self._rows.take
         self._rows.take = self._take  # type: ignore[method-assign]
@@ -91,15 +92,19 @@ class Rank:
         """
         plan = _plans.decode(_encoder.encode(plan))
         if plan.row_epoch != self._weights:
-            self._weights = plan.row_epoch
-            model = model_in(self._config.model, plan.row_epoch)
-            self.runner._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
+            self._use_weights(plan.row_epoch)
         lent = [bytearray(frame) for frame in frames]
         with self._hit_by(accident):
             answer, made = self.runner.execute(plan, lent, _INLINE_ONLY)
         for frame in lent:
             frame[:] = bytes([0x5A]) * len(frame)
         return _results.decode(_encoder.encode(answer)), [bytes(frame) for frame in made]
+
+    def _use_weights(self, epoch: int) -> None:
+        model = model_in(self._config.model, epoch)
+        self._weights = epoch
+        self._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
+        self.runner._model, self.runner._encoder = self._model, ReferenceEncoder(model, self._model.encoder)
 
     def encoder_keys(self) -> list[str]:
         return self.runner.encoder_cache.keys()
@@ -111,7 +116,7 @@ class Rank:
             yield
             self._accident = None
             return
-        model = self.runner._model
+        model = self._model
         part: Any = model.encoder if accident.point == "encode" else model.decoder
         real = getattr(part, accident.point)
 

@@ -244,7 +244,7 @@ class World:
         answer, frames = self._results.take_answer(request)
         if isinstance(answer, RequestEncoded):
             if len(client.epochs) == 1:
-                client.check_embeddings(rightly, answer.embeddings, frames)
+                client.check_embeddings(rightly, [outputs["embeddings"] for outputs in answer.outputs], frames)
         else:
             rows, pieces = client.all_rows(answer.rows, frames)
             client.check_shape(rows)

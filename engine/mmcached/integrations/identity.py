@@ -9,12 +9,11 @@ service everybody reads it for himself. Needs no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from blake3 import blake3
 
@@ -66,18 +65,6 @@ def checkpoint_folder(name: str, revision: str | None = None, download_dir: str 
         return Path(snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True))
     except ValueError as error:  # no name that the hub could have
         raise FileNotFoundError(f"no checkpoint {name!r} is on this host: {error}") from error
-
-
-def fingerprint(parts: Mapping[str, Any]) -> str:
-    """Return a short name (32 hex digits) of all that an output depends on beside the item.
-
-    Args:
-        parts: JSON values, in any order.
-    Raises:
-        TypeError, ValueError: one of them is no JSON value.
-    """
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return blake3(text.encode()).hexdigest(16)
 
 
 def _files(root: Path, suffixes: Set[str]) -> Iterator[Path]:

@@ -81,6 +81,7 @@ class AsyncClient(BaseClient):
     invalidate = _awaitable(Calls.invalidate)
     flush = _awaitable(Calls.flush)
     stats = _awaitable(Calls.stats)
+    processor_info = _awaitable(Calls.processor_info)
     probe = _awaitable(Calls.probe)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mmcached.client.arguments import (
     MAX_TOKENS,
@@ -30,15 +30,12 @@ from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb
 from mmcached.shm.store.codec import Library, Record
-from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, Stats, Welcome
-from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetStats, Probe
-from mmcached.wire.messages.parts import RowsWanted
+from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ProcessorInfo, Stats, Welcome
+from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
+from mmcached.wire.messages.parts import EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import ServiceStats
-
-if TYPE_CHECKING:
-    import torch
 
 STREAM_WINDOW = 32
 """Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
@@ -136,8 +133,12 @@ class Calls:
         *,
         image_ids: Sequence[str | None] = (),
         timeout_s: float | None = None,
-    ) -> Verb[list[torch.Tensor]]:
-        """Return the embeddings of each image: int32 `(num_embeds, hidden_size)`, cpu, owned. Errors as `generate`."""
+    ) -> Verb[list[Any]]:
+        """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
+
+        The reference model's are int32 `(num_embeds, hidden_size)`; `processor_info` says what another encoder's are.
+        Errors as `generate`.
+        """
         ids, contact = checked_image_ids(image_ids, images), self.contact
         limit_s = contact.limit_s(timeout_s)
         request = Encode(contact.client_id, contact.next_id(), limit_s, contact.options.tenant, ids)
@@ -303,6 +304,15 @@ class Calls:
         """Return what all roles have counted since they started."""
         message, _ = yield from self._ask(GetStats(self.contact.next_id()), timeout_s)
         return expect(message, Stats).stats
+
+    def processor_info(self, *, timeout_s: float = 10.0) -> Verb[EncoderForm]:
+        """Return what the service makes of an image: the tensors that its encoder takes, and those that it gives.
+
+        Raises:
+            ServiceUnavailable: no engine is ready; the service may be a store alone.
+        """
+        message, _ = yield from self._ask(GetProcessorInfo(self.contact.next_id()), timeout_s)
+        return expect(message, ProcessorInfo).encoder
 
     def probe(self, *, timeout_s: float = 1.0) -> Verb[Probed]:
         """Return how many engines and workers the data path reaches: a small item goes through all of them.

@@ -36,6 +36,7 @@ from mmcached.wire.messages.frontend import (
     Encode,
     Flush,
     Generate,
+    GetProcessorInfo,
     GetRecords,
     GetStats,
     HaveRecords,
@@ -53,6 +54,7 @@ RETRY_INTERVAL_S = 1.0
 Request = (
     Generate
     | Encode
+    | GetProcessorInfo
     | GetStats
     | Probe
     | Flush

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
@@ -16,6 +16,7 @@ from mmcached.wire.messages.client import (
     Generated,
     Present,
     Probed,
+    ProcessorInfo,
     ReaderRegistered,
     Records,
     Stats,
@@ -34,6 +35,7 @@ AnswerT = TypeVar(
     Encoded,
     Stats,
     Probed,
+    ProcessorInfo,
     Flushed,
     ReaderRegistered,
     EgressRingRegistered,
@@ -128,9 +130,13 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
     return RowRange(rows.key, rows.first, _owned_tensor(rows.tensor, payload))
 
 
-def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[torch.Tensor]:
-    """One int32 tensor `(num_embeds, hidden_size)` per image, cpu, owned."""
-    return [_owned_tensor(tensor, payload) for tensor in message.embeddings]
+def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[Any]:
+    """Return of each image the encoder's output, or all by name if there are several; cpu, owned."""
+    return [_plain({name: _owned_tensor(tensor, payload) for name, tensor in each.items()}) for each in message.outputs]
+
+
+def _plain(outputs: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
 def _owned_tensor(tensor: Tensor, payload: Sequence[Frame]) -> torch.Tensor:

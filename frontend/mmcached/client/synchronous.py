@@ -96,6 +96,7 @@ class Client(BaseClient, Closeable):
     invalidate = _blocking(Calls.invalidate)
     flush = _blocking(Calls.flush)
     stats = _blocking(Calls.stats)
+    processor_info = _blocking(Calls.processor_info)
     probe = _blocking(Calls.probe)
 
     @property

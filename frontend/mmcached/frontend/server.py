@@ -65,7 +65,14 @@ log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
 """How often deaths and deadlines are looked at."""
-_UNBOUND = received.GetStats | received.Probe | received.Flush | received.HaveRecords | received.DropRecord
+_UNBOUND = (
+    received.GetStats
+    | received.GetProcessorInfo
+    | received.Probe
+    | received.Flush
+    | received.HaveRecords
+    | received.DropRecord
+)
 """Messages that are in no client's name."""
 _OF_CONNECTION = (
     received.EngineHello | received.ReaderHello | received.EngineReady | received.LeaseGap | received.Reconcile
@@ -205,6 +212,8 @@ class Frontend(Closeable):
                 self._end_client(message.client_id)
             case received.GetStats():
                 self._asked_for_stats.append((peer, message.request_id))
+            case received.GetProcessorInfo():
+                self._tell_processor_info(peer, message.request_id)
             case received.Probe() | received.Flush():
                 self._ask_all(peer, message)
             case (
@@ -230,6 +239,12 @@ class Frontend(Closeable):
             self._clients.try_send(peer, to_client.Failed(None, error_to_wire(error)))
         elif not isinstance(message, _UNANSWERED):
             self._clients.try_send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
+
+    def _tell_processor_info(self, peer: bytes, request_id: int) -> None:
+        try:
+            self._clients.try_send(peer, to_client.ProcessorInfo(request_id, self._connections.encoder()))
+        except MmcachedError as error:
+            self._clients.try_send(peer, to_client.Failed(request_id, error_to_wire(error)))
 
     def _ask_all(self, peer: bytes, message: received.Probe | received.Flush) -> None:
         """Take a question that all engines answer together, or say why not."""

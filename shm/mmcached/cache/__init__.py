@@ -4,6 +4,7 @@
     kinds        the kind of cache that a configuration asks for
     request_lru  the move that P0 and P1 make alike
     store_keys   the name of a tenant's record in the store, and the key of an encoder's output
+    fingerprints the name of all that an output depends on beside the item
     compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
 Imports neither numpy nor torch; `hasher`, which is imported where it is used, numpy.

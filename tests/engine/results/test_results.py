@@ -168,7 +168,7 @@ def test_embeddings_come_in_item_order_and_complete() -> None:
         results = results_of(request)
         for index in indexes:
             payload = [b"xxxx", b"aaaa", b"bbbb"]
-            results.put_embedding(ItemEmbedding(7, index, Tensor(index + 1, "int32", (1, 1))), payload)
+            results.put_embedding(ItemEmbedding(7, index, "embeddings", Tensor(index + 1, "int32", (1, 1))), payload)
         if len(indexes) == 1:
             with pytest.raises(InvariantError):
                 results.take_answer(request)
@@ -176,7 +176,22 @@ def test_embeddings_come_in_item_order_and_complete() -> None:
         answer, frames = results.take_answer(request)
         assert isinstance(answer, RequestEncoded)
         assert frames == [b"aaaa", b"bbbb"]
-        assert [tensor.frame for tensor in answer.embeddings] == [0, 1]
+        assert [outputs["embeddings"].frame for outputs in answer.outputs] == [0, 1]
+
+
+def test_outputs_of_an_item_keep_their_names_and_order() -> None:
+    request = encode(7, ("a", 1), ("b", 1))
+    results = results_of(request)
+    for index in (0, 1):
+        for frame, name in enumerate(("embeddings", "deepstack_0")):
+            results.put_embedding(ItemEmbedding(7, index, name, Tensor(frame, "int32", (1, 1))), [b"aaaa", b"bbbb"])
+    answer, frames = results.take_answer(request)
+    assert isinstance(answer, RequestEncoded)
+    assert [[(name, tensor.frame) for name, tensor in outputs.items()] for outputs in answer.outputs] == [
+        [("embeddings", 0), ("deepstack_0", 1)],
+        [("embeddings", 2), ("deepstack_0", 3)],
+    ]
+    assert frames == [b"aaaa", b"bbbb"] * 2
 
 
 # ---- tokens
@@ -218,7 +233,7 @@ def test_nothing_is_kept_of_those_that_are_over_and_nothing_taken_for_those_that
         results.forget(7)
     assert (len(results), results.has_streams) == (0, False)
     put(results, 0, [2])
-    results.put_embedding(ItemEmbedding(7, 0, Tensor(0, "int32", (1, 1))), [b"aaaa"])
+    results.put_embedding(ItemEmbedding(7, 0, "embeddings", Tensor(0, "int32", (1, 1))), [b"aaaa"])
     assert unsent_tokens(results, [request]) == []
     assert sent(results, 7) == []
     results.open(request, is_streamed=False)

@@ -65,7 +65,7 @@ def test_all_ranks_must_attach_and_stale_answers_do_not_count(wiring: Wiring) ->
         assert group.attached(WorkerAttached(10 + rank, 5, 99), None) is None, "of another ring"
         assert group.attached(WorkerAttached(77, 5, 0), None) is None, "of another process"
         assert group.embedding_bytes == (0 if rank == 0 else 200)
-        assert group.attached(WorkerAttached(10 + rank, 5, 0, 100, 2 + rank), None) is accepted[0]
+        assert group.attached(WorkerAttached(10 + rank, 5, 0, 100 * (2 + rank)), None) is accepted[0]
         assert group.embedding_bytes == 100 * (2 + rank)
     assert group.are_all_attached
     assert group.epochs == [10, 11]

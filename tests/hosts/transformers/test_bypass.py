@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
+from mmcached.cache import fingerprints
 from mmcached.client import Client
-from mmcached.integrations import identity
 from mmcached.integrations.transformers import ImageFeatures, cached_image_features
 from mmcached.wire.errors import InvalidRequest
 from tests.hosts.transformers import models
@@ -225,7 +225,7 @@ def test_what_differs_has_another_fingerprint(client: Client, monkeypatch: pytes
         made.append(json.loads(json.dumps(parts)))
         return original(parts)
 
-    original = identity.fingerprint
+    original = fingerprints.fingerprint
     monkeypatch.setattr(features, "fingerprint", fingerprint)
     model, _ = models.make("qwen2_5_vl")
     plain = fingerprint_of(model, client)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import fingerprint
 from mmcached.integrations.processed_inputs import ProcessedItem, ProcessedItems, name_of
 from mmcached.integrations.processed_inputs.items import keys_of
 from tests.client.services import StoreService

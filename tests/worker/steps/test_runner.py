@@ -124,10 +124,10 @@ def test_images_are_encoded_kept_emitted_and_placed() -> None:
 
 def test_what_is_measured_of_one_embedding_is_what_is_kept_of_each() -> None:
     runner, image = make_runner(), IMAGES[2]
-    width, itemsize = runner.measure_embedding()
+    measured = runner.measured
     assert runner.stats().encoder_entries == runner.stats().items_encoded == 0, "what was measured is not kept"
     run(runner, plan(1, encode=[inline_item("k", image)]), inline_frames(image))
-    assert runner.stats().encoder_bytes == len(image.pixel_values) * width * itemsize
+    assert runner.stats().encoder_bytes == len(image.pixel_values) * measured.embedding_bytes
 
 
 def test_an_item_encoded_among_others_has_the_same_bits() -> None:

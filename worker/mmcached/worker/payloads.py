@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from mmcached.shm import ObjectStoreReader
 from mmcached.shm.store.codec import decode_record_frames
-from mmcached.wire.errors import CacheMiss, InvalidRequest, RemoteProtocolError
+from mmcached.wire.errors import CacheMiss, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
@@ -63,18 +61,3 @@ class PayloadReader:
         if not isinstance(record, Mapping):
             raise RemoteProtocolError(f"item {mm_hash} is no record of named tensors", "encode.payload")
         return record
-
-
-def image_of(record: Record) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return the two tensors of an image's record.
-
-    Raises:
-        InvalidRequest: one is not there, or is none.
-    """
-    for name in ("pixel_values", "grid"):
-        if not isinstance(record.get(name), torch.Tensor):
-            raise InvalidRequest(name, type(record.get(name)).__name__, "must be a tensor of an image's record")
-    grid = record["grid"]
-    if grid.shape != (2,) or grid.dtype != torch.int64:
-        raise InvalidRequest("grid", f"{grid.dtype} {tuple(grid.shape)}", "must be torch.int64 (2,)")
-    return record["pixel_values"], (int(grid[0]), int(grid[1]))

@@ -137,7 +137,7 @@ class WorkerServer:
         self._clock = clock
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
         self._attachment: Attachment | None = None
-        self._embedding_row = runner.measure_embedding()
+        _ = runner.measured  # before the first hello: an engine waits for what has said hello
         self._next_hello_s = clock()
         self._status: int | None = None
         self.num_dropped = 0
@@ -234,7 +234,8 @@ class WorkerServer:
         epoch = self._attachment.ring_epoch
         attached_to = attach.engine_incarnation
         fingerprint = self._runner.encoder_fingerprint
-        self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, *self._embedding_row, fingerprint), [])
+        form, nbytes = self._runner.measured.form, self._runner.measured.embedding_bytes
+        self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, nbytes, fingerprint, form), [])
 
     def _say_hello_if_due(self) -> None:
         if self._attachment is None and self._clock() >= self._next_hello_s:

@@ -26,12 +26,12 @@ from mmcached.wire.sockets.channels import Frame
 
 @dataclass(slots=True)
 class _Gathered:
-    """Tensors of one request: rows, from position `start` on, by key; header and bytes of embeddings by item."""
+    """Tensors of one request: rows, from position `start` on, by key; header and bytes of outputs by item and name."""
 
     streams_rows: bool = False
     start: int | None = None
     rows: dict[str, RowPieces] = field(default_factory=dict)
-    embeddings: dict[int, tuple[Tensor, bytes]] = field(default_factory=dict)
+    outputs: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)
 
 
 class Results:
@@ -87,7 +87,8 @@ class Results:
     def put_embedding(self, item: ItemEmbedding, payload: Sequence[Frame]) -> None:
         gathered = self._open.get(item.request_id)
         if gathered is not None:
-            gathered.embeddings[item.index] = (item.tensor, bytes(payload[item.tensor.frame]))
+            data = bytes(payload[item.tensor.frame])
+            gathered.outputs.setdefault(item.index, {})[item.name] = (item.tensor, data)
 
     # ---- to the frontend
 
@@ -164,8 +165,14 @@ def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], 
 
 
 def _encoded(request: Request, gathered: _Gathered) -> tuple[RequestEncoded, list[Frame]]:
-    items, num_items = gathered.embeddings, len(request.features)
+    items, num_items = gathered.outputs, len(request.features)
     if sorted(items) != list(range(num_items)):
         raise InvariantError(f"request {request.request_id}: embeddings of items {sorted(items)}, expected {num_items}")
-    tensors = [Tensor(index, items[index][0].dtype, items[index][0].shape) for index in range(num_items)]
-    return RequestEncoded(request.request_id, tensors), [items[index][1] for index in range(num_items)]
+    outputs: list[dict[str, Tensor]] = []
+    frames: list[Frame] = []
+    for index in range(num_items):
+        outputs.append({})
+        for name, (tensor, data) in items[index].items():
+            outputs[index][name] = Tensor(len(frames), tensor.dtype, tensor.shape)
+            frames.append(data)
+    return RequestEncoded(request.request_id, outputs), frames

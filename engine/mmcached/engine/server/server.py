@@ -246,7 +246,7 @@ class EngineServer(Closeable):
         fingerprint = self._group.encoder_fingerprint
         if self._frontend.is_accepted and self._group.are_all_attached and self._ready_with != fingerprint:
             self._ready_with = fingerprint
-            self._frontend.send(to_frontend.EngineReady(self._config.world_size, fingerprint))
+            self._frontend.send(to_frontend.EngineReady(self._config.world_size, fingerprint, self._group.encoder))
 
     # ---- requests
 

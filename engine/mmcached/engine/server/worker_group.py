@@ -15,6 +15,7 @@ from mmcached.shm import ReaderEntry
 from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGone, error_to_wire
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
+from mmcached.wire.messages.parts import EncoderForm
 from mmcached.wire.sockets.channels import Frame, RouterChannel
 
 log = structlog.get_logger("mmcached.engine")
@@ -28,6 +29,7 @@ class WorkerLink:
         is_attached: true if it holds its byte of the entry, so that plans may go there.
         embedding_bytes: size of one embedding in its encoder cache; 0 until it has measured.
         fingerprint: of its encoder; "" until it is attached.
+        encoder: what its encoder takes and gives; None until then.
         former_epoch: epoch of the rank's former process, until that is certified dead.
     """
 
@@ -38,6 +40,7 @@ class WorkerLink:
     is_attached: bool = False
     embedding_bytes: int = 0
     fingerprint: str = ""
+    encoder: EncoderForm | None = None
     former_epoch: int | None = None
 
 
@@ -102,8 +105,8 @@ class WorkerGroup:
             return None
         link.is_attached = True
         link.fingerprint = message.encoder_fingerprint
-        if message.embedding_width:
-            link.embedding_bytes = message.embedding_width * message.embedding_itemsize
+        link.embedding_bytes = message.embedding_bytes
+        link.encoder = message.encoder
         return link
 
     def by_epoch(self, worker_epoch: int) -> WorkerLink | None:
@@ -122,6 +125,11 @@ class WorkerGroup:
     def encoder_fingerprint(self) -> str:
         """What the ranks' encoders have in common; "" before all are attached."""
         return self._links[0].fingerprint if self.are_all_attached else ""
+
+    @property
+    def encoder(self) -> EncoderForm | None:
+        """What the ranks' encoders take and give; None before all are attached."""
+        return self._links[0].encoder if self.are_all_attached else None
 
     @property
     def epochs(self) -> list[int]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from blake3 import blake3
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import fingerprint
 from mmcached.shm.store.codec import Library, Record
 
 

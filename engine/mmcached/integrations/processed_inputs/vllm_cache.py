@@ -21,8 +21,8 @@ from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Claim, Client, Hit, InvalidRequest
-from mmcached.integrations.identity import fingerprint
 from mmcached.integrations.processed_inputs.items import keys_of
 from mmcached.integrations.processed_inputs.vllm_items import (
     Elements,

@@ -17,8 +17,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity, fingerprint
+from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.sglang.settings import NAMESPACE, Settings
 from mmcached.wire.errors import ConfigError
 

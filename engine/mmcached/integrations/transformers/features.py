@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import fingerprint
 from mmcached.integrations.transformers import splitting
 from mmcached.integrations.transformers.content import Content
 from mmcached.integrations.transformers.families import FROM_CONFIG, Family, find_family

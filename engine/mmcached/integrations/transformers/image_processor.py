@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import fingerprint
 from mmcached.integrations.transformers.content import Content, add_image
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.shm.store.tensor_bytes import NotCarried

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity, fingerprint
+from mmcached.integrations.identity import checkpoint_folder, checkpoint_identity
 from mmcached.integrations.vllm.settings import Settings
 
 _HASH = re.compile("[0-9a-f]{64}|[0-9a-f]{128}")

@@ -38,6 +38,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
+from mmcached.wire.messages.parts import EncoderForm
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.sockets.listener import Listener
 
@@ -54,6 +55,7 @@ class EngineConnection:
     Attributes:
         peer: the present connection; it changes when the engine connects anew.
         encoder_fingerprint: names all that its encoder outputs depend on beside the item; "" until it is ready.
+        encoder: what its workers' encoder takes and gives, when it is ready.
     """
 
     peer: bytes
@@ -61,6 +63,7 @@ class EngineConnection:
     incarnation: int
     is_ready: bool = False
     encoder_fingerprint: str = ""
+    encoder: EncoderForm | None = None
 
 
 class EngineConnections:
@@ -111,6 +114,17 @@ class EngineConnections:
         """
         ready = (connection for connection in self if connection.is_ready)
         return min(ready, key=lambda connection: num_open(connection.incarnation), default=None)
+
+    def encoder(self) -> EncoderForm:
+        """Return what the engines' encoder takes and gives.
+
+        Raises:
+            ServiceUnavailable: no engine is ready to say so.
+        """
+        found = next((connection.encoder for connection in self if connection.is_ready), None)
+        if found is None:
+            raise ServiceUnavailable("no engine is ready to tell of its encoder; try again later")
+        return found
 
     def use(self, ring: RingWriter) -> None:
         """Announce a ring, now that there is one; items travel inline to each engine until it has attached."""
@@ -168,6 +182,7 @@ class EngineConnections:
         if self._readers.entries.ring.announcement is None or self._readers.get(connection.incarnation) is not None:
             connection.is_ready = True
             connection.encoder_fingerprint = self.encoder_fingerprint = message.encoder_fingerprint
+            connection.encoder = message.encoder
             log.info("engine ready", engine=connection.index, workers=message.num_workers)
 
     def ask_after_gap(self, connection: EngineConnection, message: received.LeaseGap) -> None:

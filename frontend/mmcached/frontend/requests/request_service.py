@@ -257,7 +257,7 @@ class RequestService:
     def encoded(self, engine: int, message: received.RequestEncoded, payload: Sequence[Frame]) -> None:
         request = self._with(engine, message.request_id)
         if request is not None:
-            self._finish(request, to_client.Encoded(request.message.request_id, message.embeddings), payload)
+            self._finish(request, to_client.Encoded(request.message.request_id, message.outputs), payload)
 
     def failed(self, engine: int, message: received.RequestFailed) -> None:
         """Answer a request that its engine could not serve."""

@@ -9,6 +9,7 @@ import msgspec
 from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
+    EncoderForm,
     Inline,
     Message,
     MessageLimits,
@@ -79,15 +80,22 @@ class Generated(Message, frozen=True):
 
 
 class Encoded(Message, frozen=True):
-    """Embeddings, one `(num_embeds, hidden_size)` tensor per image, in the order of the request."""
+    """The outputs of the encoder by name, one set per image, in the order of the request."""
 
     request_id: Count
-    embeddings: list[Tensor]
+    outputs: list[dict[Text, Tensor]]
 
 
 class Stats(Message, frozen=True):
     request_id: Count
     stats: ServiceStats
+
+
+class ProcessorInfo(Message, frozen=True):
+    """What the service makes of an item."""
+
+    request_id: Count
+    encoder: EncoderForm
 
 
 class Probed(Message, frozen=True):
@@ -177,6 +185,7 @@ ToClient = (
     | Generated
     | Encoded
     | Stats
+    | ProcessorInfo
     | Probed
     | Flushed
     | ReaderRegistered

@@ -10,6 +10,7 @@ from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import (
     Barrier,
+    EncoderForm,
     Feature,
     Inline,
     Message,
@@ -119,17 +120,17 @@ class WorkerAttached(Message, frozen=True):
     """The worker holds its byte and its share of the entry: the former worker of this rank is dead. Plans may come.
 
     Attributes:
-        embedding_width: numbers that its encoder cache keeps of one embedding, as it has measured; 0: unknown.
-        embedding_itemsize: bytes of one of them.
+        embedding_bytes: of one embedding in its encoder cache, all outputs together, as it has measured; 0: unknown.
         encoder_fingerprint: names all that its encoder's output depends on beside the item.
+        encoder: what its encoder takes and gives.
     """
 
     worker_epoch: Count
     engine_incarnation: Count
     ring_epoch: Count
-    embedding_width: Count = 0
-    embedding_itemsize: Count = 1
+    embedding_bytes: Count = 0
     encoder_fingerprint: Text = ""
+    encoder: EncoderForm | None = None
 
 
 class Sampled(Part, frozen=True):
@@ -158,8 +159,11 @@ PrefixReport = dict[bytes, dict[Text, Count]]
 
 
 class ItemEmbedding(Part, frozen=True):
+    """One output of the encoder for item `index` of a request."""
+
     request_id: Count
     index: Count
+    name: Text
     tensor: Tensor
 
 

@@ -10,6 +10,7 @@ from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, RingAnnouncement
 from mmcached.wire.messages.parts import (
     EgressPlace,
+    EncoderForm,
     Message,
     Priority,
     RequestRows,
@@ -103,6 +104,12 @@ class Cancel(Message, frozen=True):
 
 
 class GetStats(Message, frozen=True):
+    request_id: Count
+
+
+class GetProcessorInfo(Message, frozen=True):
+    """Ask what the service makes of an item."""
+
     request_id: Count
 
 
@@ -249,6 +256,7 @@ FromClient = (
     | TokensTaken
     | Cancel
     | GetStats
+    | GetProcessorInfo
     | Probe
     | Flush
     | RegisterReader
@@ -291,10 +299,11 @@ class LeaseGap(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """All workers are attached: requests may come. `encoder_fingerprint`: see `WorkerAttached`."""
+    """All workers are attached: requests may come. `encoder_fingerprint` and `encoder`: see `WorkerAttached`."""
 
     num_workers: Count
     encoder_fingerprint: Text = ""
+    encoder: EncoderForm | None = None
 
 
 class TokensCommitted(Message, frozen=True):
@@ -320,8 +329,10 @@ class RequestGenerated(Message, frozen=True):
 
 
 class RequestEncoded(Message, frozen=True):
+    """Of each item the outputs of the encoder, by name, in the encoder's order."""
+
     request_id: Count
-    embeddings: list[Tensor]
+    outputs: list[dict[Text, Tensor]]
 
 
 class RequestFailed(Message, frozen=True):

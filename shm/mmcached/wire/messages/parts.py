@@ -63,6 +63,22 @@ class Tensor(Part, frozen=True):
     shape: tuple[Count, ...]
 
 
+class TensorForm(Part, frozen=True):
+    """The name, dtype and shape of a tensor that every item has; a size of -1 differs from item to item."""
+
+    name: Text
+    dtype: Text
+    shape: tuple[int, ...]
+
+
+class EncoderForm(Part, frozen=True):
+    """The tensors that a service makes of an item for its encoder, and those that the encoder makes of them."""
+
+    kind: Text
+    inputs: list[TensorForm]
+    outputs: list[TensorForm]
+
+
 class Inline(Part, frozen=True, tag="inline"):
     """An encoded record (see `mmcached.shm.store.codec`) in frames `first_frame … first_frame + num_frames - 1`."""
 

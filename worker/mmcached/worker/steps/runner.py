@@ -20,7 +20,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,7 +31,6 @@ from mmcached.wire.errors import (
     CacheMiss,
     ComputationFailed,
     ErrorInfo,
-    InvalidRequest,
     InvariantError,
     MmcachedError,
     error_to_wire,
@@ -46,11 +44,13 @@ from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.encoder_cache import EncoderCache
+from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, outputs_in
+from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
-from mmcached.worker.payloads import PayloadReader, image_of
+from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
@@ -74,6 +74,7 @@ class ModelRunner(Closeable):
         self._device = device
         self._returns_tensors = rank == 0
         self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
+        self._encoder: Encoder = ReferenceEncoder(model, self._model.encoder)
         self._pool = KVPool(
             num_layers=model.num_layers,
             num_blocks=config.num_kv_blocks,
@@ -137,21 +138,15 @@ class ModelRunner(Closeable):
             if self._outputs is not None and item.key in self.encoder_cache:
                 self._outputs.save(item, self.encoder_cache.get(item.key))
 
-    def measure_embedding(self) -> tuple[int, int]:
-        """Return how many numbers are kept of one embedding, and the bytes of one."""
-        measured = self._smallest_output[EMBEDDINGS]
-        return sum(tensor.nbytes for tensor in self._smallest_output.values()) // measured.itemsize, measured.itemsize
-
     @cached_property
-    def _smallest_output(self) -> Mapping[str, torch.Tensor]:
-        """What the encoder says of a smallest image, of one embedding. It is in no cache."""
-        pixels = torch.zeros((1, 3 * self._config.model.patch_size**2), dtype=torch.uint8)
-        return {EMBEDDINGS: self._model.encoder.encode(pixels, (1, 1))}
+    def measured(self) -> Measured:
+        """What the encoder has shown of itself on a small item, which nobody keeps."""
+        return self._encoder.measure()
 
     @property
     def encoder_fingerprint(self) -> str:
         """All that an encoder output depends on beside the item, as 32 hex digits."""
-        return self._model.encoder.fingerprint
+        return self._encoder.fingerprint
 
     def clear(self) -> None:
         """Forget KV, encoder outputs and prefix rows; counters go on."""
@@ -214,9 +209,10 @@ class ModelRunner(Closeable):
                 slots = batch.slots_cpu
             for item, read in zip(plan.encode, reads, strict=True):
                 if isinstance(item.payload, StoredOutput):
-                    made.used.append(self._load(item, item.payload))
+                    made.used += self._load(item, item.payload).values()
                 else:
-                    made.used.append(self._encode(item, item.payload, frames, payloads, read=read, viewed=made.viewed))
+                    encoded = self._encode(item, item.payload, frames, payloads, read=read, viewed=made.viewed)
+                    made.used += encoded.values()
             for emit in plan.emit:
                 self._emit(emit, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
@@ -281,8 +277,8 @@ class ModelRunner(Closeable):
         *,
         read: Read | None,
         viewed: set[Read],
-    ) -> torch.Tensor:
-        """Encode one item into the encoder cache and return its embeddings; the item's views end with the call.
+    ) -> Outputs:
+        """Encode one item into the encoder cache and return its outputs; the item's views end with the call.
 
         With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
         """
@@ -297,44 +293,33 @@ class ModelRunner(Closeable):
             self._items_copied += 1
             named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
             self._bytes_copied += sum(len(frame) for frame in named)
-        embeddings = self._model.encoder.encode(*image_of(record))
-        if len(embeddings) != item.num_embeds:
-            raise InvalidRequest("num_embeds", item.num_embeds, f"the item has {len(embeddings)} embeddings")
-        self.encoder_cache.put(item.key, {EMBEDDINGS: embeddings})
+        outputs = self._encoder.encode(record, item.num_embeds)
+        self.encoder_cache.put(item.key, outputs)
         self._items_encoded += 1
-        self._embeds_encoded += len(embeddings)
+        self._embeds_encoded += item.num_embeds
         if item.store_epoch and self._returns_tensors:
             self._unsaved.append(item)
-        return embeddings
+        return outputs
 
-    def _load(self, item: EncodeItem, stored: StoredOutput) -> torch.Tensor:
-        """Copy an output out of the store into the encoder cache and return its embeddings.
+    def _load(self, item: EncodeItem, stored: StoredOutput) -> Outputs:
+        """Copy an output out of the store into the encoder cache and return it.
 
         Raises:
             CacheMiss: it is gone, or it is none of this encoder's: whoever may put records has put something else.
         """
         record = None if self._outputs is None else self._outputs.load(stored.token)
-        if record is None or not self._is_output(record, item.num_embeds):
+        outputs = None if record is None else outputs_in(record, self.measured.form, item.num_embeds)
+        if outputs is None:
             raise CacheMiss([item.mm_hash])
-        self.encoder_cache.put(item.key, {name: tensor.to(self._device) for name, tensor in record.items()})
+        self.encoder_cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
         self._items_loaded += 1
-        return self.encoder_cache.get(item.key)[EMBEDDINGS]
-
-    def _is_output(self, record: Mapping[str, Any], num_embeds: int) -> bool:
-        """Return whether a record has the names, dtypes and shapes of this encoder's output."""
-        form = self._smallest_output
-        return record.keys() == form.keys() and all(
-            isinstance(tensor, torch.Tensor)
-            and tensor.dtype == form[name].dtype
-            and tensor.shape == (num_embeds, *form[name].shape[1:])
-            for name, tensor in record.items()
-        )
+        return self.encoder_cache.get(item.key)
 
     def _emit(self, emit: EmitEmbedding, made: StepResult) -> None:
-        embeddings = self.encoder_cache.get(emit.key)[EMBEDDINGS]
-        made.used.append(embeddings)
-        if self._returns_tensors:
-            made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, made.add_frame(embeddings)))
+        for name, tensor in self.encoder_cache.get(emit.key).items():
+            made.used.append(tensor)
+            if self._returns_tensors:
+                made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
         """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""

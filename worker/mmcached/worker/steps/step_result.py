@@ -1,6 +1,6 @@
 """A step result gathers what one step has made, in the form in which it is answered.
 
-Knows nothing of how it was made. Tensors travel as int32, little-endian, one payload frame each.
+Knows nothing of how it was made. Each tensor is one payload frame: C order, little-endian.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mmcached.shm.store.tensor_bytes import to_bytes
 from mmcached.wire.messages.engine import ItemEmbedding, RowsMissing, Sampled
 from mmcached.wire.messages.parts import RequestRows, Tensor
 from mmcached.wire.sockets.channels import Frame
@@ -25,7 +26,7 @@ class StepResult:
     """Filled while a step runs; dropped as a whole if it fails.
 
     Attributes:
-        used: embeddings that the step encoded or emitted, in the plan's order.
+        used: outputs of the encoder that the step made or emitted, in the plan's order.
         viewed: reads of which a view was taken.
         frames: payload of the output, by the numbers in `embeddings` and `rows`.
     """
@@ -39,9 +40,10 @@ class StepResult:
     frames: list[Frame] = field(default_factory=list)
 
     def add_frame(self, tensor: torch.Tensor) -> Tensor:
-        """Add an int32 tensor to the payload and return how the output names it."""
-        self.frames.append(_int32_bytes(tensor))
-        return Tensor(len(self.frames) - 1, "int32", tuple(tensor.shape))
+        """Add a tensor to the payload and return how the output names it."""
+        kind, data = to_bytes(tensor.cpu())
+        self.frames.append(data.tobytes())
+        return Tensor(len(self.frames) - 1, kind.dtype, kind.shape)
 
     def digest(self, outputs: Iterable[torch.Tensor]) -> bytes:
         """Return 16 bytes that cover all that the step computed; the same on every rank.
@@ -53,10 +55,7 @@ class StepResult:
         for sampled in self.sampled:
             digest.update(struct.pack("<QQ", sampled.request_id, sampled.token_id))
         for tensor in (*outputs, *self.used):
-            digest.update(struct.pack("<Q", tensor.numel()))
-            digest.update(_int32_bytes(tensor))
+            kind, data = to_bytes(tensor.cpu())
+            digest.update(struct.pack("<Q", kind.nbytes))
+            digest.update(data.data)
         return digest.digest()
-
-
-def _int32_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.cpu().numpy().astype("<i4", copy=False).tobytes()
