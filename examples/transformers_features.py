@@ -18,7 +18,7 @@ if __name__ == "__main__":
     run_dir, name, *pictures = sys.argv[1:]
     model = AutoModelForImageTextToText.from_pretrained(name).eval()
     processor = AutoProcessor.from_pretrained(name)
-    with Client(run_dir) as client, cached_image_features(model, client) as features:
+    with Client(run_dir, name="transformers") as client, cached_image_features(model, client) as features:
         images = processor.image_processor = CachedImageProcessor(processor.image_processor, client)
         text = processor.apply_chat_template(QUESTION, add_generation_prompt=True)
         for picture in pictures:

@@ -29,8 +29,10 @@ from mmcached.cli.watch.service_status import (
 from mmcached.cli.watch.status_table import show_status
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import (
+    ClientStats,
     EncoderCacheStats,
     EngineStats,
+    FrontendStats,
     RoleName,
     SupervisorStats,
 )
@@ -157,3 +159,18 @@ def test_the_table_shows_roles_and_caches(run_dir: Path) -> None:
     show_status(status, Console(width=120, file=text))
     for expected in ("not ready", "[red]why[/]", str(US), "restarting", "worker 0.1", "4,000", "25%"):
         assert expected in text.getvalue()
+
+
+def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one(run_dir: Path) -> None:
+    by_client = {"vllm": ClientStats(hits=4000, misses=2, puts=1), "sglang": ClientStats(misses=3)}
+    shown = []
+    with page_of(run_dir, FRONTEND) as (reader, writers):
+        for names in (["vllm"], ["vllm", "sglang"]):
+            writers[FRONTEND].publish(FrontendStats(by_client={name: by_client[name] for name in names}))
+            text = io.StringIO()
+            status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
+            show_status(status, Console(width=120, file=text))
+            assert msgspec.json.decode(msgspec.json.encode(status), type=ServiceStatus) == status
+            shown.append([line for line in text.getvalue().splitlines() if "puts" in line])
+    lines = ["store, sglang: 0 hits, 3 misses, 0 puts", "store, vllm: 4,000 hits, 2 misses, 1 puts"]
+    assert shown == [[], lines]

@@ -212,7 +212,7 @@ class StoreService(ServiceThread):
     def _serve(self, peer: bytes, message: FromClient, payload: list[Any]) -> None:
         match message:
             case ClientHello():
-                self.desk.greet(peer, message.client_id)
+                self.desk.greet(peer, message.client_id, message.name)
                 ring, epoch, limits = self.desk.announcement, self.desk.records.epoch, message_limits(self.config)
                 egress_bytes = self.desk.max_egress_bytes
                 self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes))

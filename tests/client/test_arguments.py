@@ -94,6 +94,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(run_dir: Path, make
         *(("connect_timeout_s", {"connect_timeout_s": wrong}) for wrong in (NAN, -1)),
         *(("tenant", {"tenant": wrong}) for wrong in (5, None, b"a", "x" * 300, "\ud800")),
         ("fail_open", {"fail_open": "no"}),
+        *(("name", {"name": wrong}) for wrong in ("", "vLLM", "-a", "a b", "a\n", "é", "x" * 33, 5, None, b"a")),
         *(("run_dir", {"run_dir": wrong}) for wrong in (5, b"/tmp", "/tmp/" + "x" * 200)),
     ],
 )
@@ -102,6 +103,15 @@ def test_a_client_is_not_made_of_wrong_arguments(kind: Any, field: str, named: d
     with pytest.raises(InvalidRequest) as caught:
         kind(**({"run_dir": run_dir} | named))
     assert caught.value.details["field"] == field
+
+
+@pytest.mark.parametrize("name", ["vllm", "0.a_b-c", "x" * 32])
+def test_a_client_says_its_name_when_it_greets(run_dir: Path, make: Make, name: str) -> None:
+    with fake_service(run_dir, answer) as received:
+        for named in ({"name": name}, {}):
+            with make(run_dir, **named) as client:
+                client.encode([])
+    assert {hello.name for hello in received if isinstance(hello, ClientHello)} == {name, "client"}
 
 
 def test_numbers_of_numpy_and_any_bytes_are_taken(run_dir: Path, make: Make, tmp_path: Path) -> None:

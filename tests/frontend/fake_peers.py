@@ -42,8 +42,9 @@ def png(shade: int, size: tuple[int, int] = (40, 40)) -> bytes:
 class FakeClient:
     """One client process of the store, with its presence and, once taken, a real entry of the store's ring."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, name: str = to_frontend.ANY_CLIENT) -> None:
         self._bench = bench
+        self.name = name
         self.client_id = secrets.token_hex(16)
         self.presence = LockFile(bench.directory.client_lock(self.client_id))
         self.channel = self._connect()
@@ -71,7 +72,7 @@ class FakeClient:
         return message
 
     def hello(self) -> to_client.Welcome:
-        self.channel.send(to_frontend.ClientHello(self.client_id))
+        self.channel.send(to_frontend.ClientHello(self.client_id, self.name))
         return self.answer(to_client.Welcome)
 
     def connect_anew(self) -> None:
@@ -79,6 +80,11 @@ class FakeClient:
         self.channel.close()
         self.channel = self._connect()
         self.hello()
+
+    def move(self, bench: Bench) -> None:
+        """Say hello to the next frontend."""
+        self._bench = bench
+        self.connect_anew()
 
     def register(self) -> bool:
         """Take an entry, or say again that this client has it."""
@@ -111,6 +117,11 @@ class FakeClient:
     def claim(self, key: str) -> to_client.Claimed:
         self.ask(key)
         return self.answer(to_client.Claimed)
+
+    def claim_many(self, *keys: str) -> to_client.Claims:
+        number = next(self._request_ids)
+        self.channel.send(to_frontend.ClaimRecords(self.client_id, number, list(keys), "", self.incarnation))
+        return self.answer(to_client.Claims)
 
     def send_put(self, key: str, record: Record, *, epoch: int, claim: int = 0, tenant: str = "") -> None:
         message = to_frontend.PutRecord(self.client_id, next(self._request_ids), key, epoch, tenant, claim)
@@ -222,9 +233,9 @@ class Bench(Closeable):
             pass  # they name an engine once it is ready
         return engine
 
-    def connect_client(self, *, is_reader: bool = True) -> FakeClient:
+    def connect_client(self, *, is_reader: bool = True, name: str = to_frontend.ANY_CLIENT) -> FakeClient:
         """Connect a client of the store."""
-        client = FakeClient(self)
+        client = FakeClient(self, name)
         self.clients.append(client)
         if not self.first_epoch:
             self.first_epoch = client.hello().store_epoch - self.frontend.stats().store.new_epochs

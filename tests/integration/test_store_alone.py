@@ -43,7 +43,10 @@ def frontend_of(service: ChildService) -> int | None:
 def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path) -> None:
     of_others = set(shown_segments())
     config = small_config(world_size=0, restart_backoff_s=0.05, keep_cache=True)
-    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service, Client(service.run_dir) as client:
+    with (
+        ChildService(run_dir / "s", config, tmp_path / "config.json") as service,
+        Client(service.run_dir, name="tester") as client,
+    ):
         first = frontend_of(service)
         assert first is not None
         assert descendants(service.process.pid) == [first]
@@ -113,6 +116,7 @@ def watch(service: ChildService) -> None:
     assert page(service, "/readyz").startswith("ready: the frontend answered the probe")
     figures = counters(page(service, "/metrics"))
     assert figures["mmcached_cache_hits_total", (("cache", "store"), ("role", "frontend"))] > 0
+    assert figures["mmcached_client_hits_total", (("client", "tester"), ("role", "frontend"))] > 0
     with Client(service.run_dir) as client:
         stats = client.stats()
     assert (stats.engines, stats.ring.data_bytes, stats.processor.queries) == ([], 0, 0)

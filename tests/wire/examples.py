@@ -86,6 +86,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Claims(1, 2, [HANDLE, Inline(0, 3), 5, 0, None])),
     ("ToClient", client.Stored(1, 2, False, "too large")),
     ("FromClient", frontend.ClientHello(CLIENT_ID)),
+    ("FromClient", frontend.ClientHello(CLIENT_ID, "vllm-0.30_x")),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, "see <image>", 5, ROWS, 1.5, "tenant")),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, [1, 258], 5, None, 1.5)),
     ("FromClient", frontend.Generate(CLIENT_ID, 1, "<image><image>", 5, RowsWanted(), 1.5, "tenant", ["cat", None])),

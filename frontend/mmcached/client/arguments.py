@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from mmcached.wire.errors import InvalidRequest
+from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME
 from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
 from mmcached.wire.sockets.channels import Frame
@@ -40,18 +42,23 @@ class Options:
         connect_timeout_s: how long the first contact may take.
         tenant: name under which items are cached; other tenants never hit them.
         fail_open: a store verb without a service is a miss instead of an error.
+        name: of this kind of client, under which the service shows its figures.
     """
 
     timeout_s: float
     connect_timeout_s: float
     tenant: str
     fail_open: bool
+    name: str = ANY_CLIENT
 
     def __post_init__(self) -> None:
         self.timeout_s = checked_timeout("timeout_s", self.timeout_s)
         self.connect_timeout_s = checked_timeout("connect_timeout_s", self.connect_timeout_s)
         check_tenant(self.tenant)
         check_bool("fail_open", self.fail_open)
+        if not isinstance(self.name, str) or not re.match(CLIENT_NAME, self.name):
+            limit = "1 to 32 lower-case letters, digits, '.', '_' and '-', the first a letter or digit"
+            raise _invalid("name", self.name, limit)
 
 
 def check_tenant(tenant: Any) -> None:

@@ -21,6 +21,7 @@ from mmcached.client.links import forks
 from mmcached.client.store.fail_open import FailOpen, StoreCounters
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import MmcachedError, RequestAborted
+from mmcached.wire.messages.frontend import ANY_CLIENT
 
 
 class BaseClient(ABC):
@@ -36,8 +37,9 @@ class BaseClient(ABC):
         connect_timeout_s: float = 10.0,
         tenant: str = "",
         fail_open: bool = True,
+        name: str = ANY_CLIENT,
     ) -> None:
-        options = Options(timeout_s, connect_timeout_s, tenant, fail_open)
+        options = Options(timeout_s, connect_timeout_s, tenant, fail_open, name)
         self._guard = FailOpen(is_open=fail_open)
         self._new_calls = partial(Calls, run_dir_of(run_dir), options, self._guard, type(self)._make_link)
         self._lock = threading.RLock()

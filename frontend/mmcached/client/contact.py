@@ -205,7 +205,10 @@ class Contact:
                 raise RequestAborted("the client was closed, or is the parent's")
             if self._link is None:
                 self._link = self._make_link(
-                    on_arrival=self._sessions.arrived, on_unsolicited=self._unsolicited, on_loss=self.lose
+                    name=self.options.name,
+                    on_arrival=self._sessions.arrived,
+                    on_unsolicited=self._unsolicited,
+                    on_loss=self.lose,
                 )
             return self._link
 

@@ -75,6 +75,7 @@ class Client(BaseClient, Closeable):
         connect_timeout_s: how long a contact may take.
         tenant: name under which items are cached; other tenants never hit them.
         fail_open: also, a client can be made while no service is there.
+        name: of this kind of client ("vllm"), under which `/metrics` shows hits, misses and puts.
     Raises:
         InvalidRequest: an argument can't be.
         ServiceUnavailable: nobody answers in that directory, and `fail_open` is False.

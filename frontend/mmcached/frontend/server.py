@@ -199,7 +199,7 @@ class Frontend(Closeable):
                 return
         match message:
             case received.ClientHello():
-                self.store.greet(peer, message.client_id)
+                self.store.greet(peer, message.client_id, message.name)
                 self._clients.try_send(peer, self._welcome())
             case received.Generate() | received.Encode():
                 self.requests.accept(peer, message, [bytes(frame) for frame in payload])
@@ -376,6 +376,7 @@ class Frontend(Closeable):
             ring=self._ring.stats(),
             desyncs=self.requests.items.num_desyncs,
             store=self.store.stats(),
+            by_client=self.store.figures.stats(),
         )
 
     def _answer_finished(self, now: float) -> None:

@@ -4,6 +4,7 @@
         hits: Annotated[int, Metric("cache_hits", cache="processor")] = 0       a counter, and its line
         waiting: Annotated[Gauge, Metric("items_waiting")] = 0                  may fall
         ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a record in it: `ring.used_bytes`, ...
+        by_host: Annotated[dict[str, HostStats], By("host")] = {}               a record for each name: `host="..."`
 
 Knows nothing of the records (see `stats`), nor of pages.
 """
@@ -48,6 +49,12 @@ class Ring(NamedTuple):
     cache: str
 
 
+class By(NamedTuple):
+    """The label that has the name of each record of a dictionary."""
+
+    label: str
+
+
 class Figure(NamedTuple):
     """One figure of a record; `name` is dotted where records lie in records (`kv.queries`), metrics are complete."""
 
@@ -58,10 +65,11 @@ class Figure(NamedTuple):
 
 @cache
 def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
-    """List a record's figures and those of the records in it. Lists, which hold other roles' records, are left out.
+    """List a record's figures and those of the records in it. Lists, which hold other roles' records, are left out, and
+    so are dictionaries, whose names nobody knows before.
 
     Raises:
-        InvariantError: a field is neither a whole number, a record nor a list.
+        InvariantError: a field is neither a whole number, a record, a list nor a dictionary.
     """
     return tuple(_figures(record, "", Ring("", "")))
 
@@ -75,8 +83,8 @@ def _figures(record: type[msgspec.Struct], prefix: str, ring: Ring) -> Iterator[
             yield Figure(name, _GAUGE in said, tuple(each for each in metrics if each.within in ("", ring.ring)))
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             yield from _figures(kind, f"{name}.", next((each for each in said if isinstance(each, Ring)), ring))
-        elif get_origin(kind) is not list:
-            raise InvariantError(f"{record.__name__}.{field} is neither a whole number, a record nor a list")
+        elif get_origin(kind) not in (list, dict):
+            raise InvariantError(f"{record.__name__}.{field} is neither a whole number, a record, a list nor a dict")
 
 
 def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
@@ -93,3 +101,14 @@ def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
         for metric in figure.metrics:
             if value or not metric.needs or attrgetter(metric.needs)(stats):
                 yield metric, figure.is_gauge, value
+    for field, label in _dictionaries(type(stats)):
+        for name, record in getattr(stats, field).items():
+            for metric, is_gauge, value in samples(record):
+                yield Metric(metric.name, **{label: name}, **metric.labels), is_gauge, value
+
+
+@cache
+def _dictionaries(record: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """List the fields of a record that have records by name, and the label of each."""
+    hints = get_type_hints(record, include_extras=True).items()
+    return tuple((field, each.label) for field, hint in hints for each in get_args(hint)[1:] if isinstance(each, By))

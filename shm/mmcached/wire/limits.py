@@ -23,6 +23,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # connections
     max_clients: int = 1024
     reserved_descriptors: int = 64
+    max_client_names: int = 16
 
     # messages
     max_message_mb: int = 256
@@ -80,6 +81,9 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "limits.max_clients": Limit(1, 1 << 16, "clients", "client connections at a time", "`ServiceUnavailable`"),
         "limits.reserved_descriptors": Limit(
             16, 1 << 16, "descriptors", "file descriptors that client connections leave free", "`ServiceUnavailable`"
+        ),
+        "limits.max_client_names": Limit(
+            1, 63, "names", "names of clients with figures of their own", 'counted as "other"'
         ),
         # ---- messages
         "limits.max_message_mb": Limit(1, 1 << 16, "MiB", "one message of a client", "`RemoteProtocolError`"),

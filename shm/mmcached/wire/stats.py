@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mmcached.wire.figures import Gauge, Metric, Ring
+from mmcached.wire.figures import By, Gauge, Metric, Ring
 
 METRICS: Mapping[str, str] = {
     "supervisor_restarts": "restarts of all roles",
@@ -66,6 +66,9 @@ METRICS: Mapping[str, str] = {
     "store_inline": "records sent as message frames, not through the ring",
     "store_withheld": "records not sent: the answer had become too large",
     "store_puts": "puts by outcome: kept (or there already), refused",
+    "client_hits": "keys that clients of this name have asked for and found",
+    "client_misses": "keys that they have asked for and not found",
+    "client_puts": "records of theirs that were kept (or there already)",
     "store_quota_evictions": "records that went for their tenant's quota",
     "store_egress_rings": "rings of clients that are mapped, for large puts",
     "store_egress_bytes": "what these take together",
@@ -188,6 +191,21 @@ class StoreStats(Stats, frozen=True):
     ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
 
 
+class ClientStats(Stats, frozen=True):
+    """What the clients of one name have had of the store; all names together are `StoreStats`."""
+
+    hits: Annotated[int, Metric("client_hits")] = 0
+    misses: Annotated[int, Metric("client_misses")] = 0
+    puts: Annotated[int, Metric("client_puts")] = 0
+
+    def __add__(self, more: ClientStats) -> ClientStats:
+        return ClientStats(hits=self.hits + more.hits, misses=self.misses + more.misses, puts=self.puts + more.puts)
+
+
+OTHER_CLIENTS = "other"
+"""Stands for the names that are one too many."""
+
+
 class KVCacheStats(Stats, frozen=True):
     """KV prefix cache, in tokens: `queries` asked at admission, `hits` not recomputed."""
 
@@ -261,7 +279,7 @@ class EngineStats(Stats, frozen=True):
 
 class FrontendStats(Stats, frozen=True):
     """The frontend. `desyncs` counts items that the sender believed in an engine's mirrored cache and that were not
-    there.
+    there; `by_client` has the names of clients that have asked the store for something, or put something there.
     """
 
     requests_open: Annotated[Gauge, Metric("requests_open")] = 0
@@ -279,6 +297,7 @@ class FrontendStats(Stats, frozen=True):
     ring: Annotated[RingStats, Ring("ring", cache="processor")] = RingStats()
     desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
+    by_client: Annotated[dict[str, ClientStats], By("client")] = {}
 
 
 class SupervisorStats(Stats, frozen=True):

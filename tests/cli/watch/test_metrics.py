@@ -23,6 +23,7 @@ from mmcached.wire.figures import Metric as FigureMetric
 from mmcached.wire.figures import figures
 from mmcached.wire.stats import (
     METRICS,
+    ClientStats,
     FrontendStats,
     RingStats,
     RoleName,
@@ -124,6 +125,15 @@ def test_a_metric_has_one_kind_and_one_set_of_labels() -> None:
             for metric in figure.metrics:
                 forms.setdefault(metric.name, set()).add((figure.is_gauge, tuple(metric.labels)))
     assert {name for name, found in forms.items() if len(found) > 1} == set()
+
+
+def test_clients_are_told_apart_by_their_names(page: Page) -> None:
+    by_client = {"vllm": ClientStats(hits=4, misses=2, puts=1), "other": ClientStats(misses=3)}
+    page[2][FRONTEND].publish(FrontendStats(by_client=by_client))
+    for name, stats in by_client.items():
+        for figure in ("hits", "misses", "puts"):
+            value = a_sample(page, f"mmcached_client_{figure}_total", client=name, role="frontend")
+            assert value == getattr(stats, figure)
 
 
 def test_queries_and_hits_come_together(page: Page) -> None:

@@ -46,6 +46,33 @@ def test_figures_are_counted_once_and_survive_their_reader() -> None:
             assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (3 * life, 2 * life)
 
 
+def test_what_is_counted_is_its_incarnations_also_what_it_has_counted_last() -> None:
+    with make_ring() as ring:
+        handle = put(ring, 10)
+        counted: list[tuple[int, int, int]] = []
+        ended: list[int] = []
+        ring.touch_logs.on_count = lambda *values: counted.append(values)
+        ring.touch_logs.on_end = ended.append
+        lives = []
+        for is_seen_dying in (True, False):
+            with attached(ring) as entry:
+                assert entry.reader_id == 0
+                lives.append(entry.incarnation)
+                entry.count([handle], 1)
+                ring.poll_hits()
+                entry.count([], 2)  # and dies before the next look
+            if is_seen_dying:
+                ring.poll_deaths()
+        with attached(ring) as entry:
+            assert entry.reader_id == 0
+            assert ended == lives
+            ring.poll_deaths()
+            entry.count([handle], 0)
+            ring.poll_hits()
+        assert counted == [*((life, *new) for life in lives for new in ((1, 1), (0, 2))), (entry.incarnation, 1, 0)]
+        assert ended == lives
+
+
 def test_what_a_reader_has_counted_last_is_counted_although_its_successor_was_attached_before_the_look() -> None:
     with make_ring() as ring:
         handle = put(ring, 10)

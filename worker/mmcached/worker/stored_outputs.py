@@ -27,7 +27,7 @@ CALL_S = 1.0
 
 def contact(run_dir: Path) -> Client:
     """Return a client of the service; it comes back by itself after a restart of the frontend."""
-    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S)
+    return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker")
 
 
 class StoredOutputs(Closeable):

@@ -45,6 +45,6 @@ def _shared(make: Callable[[Any], Any], run_dir: Path) -> Callable[[Any], Any]:
             return cache
         _LOG.info("processed items are shared through %s", run_dir)
         counts_only = os.environ.get(COUNTS_ONLY, "") not in ("", "0")
-        return MmcachedProcessorCache(vllm_config.model_config, Client(run_dir), counts_only=counts_only)
+        return MmcachedProcessorCache(vllm_config.model_config, Client(run_dir, name="render"), counts_only=counts_only)
 
     return shared

@@ -36,7 +36,7 @@ class MmcachedEmbeddingStore(EmbeddingStore, Closeable):
 
     def __init__(self, storage_config: Any = None) -> None:
         settings = Settings.read()
-        self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._namespace = namespace(EMBEDDING_STORE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
         self._buffers = Buffers(self._client, self._saver)

@@ -50,7 +50,7 @@ class EngineCache(MultiModalStaticCache, Closeable):
         super().__init__(max_size)
         settings = Settings.read()
         self.num_found = 0
-        self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        self._client = Client(settings.run_dir, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S, name="sglang")
         self._names = namespace(ENGINE_CACHE, settings, self._client)
         self._saver = Saver(self._client, max_bytes=settings.max_save_bytes)
         self._tensors = Tensors(self._client, self._saver, torch.device(get_device().device))

@@ -256,6 +256,7 @@ def _client(settings: Settings, *, fail_open: bool) -> Client:
         connect_timeout_s=CONNECT_S,
         tenant=settings.tenant,
         fail_open=fail_open,
+        name="vllm",
     )
 
 

@@ -36,6 +36,11 @@ def show_status(status: ServiceStatus, console: Console) -> None:
         f"clients: {stats.clients}; resends: {stats.resends}; desyncs: {stats.desyncs}",
         highlight=False,
     )
+    if len(stats.by_client) > 1:
+        for name, client in sorted(stats.by_client.items()):
+            console.print(
+                f"store, {name}: {client.hits:,} hits, {client.misses:,} misses, {client.puts:,} puts", highlight=False
+            )
     for name, ring in (("ring", stats.ring), ("store", stats.store.ring)):
         used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} items, {ring.leases:,} leases"
         console.print(f"{name}: {used}, {ring.evictions:,} evictions", highlight=False)

@@ -39,7 +39,7 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.messages.client import Failed, ToClient, Tokens, Welcome
-from mmcached.wire.messages.frontend import ClientBye, ClientHello
+from mmcached.wire.messages.frontend import ANY_CLIENT, ClientBye, ClientHello
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import Frame
 
@@ -69,6 +69,7 @@ class Link(ABC, Generic[WaiterT]):
     """One connection, and the client's presence. Dropped without `close` it waits for nobody.
 
     Args:
+        name: under which the service shows this client's figures.
         on_arrival: takes note of each message before it is handed on, and returns what to hand on.
         on_unsolicited: takes what answers no open call; returns what to reply, or None.
         on_loss: called when the connection was lost.
@@ -82,12 +83,14 @@ class Link(ABC, Generic[WaiterT]):
         directory: RunDir,
         client_id: str,
         *,
+        name: str = ANY_CLIENT,
         on_arrival: Callable[[ToClient], ToClient],
         on_unsolicited: Callable[[ToClient], object | None],
         on_loss: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._client_id = client_id
+        self._name = name
         self._on_arrival = on_arrival
         self._on_unsolicited = on_unsolicited
         self._on_loss = on_loss
@@ -133,7 +136,7 @@ class Link(ABC, Generic[WaiterT]):
         while True:
             waiter = self.new_waiter(is_greeting=True)
             try:
-                found = yield from self.ask(waiter, waiter, ClientHello(self._client_id), (), deadline)
+                found = yield from self.ask(waiter, waiter, ClientHello(self._client_id, self._name), (), deadline)
             except PeerGone:
                 if not is_patient:
                     raise ServiceUnavailable("the service went away while it was greeted") from None

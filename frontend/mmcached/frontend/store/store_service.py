@@ -32,6 +32,7 @@ from mmcached.frontend.connections.entry_owners import EntryOwners
 from mmcached.frontend.connections.readers import Channel
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
+from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.egress_rings import EgressRings
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore, Refusal
@@ -66,6 +67,7 @@ StoreMessage = (
     | received.DropClaim
     | received.DropRecord
 )
+_Asking = received.GetRecords | received.ClaimRecord
 
 
 @contextlib.contextmanager
@@ -88,6 +90,7 @@ class StoreService(Closeable):
     Attributes:
         claims, readers: what is computed, and the readers of the ring by client.
         egress: the rings in which clients lay large puts.
+        figures: hits, misses and puts by the names of clients.
         num_protocol_errors: messages that could not be true.
     """
 
@@ -103,6 +106,7 @@ class StoreService(Closeable):
         )
         self.readers = EntryOwners[str]()
         self.egress = EgressRings(config.limits)
+        self.figures = ClientFigures(config.limits.max_client_names)
         self.num_protocol_errors = 0
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
@@ -134,8 +138,8 @@ class StoreService(Closeable):
 
     def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         match message:
-            case received.GetRecords(keys=keys, tenant=tenant):
-                self._sender.send_records(peer, message, [self.records.get(tenant, key) for key in keys])
+            case received.GetRecords(keys=keys):
+                self._sender.send_records(peer, message, self._get(message, keys))
             case received.ClaimRecord():
                 self._claim(peer, message)
             case received.ClaimRecords():
@@ -161,10 +165,21 @@ class StoreService(Closeable):
 
     # ---- records
 
+    def _get(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
+        """Return where the records of keys lie, for the first time: each is a hit or a miss."""
+        found = [self.records.get(message.tenant, key) for key in keys]
+        num_misses = found.count(None)
+        self.figures.asked(message.client_id, len(found) - num_misses, num_misses)
+        return found
+
+    def _find(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
+        """As `_get`, but who reads the ring has looked, and counted, a moment ago."""
+        if not self.readers.has(message.client_id, message.incarnation):
+            return self._get(message, keys)
+        return [self.records.find(message.tenant, key) for key in keys]
+
     def _claim(self, peer: bytes, message: received.ClaimRecord) -> None:
-        # Who reads the ring has looked, and counted, a moment ago.
-        find = self.records.find if self.readers.has(message.client_id, message.incarnation) else self.records.get
-        handle = find(message.tenant, message.key)
+        (handle,) = self._find(message, [message.key])
         if handle is not None:
             self._sender.send_records(peer, message, [handle])
             return
@@ -177,6 +192,7 @@ class StoreService(Closeable):
     def _claim_many(self, peer: bytes, message: received.ClaimRecords) -> None:
         tenant = message.tenant
         handles = [self.records.get(tenant, key) if self.records.has(tenant, key) else None for key in message.keys]
+        self.figures.asked(message.client_id, len(handles) - handles.count(None), 0)
         records, payload = self._sender.places(message, handles)
         found = list[Handle | Inline | int | None](records)
         missing = [index for index, place in enumerate(records) if place is None]
@@ -190,6 +206,7 @@ class StoreService(Closeable):
             # What is pending is asked for again, and counts then.
             num_misses = sum(handles[index] is None and found[index] is not None for index in missing)
             self.records.count_misses(num_misses)
+            self.figures.asked(message.client_id, 0, num_misses)
         answer = to_client.Claims(message.request_id, self.records.epoch, found)
         if not self._send(peer, answer, payload):
             self.cancel(message.client_id, message.request_id)
@@ -200,6 +217,8 @@ class StoreService(Closeable):
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
         refusal = self.records.put(message.tenant, message.key, encoded, epoch=message.store_epoch)
+        if refusal is None:
+            self.figures.put(message.client_id)
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to those who wait either: somebody else must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
@@ -230,8 +249,12 @@ class StoreService(Closeable):
 
     # ---- clients
 
-    def greet(self, peer: bytes, client_id: str) -> None:
+    def greet(self, peer: bytes, client_id: str, name: str) -> None:
         """A client says hello: what was under way over another connection of it is lost."""
+        self.figures.greet(client_id, name)
+        self._leave_others(peer, client_id)
+
+    def _leave_others(self, peer: bytes, client_id: str) -> None:
         self.egress.leave(client_id, but_over=peer)
         self._transfer(self.claims.leave(client_id, but_over=peer))
 
@@ -243,16 +266,19 @@ class StoreService(Closeable):
         """A client is gone: its claims pass on, and it gets no more leases."""
         self.readers.leave(client_id)
         self.egress.leave(client_id)
+        self.figures.leave(client_id)
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        return self.claims.clients() | self.readers.owners() | self.egress.clients()
+        return self.claims.clients() | self.readers.owners() | self.egress.clients() | self.figures.clients()
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
-        self.greet(peer, message.client_id)
+        self._leave_others(peer, message.client_id)
         epoch, reader_id, incarnation = message.ring_epoch, message.reader_id, message.incarnation
         is_attached = self.readers.attach(message.client_id, epoch=epoch, reader_id=reader_id, incarnation=incarnation)
-        if not is_attached:
+        if is_attached:
+            self.figures.attach(message.client_id, incarnation)
+        else:
             log.info("reader refused", client_id=message.client_id, reader_id=reader_id)
         self._send(peer, to_client.ReaderRegistered(message.request_id, is_attached))
 
@@ -275,6 +301,7 @@ class StoreService(Closeable):
                 self.records.adopt(ring)
         if ring is not None:
             self.readers.ring = ring
+            ring.touch_logs.on_count, ring.touch_logs.on_end = self.figures.found, self.figures.ended
             if num_records := len(self.records):
                 took_s = round(time.perf_counter() - began, 3)
                 log.info("records taken over", records=num_records, took_s=took_s)

@@ -311,7 +311,7 @@ class RingWriter(Closeable):
         self._check_open()
         is_attached = self._watch.attach(reader_id, incarnation)
         if is_attached:
-            self.touch_logs.begin(reader_id)
+            self.touch_logs.begin(reader_id, incarnation)
         return is_attached
 
     def grantable_readers(self) -> list[int]:
@@ -355,7 +355,11 @@ class RingWriter(Closeable):
     def poll_deaths(self) -> list[ReaderStopped | ReaderVoided]:
         """Look which readers have died; their leases become void or stay, see the two events."""
         self._check_open()
-        return self._watch.poll_deaths()
+        events = self._watch.poll_deaths()
+        for event in events:
+            if isinstance(event, ReaderVoided):
+                self.touch_logs.end(event.reader_id, event.incarnation)
+        return events
 
     def poll_hits(self) -> None:
         """Take in what readers have found by themselves, and say what they may still hold."""
@@ -416,7 +420,7 @@ class RingWriter(Closeable):
     def _adopt(self) -> None:
         """Take over what a former writer has left; raise SegmentError if it contradicts itself."""
         for reader_id in self._watch.adopt(is_granting=self.index is None):
-            self.touch_logs.begin(reader_id)
+            self.touch_logs.begin(reader_id, self._leases.incarnations()[reader_id])
         crash_point("adopt.after_readers")
         names, is_leased = self.announcement, self._leases.is_pinned
 

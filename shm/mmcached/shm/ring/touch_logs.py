@@ -33,18 +33,36 @@ class TouchLogs:
     Args:
         touch: told the slot, and the lower bits of the generation, of each hit that was seen.
     Attributes:
+        on_count: told the incarnation of a reader, and how many hits and misses of it are new.
+        on_end: told an incarnation of which nothing more comes.
         num_hits, num_misses: of all readers since this writer began.
     """
 
     def __init__(self, control: Control, touch: Callable[[int, int], None]) -> None:
         self._control = control
         self._touch = touch
+        self.on_count: Callable[[int, int, int], None] | None = None
+        self.on_end: Callable[[int], None] | None = None
+        self._incarnations: dict[int, int] = {}
         self._last: dict[int, tuple[int, int, int]] = {}
         self.num_hits = self.num_misses = 0
 
-    def begin(self, reader_id: int) -> None:
-        """Count from here on what the readers of an entry count. A second call changes nothing."""
-        self._last.setdefault(reader_id, self._read(reader_id))
+    def begin(self, reader_id: int, incarnation: int) -> None:
+        """Count from here on what this incarnation counts, after the rest of what a former one of the entry has."""
+        former = self._incarnations.get(reader_id, incarnation)
+        if former != incarnation:
+            self.end(reader_id, former)
+        if reader_id not in self._last:
+            self._last[reader_id] = self._read(reader_id)
+        self._incarnations[reader_id] = incarnation
+
+    def end(self, reader_id: int, incarnation: int) -> None:
+        """Take in what an incarnation has counted last, if it is still its entry; all its processes are dead."""
+        if self._incarnations.get(reader_id) == incarnation:
+            self._look(reader_id)
+            del self._incarnations[reader_id]
+            if self.on_end is not None:
+                self.on_end(incarnation)
 
     def take_in(self, reader_ids: Iterable[int], max_held_bytes: int) -> int:
         """Take in what is new in the entries of these readers.
@@ -60,11 +78,7 @@ class TouchLogs:
             first = entry.entry_offset(reader_id) // 8
             of_one = words[first + TAKEN_BYTES_WORD] - words[first + RETURNED_BYTES_WORD]
             held_bytes += min(max(0, of_one), max_held_bytes)
-            new = self._read(reader_id)
-            old = self._last[reader_id]
-            if new != old:
-                self._last[reader_id] = new
-                self._take_in(first, new, old)
+            self._look(reader_id)
         return held_bytes
 
     def holds_nothing(self, reader_id: int) -> bool:
@@ -72,11 +86,18 @@ class TouchLogs:
         words, first = self._control.words, self._control.layout.entry_offset(reader_id) // 8
         return words[first + TAKEN_BYTES_WORD] == words[first + RETURNED_BYTES_WORD]
 
-    def _take_in(self, first: int, new: tuple[int, int, int], old: tuple[int, int, int]) -> None:
+    def _look(self, reader_id: int) -> None:
+        new, old = self._read(reader_id), self._last[reader_id]
+        if new == old:
+            return
+        self._last[reader_id] = new
         more_hits, more_misses = ((new[index] - old[index]) % _MODULUS for index in (1, 2))
         if max(more_hits, more_misses) <= MAX_NEW:
             self.num_hits += more_hits
             self.num_misses += more_misses
+            if self.on_count is not None:
+                self.on_count(self._incarnations[reader_id], more_hits, more_misses)
+        first = self._control.layout.entry_offset(reader_id) // 8
         num_new = min((new[0] - old[0]) % _MODULUS, TOUCH_LOG_WORDS)
         for number in range(new[0] - num_new, new[0]):
             word = self._control.words[first + self._control.layout.first_touch_word + number % TOUCH_LOG_WORDS]

@@ -13,6 +13,8 @@ dotted names (`kv.queries`). All words are 8 bytes, aligned, in the order of thi
     │ engines 0…3              │
     ├──────────────────────────┤
     │ workers 0.0…0.15, 1.0…   │        ns of CLOCK_MONOTONIC, which all processes of a host share
+    ├──────────────────────────┤
+    │ names of clients         │        see `client_rows`
     └──────────────────────────┘
 
 >>> [slot_of(role) for role in (RoleName("supervisor"), RoleName("engine", 3), RoleName("worker", 1, 2))]
@@ -33,9 +35,9 @@ import msgspec
 from mmcached.shm.files.locks import MAX_RANKS
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
-from mmcached.wire.stats import EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
+from mmcached.wire.stats import ClientStats, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
 SLOT_BYTES = 4096
 SLOT_WORDS = SLOT_BYTES // 8
@@ -47,7 +49,8 @@ ALL_ROLES = [
     *(RoleName("worker", engine, rank) for engine in range(MAX_ENGINES) for rank in range(MAX_RANKS)),
 ]
 """By slot."""
-PAGE_BYTES = SLOT_BYTES * (1 + len(ALL_ROLES))
+CLIENTS_SLOT = len(ALL_ROLES)
+PAGE_BYTES = SLOT_BYTES * (2 + len(ALL_ROLES))
 
 PID, ATTACHED, HEARTBEAT, NUM_ATTACHED, FIRST_FIELD = 0, 1, 2, 3, 8
 """Words of a slot."""
@@ -58,12 +61,15 @@ _RECORDS: dict[str, type[Stats]] = {
     "frontend": FrontendStats,
     "engine": EngineStats,
     "worker": WorkerStats,
+    "client": ClientStats,
 }
 _SLOTS = {role: slot for slot, role in enumerate(ALL_ROLES)}
 
 
 class Fields:
-    """The figures of one kind of record, flattened; without lists of other roles' records, which have slots."""
+    """The figures of one kind of record, flattened; without other roles' records, which have slots, and
+    those of clients, which have rows.
+    """
 
     def __init__(self, record: type[Stats]) -> None:
         found = figures(record)

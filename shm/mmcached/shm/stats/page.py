@@ -26,10 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from mmcached.shm.files import locks
+from mmcached.shm.stats.client_rows import ClientRowsWriter, read_clients
 from mmcached.shm.stats.layout import (
     ALL_ROLES,
     ATTACHED,
+    CLIENTS_SLOT,
     FIELDS,
     FIRST_FIELD,
     HEARTBEAT,
@@ -45,7 +49,7 @@ from mmcached.shm.stats.layout import (
 )
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvariantError, SegmentError
-from mmcached.wire.stats import RoleName, Stats
+from mmcached.wire.stats import FrontendStats, RoleName, Stats
 
 Clock = Callable[[], int]
 """Returns nanoseconds of CLOCK_MONOTONIC."""
@@ -138,6 +142,7 @@ class StatsPageWriter(_MappedPage):
     def __init__(self, path: Path, role: RoleName, *, clock: Clock = time.monotonic_ns) -> None:
         self.role = role
         self._fields = FIELDS[role.kind]
+        self._clients: ClientRowsWriter | None = None
         self._clock = clock
         slot = slot_of(role)
         super().__init__(path, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -145,8 +150,11 @@ class StatsPageWriter(_MappedPage):
             self.close()
             raise SegmentError(f"{path}: another living process writes the figures of {role}; stop it first")
         first = first_word(slot)
+        clients = first_word(CLIENTS_SLOT)
         with self._words as page:
             self._words = page[first : first + SLOT_WORDS]
+            if role.kind == "frontend":
+                self._clients = ClientRowsWriter(page[clients : clients + SLOT_WORDS])
         self._base = [0] * len(self._fields.names)
         self._last = (0,) * len(self._fields.names)
         self._attach()
@@ -159,6 +167,8 @@ class StatsPageWriter(_MappedPage):
                 if value != last:
                     self._store(index, value, last)
             self._last = values
+        if self._clients is not None and isinstance(stats, FrontendStats):
+            self._clients.publish(stats.by_client)
         self._words[HEARTBEAT] = self._clock()
 
     def beat(self) -> None:
@@ -174,6 +184,12 @@ class StatsPageWriter(_MappedPage):
         ):
             if word != base + value:
                 raise InvariantError(f"{self.role}: {name} is {word} in the page, {base} + {value} here")
+
+    def close(self) -> None:
+        """As of the page."""
+        if self._clients is not None:
+            self._clients.close()
+        super().close()
 
     def _attach(self) -> None:
         for index, is_gauge in enumerate(self._fields.is_gauge):
@@ -212,6 +228,11 @@ class StatsPageReader(_MappedPage):
 
     def _snapshot(self, role: RoleName, slot: int, words: memoryview[int]) -> RoleSnapshot:
         fields = FIELDS[role.kind]
+        stats = fields.build(words[FIRST_FIELD : FIRST_FIELD + len(fields.names)].tolist())
+        if isinstance(stats, FrontendStats):
+            first = first_word(CLIENTS_SLOT)
+            with self._words[first : first + SLOT_WORDS] as clients:
+                stats = msgspec.structs.replace(stats, by_client=read_clients(clients))
         now = self._clock()
         return RoleSnapshot(
             pid=words[PID],
@@ -219,5 +240,5 @@ class StatsPageReader(_MappedPage):
             heartbeat_age_s=max(0, now - words[HEARTBEAT]) / 1e9,
             attached_s=max(0, now - words[ATTACHED]) / 1e9,
             num_attached=words[NUM_ATTACHED],
-            stats=fields.build(words[FIRST_FIELD : FIRST_FIELD + len(fields.names)].tolist()),
+            stats=stats,
         )

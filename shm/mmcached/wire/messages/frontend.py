@@ -22,6 +22,10 @@ from mmcached.wire.messages.parts import (
     TokenId,
 )
 
+CLIENT_NAME = r"^[a-z0-9][a-z0-9._-]{0,31}\Z"
+ClientName = Annotated[str, msgspec.Meta(pattern=CLIENT_NAME)]
+ANY_CLIENT: ClientName = "client"
+"""The name of clients that give themselves none."""
 ClientId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 MAX_KEYS = 256
@@ -40,9 +44,13 @@ class ClientHello(Message, frozen=True):
 
     Every request repeats the `client_id`, so a restarted frontend needs no second hello. The first connection that
     names it speaks for this client until it is closed: what another says in its name is refused.
+
+    Attributes:
+        name: of its kind, under which its figures are shown; a restarted frontend learns it with the next hello.
     """
 
     client_id: ClientId
+    name: ClientName = ANY_CLIENT
 
 
 class Generate(Message, frozen=True):
