@@ -28,7 +28,7 @@ CONFIG = ServiceConfig(probe_timeout_s=0.2)
 def answer(message: FromClient) -> list[ToClient]:
     match message:
         case Probe():
-            return [Probed(message.request_id, 1, 2)]
+            return [Probed(message.request_id, [0], 2, [])]
         case Flush():
             return [Flushed(message.request_id)]
         case _:

@@ -233,6 +233,6 @@ class StoreService(ServiceThread):
                 tensor = Tensor(0, "int32", (len(payload[0]) // 4,))
                 self._send(peer, Encoded(message.request_id, [{"embeddings": tensor}]), payload)
             case Probe():
-                self._send(peer, Probed(message.request_id, 1, 2))
+                self._send(peer, Probed(message.request_id, [0], 2, []))
             case _:
                 self.desk.handle(peer, message, payload)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_every_verb_in_many_threads_gets_its_own_answer(service: StoreService, c
             assert is_equal(shared, numbers(turn))
             found = client.get_many([f"k{seed}", f"none{seed}", f"shared{turn}"], tensors="numpy")
             assert [one and one.record["seed"] for one in found] == [seed, None, turn]
-            assert client.probe().num_engines == 1
+            assert client.probe().engines == [0]
             assert client.drop(f"k{seed}")
 
     in_threads(hammer)

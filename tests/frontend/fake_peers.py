@@ -228,8 +228,9 @@ class Bench(Closeable):
         if ring.announcement is not None:
             engine.attach(ring.announcement)
             self.from_frontend(engine, to_engine.ReaderAttached)
+        num_ready = len(self.stats().engines)
         engine.channel.send(to_frontend.EngineReady(1, encoder=encoder))
-        while not self.stats().engines:
+        while len(self.stats().engines) <= num_ready:
             pass  # they name an engine once it is ready
         return engine
 

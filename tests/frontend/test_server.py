@@ -384,7 +384,7 @@ def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Be
     engine.channel.send(to_frontend.EngineProbed(probe.token, [checksum, checksum]))
     assert bench.stats().ring.leases == 1
     engine.entry.give_back(probe.payload)
-    assert bench.answer(to_client.Probed) == to_client.Probed(5, 1, 2)
+    assert bench.answer(to_client.Probed) == to_client.Probed(5, [0], 2, [])
     assert bench.stats().ring.chunks == 0, "nothing of the probe is left"
 
 

@@ -54,7 +54,7 @@ def test_a_probe_says_that_no_engine_was_reached_and_a_flush_is_done_in_one_turn
     bench.client.send(to_frontend.Flush(6))
     bench.pump(lambda: bench.frontend.stats().store.ring.chunks == 0)
     assert bench.client.wait(10.0), "no further turn was needed"
-    assert bench.answer(to_client.Probed) == to_client.Probed(5, 0, 0)
+    assert bench.answer(to_client.Probed) == to_client.Probed(5, [], 0, [])
     assert bench.answer(to_client.Flushed) == to_client.Flushed(6)
     assert client.get("key").records == [None]
 

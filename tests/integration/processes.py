@@ -63,8 +63,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def role_pids(supervisor: int) -> dict[str, list[int]]:
-    """Return the living processes of a service by role: "frontend", "engine", "worker" (in rank order)."""
-    found: dict[str, dict[str, int]] = {"frontend": {}, "engine": {}, "worker": {}}
+    """Return the living processes of a service by role: "frontend", "engine", "worker" (by engine, in rank order)."""
+    found: dict[str, dict[tuple[str, ...], int]] = {"frontend": {}, "engine": {}, "worker": {}}
     for pid in descendants(supervisor):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
@@ -72,8 +72,9 @@ def role_pids(supervisor: int) -> dict[str, list[int]]:
             continue
         role = words[words.index("mmcached") + 1] if "mmcached" in words else ""
         if role in found:  # a child that is just being made still shows its parent's command
-            found[role][words[words.index("--rank") + 1] if "--rank" in words else ""] = pid
-    return {role: [pids[rank] for rank in sorted(pids)] for role, pids in found.items()}
+            place = tuple(words[words.index(flag) + 1] for flag in ("--index", "--rank") if flag in words)
+            found[role][place] = pid
+    return {role: [pids[place] for place in sorted(pids)] for role, pids in found.items()}
 
 
 def worker_pids(supervisor: int) -> list[int]:

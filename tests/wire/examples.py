@@ -75,7 +75,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Encoded(1, [{"embeddings": TENSOR}, {"a": TENSOR, "b": TENSOR}])),
     ("ToClient", client.ProcessorInfo(1, ENCODER)),
     ("ToClient", client.Stats(1, ServiceStats(engines=[EngineStats(workers=[WorkerStats(items_encoded=3)])]))),
-    ("ToClient", client.Probed(1, 1, 2)),
+    ("ToClient", client.Probed(1, [0], 2, [])),
     ("ToClient", client.Flushed(1)),
     ("ToClient", client.Failed(None, ERROR)),
     ("ToClient", client.ReaderRegistered(1, True)),

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmcached.wire.config import GIB, MIB, KVEventsConfig, ModelConfig, ServiceConfig
+from mmcached.wire.config import GIB, MIB, ModelConfig, ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import config_with
@@ -46,6 +47,7 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
     ("world_size", -1),
     ("world_size", 17),
     ("data_parallel_size", 0),
+    ("data_parallel_size", 9),
     ("_api_process_count", 0),
     ("request_timeout_s", 0.0),
     ("step_timeout_s", -1.0),
@@ -101,6 +103,41 @@ def test_kv_events_are_published_where_it_is_said_else_in_the_run_directory(run_
     assert private == (f"ipc://{run_dir}/kv-pub-2.sock", f"ipc://{run_dir}/kv-rep-2.sock")
     public = KVEventsConfig(endpoint="tcp://*:5557", replay_endpoint="ipc:///there")
     assert public.addresses(run_dir) == ("tcp://*:5557", "ipc:///there")
+
+
+def test_engines_have_endpoints_of_their_own(run_dir: Path) -> None:
+    config = KVEventsConfig(endpoint="tcp://*:5557", replay_endpoint="ipc:///there")
+    assert config.addresses(run_dir, 2) == ("tcp://*:5559", "ipc:///there.2")
+    of_any_port = KVEventsConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:0")
+    assert of_any_port.addresses(run_dir, 2) == ("tcp://127.0.0.1:*", "tcp://127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "replay_endpoint", "field"),
+    [
+        ("tcp://*:5557", "tcp://*:5558", "kv_events.replay_endpoint"),
+        ("tcp://*:65535", "", "kv_events.endpoint"),
+        ("ipc:///one", "ipc:///one", "kv_events.replay_endpoint"),
+    ],
+)
+def test_endpoints_of_two_engines_that_cannot_be(endpoint: str, replay_endpoint: str, field: str) -> None:
+    events = KVEventsConfig(enable_kv_cache_events=True, endpoint=endpoint, replay_endpoint=replay_endpoint)
+    with pytest.raises(ConfigError, match=r"engine [01]") as refused:
+        ServiceConfig(data_parallel_size=2, kv_events=events)
+    assert refused.value.details["field"] == field
+    ServiceConfig(data_parallel_size=1, kv_events=KVEventsConfig(endpoint=endpoint, replay_endpoint=replay_endpoint))
+
+
+def test_the_ring_has_two_entries_for_each_engine() -> None:
+    ServiceConfig(data_parallel_size=8)
+    with pytest.raises(ConfigError, match="at least 6"):
+        ServiceConfig(data_parallel_size=3, ring_max_readers=5)
+
+
+def test_a_balancer_outside_gives_each_engine_a_service() -> None:
+    assert ServiceConfig(data_parallel_size=4).num_engines == 4
+    assert ServiceConfig(data_parallel_size=400, data_parallel_external_lb=True).num_engines == 1
+    assert ServiceConfig(data_parallel_size=4, world_size=0).num_engines == 0
 
 
 def test_the_longest_run_directory_has_room_for_the_sockets_of_kv_events() -> None:

@@ -39,7 +39,7 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     raise_descriptor_limit()
     directory = RunDir(given.run_dir)
     directory.check()
-    number = {"frontend": "", "engine": " {index}", "worker": " {rank}"}[role].format(**vars(given))
+    number = {"frontend": "", "engine": " {index}", "worker": " {index}.{rank}"}[role].format(**vars(given))
     set_up_logging(role + number, ServiceConfig.load(directory.config))
     if role == "frontend":
         from mmcached.frontend import server as frontend

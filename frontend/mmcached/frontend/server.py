@@ -384,7 +384,7 @@ class Frontend(Closeable):
         if self._asked_for_stats:
             asked, self._asked_for_stats = self._asked_for_stats, []
             snapshots = {} if self._page is None else self._page.read()
-            ready = sorted(connection.index for connection in self._connections if connection.is_ready)
+            ready = sorted(connection.index for connection in self._connections.ready())
             stats = service_stats(snapshots, self.stats(), ready)
             for peer, request_id in asked:
                 self._clients.try_send(peer, to_client.Stats(request_id, stats))

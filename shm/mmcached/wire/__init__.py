@@ -4,6 +4,7 @@ messages/    everything that one process can say to another
 sockets/     typed messages over ZeroMQ, and the listener that many clients share
 process/     what every role does at its start, at its end and in its loop
 config       the one configuration of a service                 limits: what peers may ask of it
+kv_events_config         where engines publish what their prefix caches hold
 errors       every error that travels
 handle       names of bytes in a ring
 paths        the run directory                       closeable: the `with` statement of whatever has `close`

@@ -16,12 +16,16 @@ from typing import Any, Literal
 import msgspec
 
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS, LimitsConfig, check_range
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD, mismatch
 
 GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
+
+MAX_ENGINES = 8
+"""Engines of one service."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,31 +49,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return ("hidden_states", *layers)
 
 
-class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The publication of what an engine's prefix cache holds; see `mmcached.wire.messages.kv_events`.
-
-    Prompts can be read from it. The engine binds to an endpoint: `tcp://HOST:PORT`, with `*` for every interface, which
-    serves anybody who reaches it, so only in a network of your own; "" is a socket in the user's run directory.
-
-    `buffer_steps` batches, at most `buffer_mb`, are kept for replay; a reader that is `hwm` batches or `buffer_mb` late
-    misses some, and asks. `use_int_block_hashes` puts 64 bits in the place of each digest, for readers of numbers.
-    """
-
-    enable_kv_cache_events: bool = False
-    endpoint: str = ""
-    replay_endpoint: str = ""
-    topic: str = ""
-    buffer_steps: int = 10_000
-    buffer_mb: int = 64
-    hwm: int = 10_000
-    use_int_block_hashes: bool = False
-
-    def addresses(self, run_dir: Path, engine_index: int = 0) -> tuple[str, str]:
-        """Return the addresses at which an engine publishes, and at which it replays."""
-        publish = self.endpoint or f"ipc://{run_dir / f'kv-pub-{engine_index}.sock'}"
-        return publish, self.replay_endpoint or f"ipc://{run_dir / f'kv-rep-{engine_index}.sock'}"
-
-
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the roles of one service must agree on.
 
@@ -84,7 +63,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mm_shm_inline_max_kb: int = 16
     mm_hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
     ring_num_slots: int = 4096
-    ring_max_readers: int = 8
+    ring_max_readers: int = 2 * MAX_ENGINES
     ring_reader_quota_gb: float = 0.0
     ring_has_checksums: bool = False
 
@@ -139,7 +118,13 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # what the engine publishes about its prefix cache
     kv_events: KVEventsConfig = KVEventsConfig()
 
-    # the workers; 0 = no engine either: the service is a store, and refuses what a model would have to do
+    # engines, each with its own workers, and which one gets a request: each in turn, or the one with the least to do.
+    # Behind a balancer of the deployment (`data_parallel_external_lb`) each engine has a service of its own
+    data_parallel_size: int = 1
+    data_parallel_external_lb: bool = False
+    routing_policy: Literal["least_loaded", "round_robin"] = "least_loaded"
+
+    # the workers of an engine; 0 = no engine either: the service is a store, and refuses what a model would have to do
     world_size: int = 2
     device: str = "auto"
     enable_tensor_prefix_cache: bool = True
@@ -173,8 +158,6 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # fields of a vLLM deployment that decide which caches are possible
     is_multimodal_model: bool = True
-    data_parallel_size: int = 1
-    data_parallel_external_lb: bool = False
     _api_process_count: int = 1
 
     def __post_init__(self) -> None:
@@ -195,12 +178,20 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "store_gb", self.store_gb, "must be more than 0: with world_size = 0 there is only a store"
             )
         _check_device(self.device)
-        _check_kv_events(self.kv_events)
+        _check_engines(self)
+        self.kv_events.check(self.num_engines)
 
     @property
     def has_workers(self) -> bool:
         """Whether the service computes; one without workers has no engine and processes nothing: it is a store."""
         return self.world_size > 0
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of this service, with `world_size` workers each."""
+        if not self.has_workers:
+            return 0
+        return 1 if self.data_parallel_external_lb else self.data_parallel_size
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -319,7 +310,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "max_restarts": (0, 1_000_000),
     "mm_shm_inline_max_kb": (0, 1 << 20),
     "ring_num_slots": (1, 1 << 20),
-    "ring_max_readers": (2, 64),  # an engine takes a second entry before it lets go of the first
+    "ring_max_readers": (2, 64),
     "mm_processor_workers": (0, 256),
     "store_num_slots": (1, 1 << 20),
     "block_size": (1, 1024),
@@ -344,10 +335,15 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 """Of fields that are no limits."""
 
 
-def _check_kv_events(config: KVEventsConfig) -> None:
-    for field in ("endpoint", "replay_endpoint") if config.enable_kv_cache_events else ():
-        if (endpoint := getattr(config, field)) and not endpoint.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"kv_events.{field}", endpoint, 'must be tcp://HOST:PORT, ipc://PATH, or ""')
+def _check_engines(config: ServiceConfig) -> None:
+    num_engines = config.num_engines
+    if num_engines > MAX_ENGINES:
+        raise ConfigError(
+            "data_parallel_size", num_engines, f"must be at most {MAX_ENGINES}: the engines of one service"
+        )
+    if config.ring_max_readers < 2 * num_engines:
+        limit = f"at least {2 * num_engines}: an engine takes a second entry before it lets go of the first"
+        raise ConfigError("ring_max_readers", config.ring_max_readers, limit)
 
 
 def _check_device(device: str) -> None:

@@ -167,7 +167,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         "limits.silence_timeout_s": Limit(1, 86_400, "s", "time without a heartbeat of a role", "killed and restarted"),
         "limits.not_ready_timeout_s": Limit(
-            1, 86_400, "s", "time in which all roles live and the service is not ready", "its group is restarted"
+            1, 86_400, "s", "time in which nothing goes through an engine that lives", "its group is restarted"
         ),
         # ---- limits that are fields of ServiceConfig itself
         "max_image_bytes": Limit(1, 1 << 32, "bytes", "size of one image file", "`ImageTooLarge`"),

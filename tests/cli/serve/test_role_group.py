@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.cli.serve.engine_group import ORPHAN_GRACE_S
 from mmcached.cli.serve.restarts import RestartPolicy
 from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.roles import ENGINE_GONE, PAST_CACHES, Role
@@ -52,10 +53,16 @@ def world_size() -> int:
 
 
 @pytest.fixture
+def num_engines() -> int:
+    """The number of engines; as `world_size`."""
+    return 1
+
+
+@pytest.fixture
 def group(
-    directory: RunDir, readiness: ReadinessWatch, world_size: int, monkeypatch: pytest.MonkeyPatch
+    directory: RunDir, readiness: ReadinessWatch, world_size: int, num_engines: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RoleGroup]:
-    config = msgspec.structs.replace(CONFIG, world_size=world_size)
+    config = msgspec.structs.replace(CONFIG, world_size=world_size, data_parallel_size=num_engines)
     popen = subprocess.Popen
 
     def sleeping(command: list[str], **options: object) -> subprocess.Popen[bytes]:
@@ -72,6 +79,11 @@ def group(
         group.stop(0.0, is_hurried=lambda: True)
 
 
+def stall(readiness: ReadinessWatch, since: float) -> None:
+    """Let nothing have gone through the one engine since then."""
+    readiness.is_ready, readiness.not_ready_since, readiness.engine_not_ready_since = False, since, {0: since}
+
+
 def die(role: Role) -> None:
     assert role.process is not None
     role.kill()
@@ -83,10 +95,10 @@ def test_a_group_through_which_nothing_goes_is_restarted_then_the_frontend_too(
 ) -> None:
     frontend, engine, worker = group.roles
     now = time.monotonic()
-    readiness.not_ready_since = now - 9.0
+    stall(readiness, now - 9.0)
     group.restart_if_stuck(now)
     assert all(role.is_alive for role in group.roles)
-    readiness.not_ready_since = now - 11.0
+    stall(readiness, now - 11.0)
     group.restart_if_stuck(now)
     assert engine.process is not None
     assert engine.process.wait(DEADLINE_S) == -signal.SIGKILL
@@ -96,10 +108,77 @@ def test_a_group_through_which_nothing_goes_is_restarted_then_the_frontend_too(
     assert worker.kill_at is not None, "its workers go with it"
     group.keep_alive(now + 1.0)
     assert engine.is_alive
-    readiness.not_ready_since = now - 11.0
+    stall(readiness, now - 11.0)
     group.restart_if_stuck(now)
     assert frontend.process is not None
     assert frontend.process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("num_engines", [2])
+def test_an_engine_that_dies_takes_its_own_workers_with_it(group: RoleGroup) -> None:
+    assert [str(role.name) for role in group.roles] == [
+        *("frontend", "engine 0", "worker 0.0", "engine 1", "worker 1.0")
+    ]
+    spared, group_1 = group.engines
+    die(group_1.engine)
+    now = time.monotonic()
+    group.keep_alive(now)
+    assert [worker.kill_at is not None for each in group.engines for worker in each.workers] == [False, True]
+    group.keep_alive(now + ORPHAN_GRACE_S + 1.0)
+    (worker,) = group_1.workers
+    assert worker.process is not None
+    assert worker.process.wait(DEADLINE_S) == -signal.SIGKILL
+    assert group_1.engine.is_alive
+    assert (spared.are_all_alive, [role.num_restarts for role in spared.roles]) == (True, [0, 0])
+
+
+@pytest.mark.parametrize("num_engines", [2])
+def test_an_engine_through_which_nothing_goes_is_restarted_alone(group: RoleGroup, readiness: ReadinessWatch) -> None:
+    works, hangs = group.engines
+    now = time.monotonic()
+    for _ in range(2):
+        readiness.is_ready, readiness.engine_not_ready_since = True, {1: now - 9.0}
+        group.restart_if_stuck(now)
+        assert hangs.are_all_alive
+        readiness.engine_not_ready_since = {1: now - 11.0}
+        group.restart_if_stuck(now)
+        assert hangs.engine.process is not None
+        assert hangs.engine.process.wait(DEADLINE_S) == -signal.SIGKILL
+        assert readiness.engine_not_ready_since == {}
+        assert works.are_all_alive
+        group.keep_alive(now)
+        assert hangs.engine.due is not None
+        group.keep_alive(now + 100.0)
+        for worker in hangs.workers:  # killed, as it did not end with its engine
+            assert worker.process is not None
+            worker.process.wait(DEADLINE_S)
+        group.keep_alive(now + 100.0)
+        group.keep_alive(now + 200.0)
+        now += 200.0
+    assert group.frontend.num_restarts == 0
+
+
+@pytest.mark.parametrize("num_engines", [2])
+def test_deaths_are_forgiven_to_the_workers_of_the_engine_that_has_found_the_request(
+    group: RoleGroup, directory: RunDir
+) -> None:
+    now = time.monotonic()
+    (blamed,), (fails,) = (each.workers for each in group.engines)
+
+    def die_and_start(worker: Role) -> None:
+        die(worker)
+        group.keep_alive(now)
+        assert worker.due is not None
+        group.keep_alive(worker.due)
+
+    for worker in (blamed, fails):
+        for _ in range(CONFIG.max_restarts):
+            die_and_start(worker)
+    with StatsPageWriter(directory.stats_page, RoleName("engine", 0)) as page:
+        page.publish(EngineStats(poisonous_requests=1))
+        die_and_start(blamed)
+        with pytest.raises(ServiceUnavailable, match=r"worker 1\.0 died too often"):
+            die_and_start(fails)
 
 
 @pytest.mark.parametrize("world_size", [0])
@@ -108,9 +187,9 @@ def test_a_store_is_a_frontend_alone_and_that_is_killed_at_once_if_it_is_stuck(
 ) -> None:
     (frontend,) = group.roles
     assert frontend is group.frontend
-    assert group.engine.process is None
+    assert group.engines == []
     now = time.monotonic()
-    readiness.not_ready_since = now - 11.0
+    stall(readiness, now - 11.0)
     group.restart_if_stuck(now)
     assert frontend.process is not None
     assert frontend.process.wait(DEADLINE_S) == -signal.SIGKILL

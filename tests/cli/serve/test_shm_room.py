@@ -21,6 +21,11 @@ def loaded(*arguments: str) -> tuple[ServiceConfig, dict[str, str]]:
     return found.config, found.origins
 
 
+def test_each_engine_takes_room_beside_the_rings() -> None:
+    one, two, three = (rings_bytes(ServiceConfig(data_parallel_size=number)) for number in (1, 2, 3))
+    assert two - one == three - two > 0
+
+
 def test_room_enough_changes_nothing() -> None:
     config, origins = loaded()
     assert fitted(config, origins, host(1024)) == (config, "")

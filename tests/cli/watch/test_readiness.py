@@ -22,9 +22,16 @@ ANSWERED = Readiness(True, "1 engine(s) and 2 worker(s) answered the probe")
 @pytest.mark.parametrize(
     ("answers", "found"),
     [
-        ([Probed(1, 1, 2)], ANSWERED),
-        ([Probed(1, 1, 0)], Readiness(False, "no engine with workers took part in the probe")),
-        ([Probed(1, 0, 0)], Readiness(True, "the frontend answered the probe; it is a store, with no engine to reach")),
+        ([Probed(1, [0], 2, [])], ANSWERED),
+        (
+            [Probed(1, [1], 2, ["probe of engine 0: no answer within 5.0 s"])],
+            Readiness(True, f"{ANSWERED.reason}; probe of engine 0: no answer within 5.0 s"),
+        ),
+        ([Probed(1, [0], 0, [])], Readiness(False, "no engine with workers took part in the probe")),
+        (
+            [Probed(1, [], 0, [])],
+            Readiness(True, "the frontend answered the probe; it is a store, with no engine to reach"),
+        ),
         (
             [Failed(1, error_to_wire(DeadlineExceeded("probe of engine 0", 5.0)))],
             Readiness(False, "probe of engine 0: no answer within 5.0 s"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mmcached.cli.watch.readiness_watch import READY_INTERVAL_S, RETRY_INTERVAL_S, SLACK_S, ReadinessWatch
@@ -38,7 +39,7 @@ def look_until(watch: ReadinessWatch, condition: Callable[[], bool], now: float 
 def works(message: FromClient) -> list[ToClient]:
     assert isinstance(message, Probe)
     assert message.timeout_s == CONFIG.step_timeout_s
-    return [Probed(message.request_id, 1, 2)]
+    return [Probed(message.request_id, [0], 2, [])]
 
 
 def test_ready(run_dir: Path, watch: ReadinessWatch) -> None:
@@ -63,6 +64,29 @@ def test_not_ready_and_since_when(run_dir: Path, watch: ReadinessWatch) -> None:
         assert (watch.is_ready, watch.not_ready_since, watch.reason) == (False, START_S, "no engine is ready yet")
         watch.forgive()
         look_until(watch, lambda: watch.not_ready_since == later, later)
+
+
+def test_an_engine_through_which_nothing_goes_has_a_time_of_its_own(run_dir: Path) -> None:
+    RunDir(run_dir).create()
+    engines = [1]
+
+    def works_in_part(message: FromClient) -> list[ToClient]:
+        assert isinstance(message, Probe)
+        return [Probed(message.request_id, engines, 2, ["engine 0 lacks a worker"])]
+
+    with (
+        ReadinessWatch(RunDir(run_dir), msgspec.structs.replace(CONFIG, data_parallel_size=2)) as watch,
+        fake_service(run_dir, works_in_part),
+    ):
+        look_until(watch, lambda: watch.is_ready)
+        assert (watch.are_all_ready, watch.not_ready_since) == (False, None)
+        assert watch.engine_not_ready_since == {0: START_S}
+        assert "engine 0 lacks a worker" in watch.reason
+        watch.forgive([0])
+        later = START_S + RETRY_INTERVAL_S
+        look_until(watch, lambda: watch.engine_not_ready_since == {0: later}, later)
+        engines = [0, 1]
+        look_until(watch, lambda: watch.are_all_ready, later + RETRY_INTERVAL_S)
 
 
 def test_nobody_answers(run_dir: Path, watch: ReadinessWatch) -> None:

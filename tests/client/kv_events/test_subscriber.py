@@ -14,8 +14,9 @@ from mmcached.client.kv_events.order import ReceivedBatch
 from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.config import KVEventsConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, DeadlineExceeded
+from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.kv_events import END_OF_REPLAY, AllBlocksCleared, BlockRemoved, KVEvent, KVEventBatch
 from mmcached.wire.paths import RunDir
 from tests.clock import Clock

@@ -9,8 +9,9 @@ import pytest
 
 from mmcached.client import KVEventSubscriber
 from mmcached.client.links.presence import KEEP_INTERVAL_S, Presence
-from mmcached.wire.config import KVEventsConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.client import Stats
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import ServiceStats

@@ -37,6 +37,6 @@ def test_an_event_loop_hears_of_what_came_before_a_send(service: StoreService, r
         for _ in range(100):  # ZeroMQ looks at its signal in some of them
             socket.send(Cancel(ME, 1))
         asyncio.run(listen())
-        assert socket.receive() == (Probed(1, 1, 2), [])
+        assert socket.receive() == (Probed(1, [0], 2, []), [])
     finally:
         socket.close(ClientBye(ME))

@@ -54,7 +54,7 @@ class Shared:
         return future
 
     def answer(self, number: int) -> Probed:
-        answer = Probed(number, 1, 2)
+        answer = Probed(number, [0], 2, [])
         self._service.call(lambda: self._service.listener.try_send(self._service.peers[ME], answer))
         return answer
 

@@ -21,8 +21,9 @@ from mmcached.engine.server.kv_event_publisher import (
     kv_event_publisher_from_config,
 )
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.config import KVEventsConfig, ServiceConfig
+from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.kv_events import (
     END_OF_REPLAY,
     AllBlocksCleared,

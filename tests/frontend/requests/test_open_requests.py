@@ -31,13 +31,21 @@ def test_requests_are_found_by_client_engine_and_deadline() -> None:
 def test_requests_are_counted_on_the_engine_that_has_them() -> None:
     requests = OpenRequests()
     new, open_one = request(1, "x", 1, engine=0), request(2, "x", 2)
+
+    def counted() -> list[tuple[int, int]]:
+        requests.check_integrity()
+        return [(requests.num_on_engine(engine), requests.tokens_on_engine(engine)) for engine in (0, 1)]
+
     requests.add(open_one)
-    requests.move(new, 1)
+    requests.move(open_one, 1, 30)
+    requests.move(new, 1, 70)
     requests.add(new)
-    assert [requests.num_on_engine(engine) for engine in (0, 1)] == [0, 2]
-    requests.move(open_one, 0)
-    assert [requests.num_on_engine(engine) for engine in (0, 1)] == [1, 1]
+    assert counted() == [(0, 0), (2, 100)]
+    requests.move(open_one, 0, 20)
+    assert counted() == [(1, 20), (1, 70)]
+    requests.prompt_computed(new)
+    assert counted() == [(1, 20), (1, 0)]
     for each in (new, open_one, new):
         requests.take(each.number)
         requests.check_integrity()
-    assert [requests.num_on_engine(engine) for engine in (0, 1)] == [0, 0]
+    assert counted() == [(0, 0), (0, 0)]

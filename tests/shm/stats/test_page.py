@@ -107,7 +107,7 @@ def test_each_role_writes_its_own_slot_only(path: Path) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("role", [RoleName("engine", 4), RoleName("worker", 0, 16), RoleName("frontend", 1)])
+@pytest.mark.parametrize("role", [RoleName("engine", 8), RoleName("worker", 0, 16), RoleName("frontend", 1)])
 def test_a_role_without_slot_is_refused(path: Path, role: RoleName) -> None:
     with pytest.raises(InvalidRequest) as caught:
         StatsPageWriter(path, role)

@@ -28,8 +28,9 @@ import msgspec
 import structlog
 import zmq
 
-from mmcached.wire.config import MIB, KVEventsConfig, ServiceConfig
+from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.kv_events import (
     END_OF_REPLAY,
     NUMBER_BYTES,

@@ -13,7 +13,6 @@ INTERNAL = frozenset(
     {
         "debug_check_workers",
         "is_multimodal_model",
-        "data_parallel_size",
         "data_parallel_external_lb",
         "_api_process_count",
     }
@@ -25,7 +24,7 @@ TEXTS = {
     "mm_shm_inline_max_kb": "smaller items stay out of the ring",
     "mm_hasher_algorithm": "digest of image files: blake3 or sha256",
     "ring_num_slots": "items in the ring at a time",
-    "ring_max_readers": "engines that read the ring at a time",
+    "ring_max_readers": "entries of the ring; two for each engine",
     "ring_has_checksums": "readers check every view, at about 4 GB/s",
     "mm_processor_workers": "what processes images; 0: one for each core, at most 4",
     "store_gb": "records that clients put; 0: no store",
@@ -54,7 +53,10 @@ TEXTS = {
     "kv_events.buffer_mb": "bytes of them, at most",
     "kv_events.hwm": "batches by which a reader may be late before it misses some",
     "kv_events.use_int_block_hashes": "64 bits in the place of each digest, for readers that take numbers only",
-    "world_size": "worker processes (also --workers, workers); 0: a store alone, without an engine",
+    "data_parallel_size": "engines, each with workers of its own",
+    "data_parallel_external_lb": "of the deployment",
+    "routing_policy": "which engine gets a request: least_loaded or round_robin",
+    "world_size": "worker processes of an engine (also --workers, workers); 0: a store alone, without an engine",
     "device": "auto, cpu, cuda or cuda:<index>",
     "enable_tensor_prefix_cache": "keep the hidden states of prefixes",
     "tensor_prefix_cache_gb": "hidden states that rank 0 keeps",
@@ -82,8 +84,6 @@ TEXTS = {
     "log_format": "json, console, or auto: console on a terminal",
     "debug_check_workers": "compare books and workers after each step",
     "is_multimodal_model": "whether there are images at all",
-    "data_parallel_size": "of the deployment",
-    "data_parallel_external_lb": "of the deployment",
     "_api_process_count": "of the deployment",
 }
 

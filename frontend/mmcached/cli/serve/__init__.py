@@ -2,6 +2,7 @@
 
 supervisor      the parent of all roles
 role_group      all roles of a service: starting, restarting, ending
+engine_group    one engine with its workers
 roles           one role: its command, its process, its deaths
 restarts        when a dead role is started again
 watchdog        finds roles that live and do nothing

@@ -1,4 +1,4 @@
-"""Sends the request after which a service says that it is ready: a small generation about a small image, end to end."""
+"""Sends the requests after which a service says that it is ready: small generations about a small image, end to end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ TINY_PNG = base64.b64decode(
 """A file of 8 x 8 grey pixels."""
 
 
-def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S) -> None:
-    """Send one real request through frontend, ring, engine and every worker.
+def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: int = 1) -> None:
+    """Send real requests through frontend, ring, engine and every worker: one after the other, for each engine one.
 
     Raises:
         MmcachedError: it was not answered, or not with one token.
     """
     with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
-        generation = client.generate("ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
-    if len(generation.tokens) != 1:
-        raise MmcachedError(f"the first request was answered with {len(generation.tokens)} tokens, not 1")
+        for number in range(num_engines):
+            generation = client.generate(f"{number}: ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
+            if len(generation.tokens) != 1:
+                raise MmcachedError(f"the first request was answered with {len(generation.tokens)} tokens, not 1")

@@ -1,13 +1,13 @@
 """The processes of one service: started together, started again one by one when they die, ended in order.
 
     frontend
-    engine 0          a group: when the engine dies, its workers end by themselves, or are killed
-    worker 0 … N-1    none, and no engine: the frontend alone is a store
+    engine 0, worker 0.0 … 0.N-1      a group: when the engine dies, its workers end by themselves, or are killed
+    engine 1, worker 1.0 … 1.N-1      as many groups as there are engines; none: the frontend alone is a store
 
-A role that dies is started again after a backoff, and given up when it dies too often; a worker's death for which the
-engine has found the request does not count. If all live and nothing goes through for long, engine and workers are
-killed, the next time the frontend too (at once where it is alone). A process that cannot be made is tried again for
-ever.
+A role that dies is started again after a backoff, and given up when it dies too often; a worker's death for which its
+engine has found the request does not count. If a group lives and nothing goes through it for long, it is killed. If
+nothing goes through any, the frontend is killed too the second time (at once where it is alone). A process that cannot
+be made is tried again for ever.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from pathlib import Path
 
 import structlog
 
+from mmcached.cli.serve.engine_group import EngineGroup
 from mmcached.cli.serve.restarts import RestartPolicy
 from mmcached.cli.serve.roles import Role
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
 from mmcached.shm.stats.page import StatsPageReader
-from mmcached.shm.stats.service import stats_of
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable
 from mmcached.wire.paths import RunDir
-from mmcached.wire.stats import EngineStats, RoleName
+from mmcached.wire.stats import RoleName
 
 log = structlog.get_logger("mmcached.supervisor")
 
 TERMINATE_GRACE_S = 5.0
-ORPHAN_GRACE_S = 2.0
-"""How long a worker may take to notice that its engine is dead, before it is killed."""
 POLL_INTERVAL_S = 0.25
 
 
@@ -47,11 +45,12 @@ class RoleGroup(Closeable):
     Args:
         run_dir: as the roles are told it.
         directory: the same, as this process reaches it.
-        page: says for how many requests the engine has found that they kill workers.
+        page: says for how many requests an engine has found that they kill workers.
         readiness: says since when nothing goes through; forgiven when something was done about it.
 
     Attributes:
-        roles: in the order in which they are started; without workers the engine is none of them.
+        roles: in the order in which they are started.
+        engines: by index; none without workers.
     """
 
     def __init__(
@@ -62,17 +61,11 @@ class RoleGroup(Closeable):
         self._directory = directory
         self._page = page
         self._readiness = readiness
-        self._num_engine_deaths = 0
-        self._num_poisonous_requests = 0
         self._was_restarted = False
         self._selector = selectors.DefaultSelector()
         self.frontend = self._make_role(RoleName("frontend"), "frontend")
-        self.engine = self._make_role(RoleName("engine"), "engine")
-        self.workers = [
-            self._make_role(RoleName("worker", 0, rank), "worker", "--rank", str(rank))
-            for rank in range(config.world_size)
-        ]
-        self.roles = [self.frontend, self.engine, *self.workers] if config.has_workers else [self.frontend]
+        self.engines = [self._make_group(index) for index in range(config.num_engines)]
+        self.roles = [self.frontend, *(role for group in self.engines for role in group.roles)]
 
     def start(self) -> None:
         """Start all roles."""
@@ -115,20 +108,25 @@ class RoleGroup(Closeable):
                 self._spawn(role)
 
     def restart_if_stuck(self, now: float) -> None:
-        """Kill the engine, and the second time the frontend too, if all live and nothing has gone through for long."""
-        since = self._readiness.not_ready_since
-        if self._readiness.is_ready:
+        """Kill the engines that live and through which nothing has gone for long; if all do, the frontend the second
+        time.
+        """
+        readiness, long_ago = self._readiness, now - self._config.limits.not_ready_timeout_s
+        if readiness.is_ready:
             self._was_restarted = False
-        if since is None or now - since < self._config.limits.not_ready_timeout_s:
+        if not self.frontend.is_alive:
             return
-        if not all(role.is_alive for role in self.roles):
+        idle = [group for group in self.engines if readiness.engine_not_ready_since.get(group.index, now) <= long_ago]
+        victims = [group.engine for group in idle if group.are_all_alive]
+        is_all = readiness.not_ready_since is not None and readiness.not_ready_since <= long_ago
+        if is_all and len(victims) == len(self.engines):
+            victims += [self.frontend] if self._was_restarted or not victims else []
+            self._was_restarted = True
+        if not victims:
             return
-        victims = [self.frontend, self.engine] if self._was_restarted else [self.engine]
-        victims = [role for role in victims if role in self.roles] or [self.frontend]
-        self._was_restarted = True
-        self._readiness.forgive()
+        readiness.forgive(group.index for group in self.engines if group.engine in victims)
         names = [str(role.name) for role in victims]
-        log.error("all live, and nothing goes through: killed", names=names, reason=self._readiness.reason)
+        log.error("all live, and nothing goes through: killed", names=names, reason=readiness.reason)
         for role in victims:
             role.kill()
 
@@ -139,21 +137,31 @@ class RoleGroup(Closeable):
             is_hurried: whether to wait for nobody any more.
         """
         self._end([self.frontend], drain_timeout_s + TERMINATE_GRACE_S, is_hurried)
-        self._end([self.engine], TERMINATE_GRACE_S, is_hurried)
-        self._end(self.workers, TERMINATE_GRACE_S, is_hurried)
+        self._end([group.engine for group in self.engines], TERMINATE_GRACE_S, is_hurried)
+        self._end([worker for group in self.engines for worker in group.workers], TERMINATE_GRACE_S, is_hurried)
 
     def close(self) -> None:
         """Let go of the processes' descriptors. A second call does nothing."""
         self._selector.close()
 
+    def _make_group(self, index: int) -> EngineGroup:
+        of_engine = ("--index", str(index))
+        workers = [
+            self._make_role(RoleName("worker", index, rank), "worker", *of_engine, "--rank", str(rank))
+            for rank in range(self._config.world_size)
+        ]
+        return EngineGroup(self._make_role(RoleName("engine", index), "engine", *of_engine), workers)
+
     def _make_role(self, name: RoleName, *arguments: str) -> Role:
-        num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, self._config.world_size))
+        num_workers = self._config.num_engines * self._config.world_size
+        num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
         command = [*arguments, "--run-dir", str(self._run_dir)]
         return Role(name, command, RestartPolicy.from_config(self._config), num_threads=num_threads)
 
     def _spawn(self, role: Role) -> None:
         """Start a role; if the system has no descriptor, process or memory for it now, try again later."""
-        role.num_engine_deaths = self._num_engine_deaths
+        group = self._group_of(role)
+        role.num_engine_deaths = group.num_deaths if group is not None else 0
         try:
             if not self._directory.config.exists():
                 self._config.save(self._directory.config)
@@ -170,26 +178,21 @@ class RoleGroup(Closeable):
         status = None if role.process is None else role.process.returncode
         if role.pidfd >= 0:
             self._selector.unregister(role.pidfd)
-        self._forgive_blamed_deaths()
-        delay = role.reap(now, is_excused=role.num_engine_deaths != self._num_engine_deaths)
+        group = self._group_of(role)
+        if group is not None:
+            group.forgive_blamed_deaths(self._page.read())
+        delay = role.reap(now, is_excused=group is not None and role.num_engine_deaths != group.num_deaths)
         if delay is None:
             log.error("role died once too often: given up", name=str(role.name), status=status)
             raise ServiceUnavailable(f"{role.name} died too often, the last time with status {status}; see its log")
         log.warning("role died: started again", name=str(role.name), status=status, in_s=delay)
-        self._readiness.forgive()
-        if role is self.engine:
-            self._num_engine_deaths += 1
-            # A hung worker holds its byte of the row: until it is dead, what it reads stays pinned.
-            for worker in self.workers:
-                worker.kill_at = now + ORPHAN_GRACE_S if worker.is_alive else None
+        touched = self.engines if group is None else [group]
+        self._readiness.forgive(each.index for each in touched)
+        if group is not None and role is group.engine:
+            group.engine_died(now)
 
-    def _forgive_blamed_deaths(self) -> None:
-        """Count no worker's deaths for which the engine has found the request: different ones may come all day."""
-        num_found = stats_of(self._page.read(), self.engine.name, EngineStats).poisonous_requests
-        if num_found > self._num_poisonous_requests:
-            for worker in self.workers:
-                worker.forgive()
-        self._num_poisonous_requests = num_found
+    def _group_of(self, role: Role) -> EngineGroup | None:
+        return None if role is self.frontend else self.engines[role.name.engine]
 
     def _end(self, roles: Sequence[Role], grace_s: float, is_hurried: Callable[[], bool]) -> None:
         """SIGTERM, wait, SIGKILL what is left."""

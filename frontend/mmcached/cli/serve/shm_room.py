@@ -26,15 +26,17 @@ SHARE = 0.45
 
 
 def rings_bytes(config: ServiceConfig) -> int:
-    """Return what the ring and the store take in /dev/shm, each with one reader."""
-    layouts = []
+    """Return what the ring, with all engines, and the store, with one client, take in /dev/shm."""
+    total = 0
     if config.ring_data_bytes and config.is_multimodal_model:
-        layouts.append(Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers))
+        layout = Layout(_aligned(config.ring_data_bytes), config.ring_num_slots, config.ring_max_readers)
+        total += layout.created_bytes + config.num_engines * layout.reader_bytes
     if config.store_data_bytes:
         words = index_words(config.store_num_slots)
         data_bytes = _aligned(config.store_data_bytes)
-        layouts.append(Layout(data_bytes, config.store_num_slots, config.store_max_clients, words))
-    return sum(layout.created_bytes + layout.reader_bytes for layout in layouts)
+        layout = Layout(data_bytes, config.store_num_slots, config.store_max_clients, words)
+        total += layout.created_bytes + layout.reader_bytes
+    return total
 
 
 def host_without(home: Path) -> Host:

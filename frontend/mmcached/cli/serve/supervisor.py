@@ -116,8 +116,10 @@ class Supervisor(Closeable):
         Raises:
             ServiceUnavailable: it did not become ready, a role was given up, or the run directory is gone.
         """
-        num_workers = self.config.world_size
-        roles = f"frontend, engine and {num_workers} worker(s)" if num_workers else "the frontend alone, a store,"
+        num_engines, num_workers = self.config.num_engines, self.config.world_size
+        groups = f"engine and {num_workers} worker(s)"
+        groups = groups if num_engines == 1 else f"{num_engines} engines with {num_workers} worker(s) each"
+        roles = f"frontend, {groups}" if num_engines else "the frontend alone, a store,"
         self._tell(f"starting {roles} in {self.run_dir}")
         self._group.start()
         if not self._wait_until_ready():
@@ -164,8 +166,8 @@ class Supervisor(Closeable):
             remove_if_free(path)
 
     def _wait_until_ready(self) -> bool:
-        """Return whether a real request has gone through, or the frontend of a store has answered a probe; False if the
-        stop was asked for before.
+        """Return whether a real request has gone through each engine, or the frontend of a store has answered a probe;
+        False if the stop was asked for before.
 
         Raises:
             ServiceUnavailable: a role has ended, or the time is over.
@@ -180,8 +182,8 @@ class Supervisor(Closeable):
                 self._readiness.look(now)
                 if self._readiness.is_ready and not self.config.has_workers:
                     return True
-                if request is None and self._readiness.is_ready:
-                    request = thread.submit(first_request, self.run_dir)
+                if request is None and self._readiness.are_all_ready:
+                    request = thread.submit(first_request, self.run_dir, num_engines=self.config.num_engines)
                 if request is not None and request.done():
                     error = request.exception()
                     if error is None:
@@ -190,7 +192,7 @@ class Supervisor(Closeable):
                         raise error
                     request = None
                     reason = str(error)
-                elif not self._readiness.is_ready and self._readiness.reason != reason:
+                elif not self._readiness.are_all_ready and self._readiness.reason != reason:
                     reason = self._readiness.reason
                     self._tell(f"not ready yet: {reason}")
                 if now > deadline:

@@ -25,7 +25,7 @@ from mmcached.wire.sockets.channels import DealerChannel
 
 KEEP_S = 1.0
 """How long an answer is good for: however many ask, the data path is asked once in this time."""
-GRACE_S = 0.25
+GRACE_S = 0.75
 """How much longer than the probe's own deadline we wait, so that the frontend can say which engine did not answer."""
 
 
@@ -112,10 +112,11 @@ def probe(run_dir: Path, timeout_s: float) -> Readiness:
 def verdict(answer: ToClient) -> Readiness:
     """Return what the answer to a probe says of the service."""
     match answer:
-        case Probed(num_engines=0):  # a frontend that needs an engine and has none says why it fails
+        case Probed(engines=[]):  # a frontend that needs an engine and has none says why it fails
             return Readiness(True, "the frontend answered the probe; it is a store, with no engine to reach")
-        case Probed(num_engines=engines, num_workers=workers) if workers:
-            return Readiness(True, f"{engines} engine(s) and {workers} worker(s) answered the probe")
+        case Probed(engines=engines, num_workers=workers, faults=faults) if workers:
+            answered = f"{len(engines)} engine(s) and {workers} worker(s) answered the probe"
+            return Readiness(True, "; ".join([answered, *faults]))
         case Probed():
             return Readiness(False, "no engine with workers took part in the probe")
         case Failed():

@@ -10,6 +10,7 @@ ready here, though a `readiness.probe` says otherwise. Its one connection cannot
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import zmq
 
@@ -34,12 +35,15 @@ class ReadinessWatch(Closeable):
     Attributes:
         is_ready: what the last question that has ended has found.
         not_ready_since: monotonic seconds; None while it is ready.
+        engine_not_ready_since: the same for each engine through which no question has gone, by index.
         reason: why it is not ready.
     """
 
     def __init__(self, directory: RunDir, config: ServiceConfig) -> None:
         self.is_ready = False
         self.not_ready_since: float | None = None
+        self.engine_not_ready_since: dict[int, float] = {}
+        self._engines = frozenset(range(config.num_engines))
         self.reason = "not asked yet"
         self._timeout_s = config.step_timeout_s
         self._next_ask = 0.0
@@ -62,9 +66,16 @@ class ReadinessWatch(Closeable):
                 self._channel.send(Probe(self._number, self._timeout_s))
             self._asked_at = now
 
-    def forgive(self) -> None:
-        """Count the time in which it is not ready from the next question that fails."""
+    @property
+    def are_all_ready(self) -> bool:
+        """The last question has gone through every engine."""
+        return self.is_ready and not self.engine_not_ready_since
+
+    def forgive(self, engines: Iterable[int] = ()) -> None:
+        """Count the time in which it, and these engines, are not ready from the next question that fails."""
         self.not_ready_since = None
+        for engine in engines:
+            self.engine_not_ready_since.pop(engine, None)
 
     def close(self) -> None:
         self._channel.close()
@@ -84,9 +95,11 @@ class ReadinessWatch(Closeable):
                     found = verdict(answer)
                     if not found.ready:
                         self._fail(found.reason, now)
-                    else:
+                    elif isinstance(answer, Probed):
+                        self._note(frozenset(answer.engines))
                         self.is_ready, self.not_ready_since, self._asked_at = True, None, None
-                        self._next_ask = now + READY_INTERVAL_S
+                        self.reason = found.reason
+                        self._next_ask = now + (READY_INTERVAL_S if self.are_all_ready else RETRY_INTERVAL_S)
                 case _:
                     pass  # to a former question
 
@@ -96,5 +109,12 @@ class ReadinessWatch(Closeable):
         self.is_ready, self.reason = False, reason
         if self.not_ready_since is None:
             self.not_ready_since = self._asked_at
+        self._note(frozenset())
         self._asked_at = None
         self._next_ask = now + RETRY_INTERVAL_S
+
+    def _note(self, engines: frozenset[int]) -> None:
+        """Take note that the question has gone through these engines, and no others."""
+        asked_at = self._asked_at or 0.0
+        since = self.engine_not_ready_since
+        self.engine_not_ready_since = {index: since.get(index, asked_at) for index in self._engines - engines}

@@ -106,14 +106,9 @@ class EngineConnections:
     def by_peer(self, peer: bytes) -> EngineConnection | None:
         return next((connection for connection in self if connection.peer == peer), None)
 
-    def choose(self, num_open: Callable[[int], int]) -> EngineConnection | None:
-        """Return the ready engine with the fewest open requests; None if none is ready.
-
-        Args:
-            num_open: requests of an engine, by its incarnation.
-        """
-        ready = (connection for connection in self if connection.is_ready)
-        return min(ready, key=lambda connection: num_open(connection.incarnation), default=None)
+    def ready(self) -> list[EngineConnection]:
+        """Return the engines that requests may go to."""
+        return [connection for connection in self if connection.is_ready]
 
     def encoder(self) -> EncoderForm:
         """Return what the engines' encoder takes and gives.

@@ -1,14 +1,17 @@
-"""The data path's test: an item goes into the ring, every engine leases it, every worker tells its checksum, leases
-return.
+"""The data path's test: an item goes into the ring, an engine leases it, every worker tells its checksum, the lease
+returns.
 
-One probe is one item with random bytes. Who asks is answered when every ready engine has answered for all its workers
-and no lease on the item is left, or with the reason why not when their time is over.
+    question ──> a probe of each ready engine ──> each has gone well, or has not, by the deadline ──> answer
+
+One probe is one item with random bytes. Who asks is answered with the engines of which all workers were right and no
+lease is left; with the reason if there are none. An engine that hangs keeps nobody from hearing that others work.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,12 +19,12 @@ import numpy as np
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
-from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds
+from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds, check_room
 from mmcached.shm import ObjectStoreWriter
 from mmcached.shm.store import codec
-from mmcached.wire.errors import CacheFull, ItemTooLarge, MmcachedError, ServiceUnavailable
+from mmcached.wire.errors import CacheFull, ErrorInfo, ItemTooLarge, MmcachedError, ServiceUnavailable, error_to_wire
 from mmcached.wire.handle import Handle, LeaseId
-from mmcached.wire.messages.client import Probed
+from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.engine import ProbeEngine
 from mmcached.wire.messages.frontend import EngineProbed
 from mmcached.wire.messages.parts import Inline
@@ -32,16 +35,35 @@ FIELD = "probe"
 
 
 @dataclass(slots=True)
-class _Item:
-    checksum: str
-    key: str | None
-    num_engines: int
+class _Question:
+    """One question of a client, and what has come of it so far."""
+
+    peer: bytes
+    request_id: int
+    num_missing: int
+    engines: list[int] = field(default_factory=list)
     num_workers: int = 0
-    wrong: list[str] = field(default_factory=list)
+    faults: list[ErrorInfo] = field(default_factory=list)
+
+    def take(self, answer: ToClient) -> None:
+        self.num_missing -= 1
+        match answer:
+            case Probed():
+                self.engines += answer.engines
+                self.num_workers += answer.num_workers
+            case Failed():
+                self.faults.append(answer.error)
+
+    def answer(self) -> ToClient:
+        reasons = [fault.message for fault in self.faults]
+        if self.engines or not self.faults:
+            return Probed(self.request_id, sorted(self.engines), self.num_workers, reasons)
+        only = self.faults[0] if len(self.faults) == 1 else error_to_wire(ServiceUnavailable("; ".join(reasons)))
+        return Failed(self.request_id, only)
 
 
-class Probes(EngineRounds):
-    """The probe that is under way, and who waits for the next; without a `store` its item travels inline.
+class Probes:
+    """The questions that are open, and the probes of each engine; without a `store` their items travel inline.
 
     Args:
         needs_engine: a service whose engines are away does not work; one that has none to reach says so, and does.
@@ -50,13 +72,19 @@ class Probes(EngineRounds):
     def __init__(
         self, connections: EngineConnections, store: ObjectStoreWriter | None, max_per_peer: int, *, needs_engine: bool
     ) -> None:
-        super().__init__(connections, max_per_peer)
+        self._connections = connections
         self._store = store
+        self._max_per_peer = max_per_peer
         self._needs_engine = needs_engine
-        self._item: _Item | None = None
+        self._of_engine: dict[int, _EngineProbes] = {}  # by incarnation
+        self._open: dict[int, _Question] = {}
+        self._num_of_peer: Counter[bytes] = Counter()
+        self._last_number = 0
 
     def use(self, store: ObjectStoreWriter) -> None:
         self._store = store
+        for probes in self._of_engine.values():
+            probes.use(store)
 
     def start(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
         """Take a question.
@@ -64,12 +92,66 @@ class Probes(EngineRounds):
         Raises:
             ServiceUnavailable: no engine is ready, or too many questions of this connection wait.
         """
-        self._ready_engines()
-        self.ask(peer, request_id, timeout_s, now)
+        ready = self._connections.ready()
+        if self._needs_engine and not ready:
+            raise ServiceUnavailable("no engine is ready")
+        check_room(self._num_of_peer[peer], self._max_per_peer)
+        self._num_of_peer[peer] += 1
+        self._last_number += 1
+        self._open[self._last_number] = _Question(peer, request_id, len(ready))
+        for connection in ready:
+            if connection.incarnation not in self._of_engine:
+                probes = _EngineProbes(self._connections, connection, self._store, self._max_per_peer)
+                self._of_engine[connection.incarnation] = probes
+            self._of_engine[connection.incarnation].ask(peer, self._last_number, timeout_s, now)
 
     def answered(self, connection: EngineConnection, message: EngineProbed) -> None:
         """Take an engine's answer; a late one, or a second, changes nothing."""
-        item = self._item
+        if connection.incarnation in self._of_engine:
+            self._of_engine[connection.incarnation].answered(message)
+
+    def take_finished(self, now: float) -> list[tuple[bytes, ToClient]]:
+        """Return the connections that are answered now, and with what."""
+        for incarnation, probes in list(self._of_engine.items()):
+            for _, answer in probes.take_finished(now):
+                if isinstance(answer, Probed | Failed) and answer.request_id is not None:
+                    self._open[answer.request_id].take(answer)
+            if probes.is_idle and self._connections.get(incarnation) is None:
+                del self._of_engine[incarnation]
+        over = [number for number, question in self._open.items() if not question.num_missing]
+        finished = [self._open.pop(number) for number in over]
+        self._num_of_peer -= Counter(question.peer for question in finished)  # which drops those of 0
+        return [(question.peer, question.answer()) for question in finished]
+
+
+@dataclass(slots=True)
+class _Item:
+    checksum: str
+    key: str | None
+    num_workers: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class _EngineProbes(EngineRounds):
+    """The probe of one engine that is under way, and who waits for the next."""
+
+    def __init__(
+        self,
+        connections: EngineConnections,
+        connection: EngineConnection,
+        store: ObjectStoreWriter | None,
+        max_per_peer: int,
+    ) -> None:
+        super().__init__(connections, max_per_peer)
+        self._connection = connection
+        self._store = store
+        self._item: _Item | None = None
+
+    def use(self, store: ObjectStoreWriter) -> None:
+        self._store = store
+
+    def answered(self, message: EngineProbed) -> None:
+        connection, item = self._connection, self._item
         if not self._has_answered(connection, message.token) or item is None:
             return
         item.num_workers += len(message.checksums)
@@ -80,13 +162,13 @@ class Probes(EngineRounds):
                 item.wrong.append(f"worker {rank} of engine {connection.index} read other bytes than were written")
 
     def _begin(self, token: int, now: float) -> Sequence[EngineConnection]:
-        connections = self._ready_engines()
+        if self._is_gone(self._connection):
+            raise self._death()
         data = secrets.token_bytes(PROBE_BYTES)
         routed, key = self._place(data)
-        self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key, len(connections))
-        for connection in connections:
-            self._send(connection, token, routed)
-        return connections
+        self._item = _Item(hashlib.blake2b(data, digest_size=16).hexdigest(), key)
+        self._send(token, routed)
+        return [self._connection]
 
     def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
         item = self._item
@@ -94,29 +176,23 @@ class Probes(EngineRounds):
             return None
         if item.wrong:
             return ServiceUnavailable("; ".join(item.wrong))
-        gone = next((connection for connection in missing if self._is_gone(connection)), None)
-        if gone is not None:
-            return ServiceUnavailable(f"engine {gone.index} died while it was probed")
+        if missing and self._is_gone(self._connection):
+            return self._death()
         if missing or self._is_leased(item):
             return None
-        num_engines, num_workers = item.num_engines, item.num_workers
-        return lambda request_id: Probed(request_id, num_engines, num_workers)
+        engines, num_workers = [self._connection.index], item.num_workers
+        return lambda request_id: Probed(request_id, engines, num_workers, [])
 
     def _waits_for(self) -> str:
-        for connection in self._missing.values():
-            return f"probe of engine {connection.index}"
-        return "return of the probe's leases"
+        return f"probe of engine {self._connection.index}" if self._missing else "return of the probe's leases"
 
     def _end(self) -> None:
         item, self._item = self._item, None
         if item is not None and item.key is not None and self._store is not None:
             self._store.discard(item.key)
 
-    def _ready_engines(self) -> list[EngineConnection]:
-        connections = [connection for connection in self._connections if connection.is_ready]
-        if self._needs_engine and not connections:
-            raise ServiceUnavailable("no engine is ready")
-        return connections
+    def _death(self) -> ServiceUnavailable:
+        return ServiceUnavailable(f"engine {self._connection.index} died while it was probed")
 
     def _place(self, data: bytes) -> tuple[OutgoingItem, str | None]:
         """Put the item into the ring if there is one with room; else it travels inline."""
@@ -131,7 +207,7 @@ class Probes(EngineRounds):
                 return OutgoingItem(key, handle.nbytes, 0, handle), key
         return OutgoingItem(key, len(data), 0, codec.encode(record).frames()), None
 
-    def _send(self, connection: EngineConnection, token: int, item: OutgoingItem) -> None:
+    def _send(self, token: int, item: OutgoingItem) -> None:
         def make(routed: Sequence[OutgoingItem], leases: Sequence[LeaseId | None]) -> tuple[ProbeEngine, list[Frame]]:
             payload = routed[0].payload
             if isinstance(payload, Handle):
@@ -139,7 +215,7 @@ class Probes(EngineRounds):
             frames = payload or []
             return ProbeEngine(token, Inline(0, len(frames))), frames
 
-        self._connections.send_with_leases(connection, [item], make)
+        self._connections.send_with_leases(self._connection, [item], make)
 
     def _is_leased(self, item: _Item) -> bool:
         if self._store is None or item.key is None:

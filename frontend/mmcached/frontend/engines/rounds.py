@@ -4,7 +4,7 @@
               └──────────────────┴── time is over: a round that nobody waits for any more is over
 
 However many ask, however often, there is one round under way, and the next one is for all who have come meanwhile.
-Knows nothing of what is asked: `Flushes` and `Probes` do.
+Knows nothing of what is asked: `flushes` and `probes` do.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class EngineRounds(ABC):
 
     def ask(self, peer: bytes, request_id: int, timeout_s: float, now: float) -> None:
         """Let one wait for the next round; raise `ServiceUnavailable` if too many of its connection do already."""
-        limit = self._max_per_peer
-        if self._num_of_peer[peer] >= limit:
-            reason = (
-                f"{limit} questions of this kind wait for an answer (limits.max_requests_per_client); try again later"
-            )
-            raise ServiceUnavailable(reason, field="limits.max_requests_per_client", value=limit + 1, limit=limit)
+        check_room(self._num_of_peer[peer], self._max_per_peer)
         self._num_of_peer[peer] += 1
         self._waiting.append(Asker(peer, request_id, now + timeout_s, timeout_s))
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits for an answer."""
+        return not self._asked and not self._waiting
 
     def take_finished(self, now: float) -> list[tuple[bytes, ToClient]]:
         """Return the connections that are answered now, and with what; the next round begins if anybody waits."""
         finished: list[tuple[bytes, ToClient]] = []
-        if not self._asked and not self._waiting:
+        if self.is_idle:
             return finished
         finished += self._settle()
         for asker in (*self._asked, *self._waiting):
@@ -134,3 +134,10 @@ class EngineRounds(ABC):
             else:
                 answers.append((asker.peer, outcome(asker.request_id)))
         return answers
+
+
+def check_room(num_waiting: int, limit: int) -> None:
+    """Raise `ServiceUnavailable` if so many questions of a connection wait that there may be no other."""
+    if num_waiting >= limit:
+        reason = f"{limit} questions of this kind wait for an answer (limits.max_requests_per_client); try again later"
+        raise ServiceUnavailable(reason, field="limits.max_requests_per_client", value=limit + 1, limit=limit)

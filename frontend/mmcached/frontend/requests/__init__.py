@@ -6,6 +6,7 @@ open_requests      the requests that are not answered yet
 item_keys          the content keys of a request's images
 preprocessing      whether items are processed at all
 preprocess_queue   the items that a request lacks are processed, each once
+engine_choice      which engine gets a request
 request_builder    the message that an engine gets
 token_streams      tokens and rows on their way to the client
 """

@@ -24,6 +24,7 @@ class OpenRequest:
         deadline: on the frontend's clock, seconds.
         engine: incarnation of the engine that has it; 0 while it is being prepared.
         num_prompt_tokens: with all placeholders.
+        num_waiting: of these, those that its engine has still to compute; 0 from its first token on.
         token_ids: the prompt with one token per image.
         keys: of the images; empty until they are known.
     """
@@ -35,6 +36,7 @@ class OpenRequest:
     deadline: float
     engine: int = 0
     num_prompt_tokens: int = 0
+    num_waiting: int = 0
     num_resends: int = 0
     token_ids: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -71,6 +73,7 @@ class OpenRequests:
     _num_of_client: Counter[str] = field(default_factory=Counter)
     _image_bytes_of_client: Counter[str] = field(default_factory=Counter)
     _num_on_engine: Counter[int] = field(default_factory=Counter)
+    _tokens_on_engine: Counter[int] = field(default_factory=Counter)
     _last_number: int = 0
 
     def __len__(self) -> int:
@@ -88,7 +91,7 @@ class OpenRequests:
         self._by_client[request.message.client_id, request.message.request_id] = request
         self._num_of_client[request.message.client_id] += 1
         self._image_bytes_of_client[request.message.client_id] += request.image_bytes
-        self._num_on_engine[request.engine] += 1
+        self._join_engine(request)
 
     def get(self, number: int) -> OpenRequest | None:
         return self._by_number.get(number)
@@ -125,15 +128,26 @@ class OpenRequests:
     def of_client(self, client_id: str) -> list[OpenRequest]:
         return [request for request in self if request.message.client_id == client_id]
 
-    def move(self, request: OpenRequest, engine: int) -> None:
-        """Note that an engine has a request now, open already or not yet."""
-        if request.number in self._by_number:
+    def move(self, request: OpenRequest, engine: int, num_waiting: int = 0) -> None:
+        """Note that an engine has a request now, open already or not yet, and has so many tokens to compute for it."""
+        is_open = request.number in self._by_number
+        if is_open:
             self._leave_engine(request)
-            self._num_on_engine[engine] += 1
-        request.engine = engine
+        request.engine, request.num_waiting = engine, num_waiting
+        if is_open:
+            self._join_engine(request)
+
+    def prompt_computed(self, request: OpenRequest) -> None:
+        """Note that an open request's engine has computed its prompt."""
+        self._tokens_on_engine[request.engine] -= request.num_waiting
+        request.num_waiting = 0
 
     def num_on_engine(self, engine: int) -> int:
         return self._num_on_engine[engine]
+
+    def tokens_on_engine(self, engine: int) -> int:
+        """Return how many prompt tokens an engine has still to compute for its requests."""
+        return self._tokens_on_engine[engine]
 
     def on_engine(self, engine: int) -> list[OpenRequest]:
         return [request for request in self if request.engine == engine]
@@ -143,10 +157,19 @@ class OpenRequests:
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if requests are counted on an engine that does not have them."""
-        if self._num_on_engine != Counter(request.engine for request in self):
-            raise InvariantError(f"requests on engines: {dict(self._num_on_engine)} are counted")
+        tokens: Counter[int] = Counter()
+        for request in self:
+            tokens[request.engine] += request.num_waiting
+        if self._num_on_engine != Counter(request.engine for request in self) or self._tokens_on_engine != tokens:
+            counted = f"{dict(self._num_on_engine)} and {dict(self._tokens_on_engine)} tokens are counted"
+            raise InvariantError(f"requests on engines: {counted}")
+
+    def _join_engine(self, request: OpenRequest) -> None:
+        self._num_on_engine[request.engine] += 1
+        self._tokens_on_engine[request.engine] += request.num_waiting
 
     def _leave_engine(self, request: OpenRequest) -> None:
         self._num_on_engine[request.engine] -= 1
+        self._tokens_on_engine[request.engine] -= request.num_waiting
         if not self._num_on_engine[request.engine]:
-            del self._num_on_engine[request.engine]
+            del self._num_on_engine[request.engine], self._tokens_on_engine[request.engine]

@@ -22,6 +22,7 @@ import structlog
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.requests.admission import Admission
+from mmcached.frontend.requests.engine_choice import EngineChoice
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.requests.preprocessing import preprocessing_from_config
 from mmcached.frontend.requests.request_builder import build_request
@@ -72,6 +73,7 @@ class RequestService:
         self._send = send
         self._clock = clock
         self._requests = OpenRequests()
+        self._engines = EngineChoice(config, connections, self._requests)
         self._preprocessing = preprocessing_from_config(config, items)
         self._admission = Admission(config, self._requests, self._preprocessing)
         self.streams = TokenStreams(send)
@@ -166,14 +168,13 @@ class RequestService:
 
     def _advance(self, request: OpenRequest) -> None:
         """Send a request if all its items are there and an engine is ready; if not, it is advanced again later."""
-        connection = self._choose_engine()
         is_sent = False
-        if connection is not None:
+        if self._engines.is_possible:
             try:
                 given = self._preprocessing.advance(request)
                 if given is None:
                     return
-                is_sent = self._submit(request, connection, given)
+                is_sent = self._submit(request, given)
             except MmcachedError:
                 self._preprocessing.leave(request.number, has_used=False)
                 raise
@@ -182,17 +183,14 @@ class RequestService:
         else:
             self._waiting[request.number] = None
 
-    def _choose_engine(self) -> EngineConnection | None:
-        return self._connections.choose(self._requests.num_on_engine)
-
     def _take_waiting(self) -> list[OpenRequest]:
         """Return and forget those that wait for an engine, if one is ready."""
-        if not self._waiting or self._choose_engine() is None:
+        if not self._waiting or not self._engines.is_possible:
             return []
         waiting, self._waiting = self._waiting, {}
         return [request for number in waiting if (request := self._requests.get(number)) is not None]
 
-    def _submit(self, request: OpenRequest, connection: EngineConnection, given: Mapping[str, Processed]) -> bool:
+    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> bool:
         """Resolve, lease, send; return False if the engine is gone. No lease, pin or mirror has moved then, nor if this
         raises.
         """
@@ -210,12 +208,15 @@ class RequestService:
 
         try:
             items = self.items.resolve(request.keys, given)
-            self.items.sent(self._connections.send_with_leases(connection, items, make))
+            chosen = self._engines.choose(request, items)
+            if chosen is None:
+                return False
+            self.items.sent(self._connections.send_with_leases(chosen.connection, items, make))
         except PeerGone:
             return False
         finally:
             self.items.release()
-        self._requests.move(request, connection.incarnation)
+        self._requests.move(request, chosen.connection.incarnation, chosen.num_waiting)
         return True
 
     # ---- from engines: of a request that is not with that engine (any more), nothing
@@ -232,7 +233,9 @@ class RequestService:
                 self._abort_in_engine(request)
                 self.fail(request.number, error)
         for tokens in message.streams:
-            if self._with(engine, tokens.request_id) is not None:
+            request = self._with(engine, tokens.request_id)
+            if request is not None:
+                self._requests.prompt_computed(request)
                 self.streams.committed(tokens)
 
     def generated(self, engine: int, message: received.RequestGenerated, payload: Sequence[Frame]) -> None:

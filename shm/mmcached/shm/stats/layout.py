@@ -10,7 +10,7 @@ dotted names (`kv.queries`). All words are 8 bytes, aligned, in the order of thi
     ├──────────────────────────┤        +8   attached at (ns)           +72  second field …
     │ slot of frontend         │        +16  heartbeat (ns)
     ├──────────────────────────┤        +24  how many have attached, ever
-    │ engines 0…3              │
+    │ engines 0…7              │
     ├──────────────────────────┤
     │ workers 0.0…0.15, 1.0…   │        ns of CLOCK_MONOTONIC, which all processes of a host share
     ├──────────────────────────┤
@@ -18,7 +18,7 @@ dotted names (`kv.queries`). All words are 8 bytes, aligned, in the order of thi
     └──────────────────────────┘
 
 >>> [slot_of(role) for role in (RoleName("supervisor"), RoleName("engine", 3), RoleName("worker", 1, 2))]
-[0, 5, 24]
+[0, 5, 28]
 
 A page counts only with the magic, this layout version and the digest of this version's fields.
 """
@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from mmcached.shm.files.locks import MAX_RANKS
+from mmcached.wire.config import MAX_ENGINES
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
 from mmcached.wire.stats import ClientStats, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
@@ -41,7 +42,6 @@ LAYOUT_VERSION = 3
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
 SLOT_BYTES = 4096
 SLOT_WORDS = SLOT_BYTES // 8
-MAX_ENGINES = 4
 ALL_ROLES = [
     RoleName("supervisor"),
     RoleName("frontend"),

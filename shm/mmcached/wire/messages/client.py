@@ -99,11 +99,16 @@ class ProcessorInfo(Message, frozen=True):
 
 
 class Probed(Message, frozen=True):
-    """The data path works: so many engines and workers have read the probe's item right, and all leases are back."""
+    """The data path works: these engines and so many workers have read the probe's item right, and all leases are back.
+
+    Attributes:
+        faults: what is wrong with other engines, in words.
+    """
 
     request_id: Count
-    num_engines: Count
+    engines: list[Count]
     num_workers: Count
+    faults: list[str]
 
 
 class Flushed(Message, frozen=True):
