@@ -6,9 +6,11 @@ Run by path: `fork_child.py RUN_DIR`. The parent's leases must survive the child
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,12 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from mmcached.client import AsyncClient, Client
-from mmcached.client.links.forks import connections
 from mmcached.wire.process.death import arm_from_environment
 
 
 def locks(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "clients").iterdir())
+
+
+def connections(path: str) -> list[int]:
+    """Return this process's descriptors that are connected to the unix socket at `path`."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:
+            if duplicate.getpeername() == path:
+                found.append(fd)
+    return found
 
 
 def locked_objects() -> int:

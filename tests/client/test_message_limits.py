@@ -103,7 +103,7 @@ def test_the_largest_message_is_read_and_one_larger_is_not_sent(
         assert str(value) in str(caught.value.details["limit"])
         socket.send(*message(0))
         socket.send(Cancel(ME, 1))
-        eventually(lambda: service.count(Cancel), bool, "the last word")
+        eventually(lambda: (socket.receive(), service.count(Cancel)), lambda seen: seen == (None, 1), "the last word")
         assert service.count(Generate) == 1
         assert not service.refused
     finally:

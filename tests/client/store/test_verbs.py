@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,9 @@ from mmcached.wire.paths import RunDir
 from tests.client.blocking import Make
 from tests.client.records import every_dtype, is_equal, numbers
 from tests.client.services import StoreService
-from tests.integration.processes import eventually
+from tests.integration.processes import DEADLINE_S, eventually
 
+ME = "0" * 32
 Open = Callable[..., Any]
 
 
@@ -239,7 +241,11 @@ def test_without_an_entry_records_come_inline(
             hit.record["shapes"][1].fill_(3.0)
         assert client.contains_many(["k", "l"]) == [True, False]
         assert service.count(HaveRecords) == 1
-        assert client.store_counters().inline_hits == 1
+        client.put("large", numbers(1, 1 << 17))
+        large = client.get("large", view=view, tensors="numpy").record
+        assert is_equal(large, numbers(1, 1 << 17))
+        assert large["x"].flags.writeable is not view
+        assert client.store_counters().inline_hits == 2
         assert service.leases == 0
     assert [record.message for record in caplog.records if "slower" in record.message] == [
         "records come through the socket, which is slower: "
@@ -407,6 +413,20 @@ def test_without_a_service_strict_clients_hear_why(make: Make, run_dir: Path) ->
         service.hold = (PutRecord,)
         with pytest.raises(DeadlineExceeded):
             client.put("l", numbers(1), timeout_s=0.05)
+
+
+def test_a_strict_client_waits_for_a_service_that_comes_later(make: Make, run_dir: Path) -> None:
+    def use() -> bool:
+        with make(run_dir, fail_open=False) as client:
+            return bool(client.put("k", numbers(1)))
+
+    directory = RunDir(run_dir)
+    directory.create()
+    with ThreadPoolExecutor(1) as pool:
+        used = pool.submit(use)
+        eventually(lambda: list(directory.client_lock(ME).parent.iterdir()), bool, "the client")
+        with StoreService(run_dir):
+            assert used.result(DEADLINE_S)
 
 
 def test_a_missing_run_directory_is_a_service_that_comes_later(make: Make, run_dir: Path) -> None:

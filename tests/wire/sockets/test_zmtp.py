@@ -14,7 +14,7 @@ Message = list[bytes]
 
 
 def reader(*, max_frames: int = 8, max_bytes: int = 1 << 20) -> MessageReader:
-    made = MessageReader(max_frames=max_frames, max_bytes=max_bytes)
+    made = MessageReader(b"DEALER", max_frames=max_frames, max_bytes=max_bytes)
     made.feed(GREETING + ready())
     assert made.next_message() is None
     assert made.is_ready
@@ -66,7 +66,7 @@ FRAMES = st.lists(
 @given(st.lists(FRAMES, max_size=4), st.lists(st.integers(1, 40_000), min_size=1, max_size=8))
 def test_what_is_packed_is_read_however_it_is_cut(messages: list[Message], cuts: list[int]) -> None:
     stream = b"".join(bytes(piece) for message in messages for piece in pack(message))
-    of = MessageReader(max_frames=8, max_bytes=1 << 20)
+    of = MessageReader(b"DEALER", max_frames=8, max_bytes=1 << 20)
     data = GREETING + ready() + stream
     found: list[Message | str] = []
     at = turn = 0
@@ -126,7 +126,7 @@ def test_a_message_that_never_ends_takes_no_memory() -> None:
     ],
 )
 def test_what_is_no_zmtp_is_an_error(data: bytes) -> None:
-    assert give(MessageReader(max_frames=8, max_bytes=1000), data)[-1] == "zmtp"
+    assert give(MessageReader(b"DEALER", max_frames=8, max_bytes=1000), data)[-1] == "zmtp"
 
 
 @given(st.binary(max_size=300))

@@ -5,7 +5,7 @@
 
 What answers no open call (late answers, barriers, a `Welcome`) goes to `on_unsolicited`, whose reply is sent. A lost
 connection is reported to `on_loss` and ends the calls that are open, for the frontend that knew of them has died.
-ZeroMQ connects again by itself. `ThreadLink` and `LoopLink` say how a call waits, and who reads the socket meanwhile.
+`ThreadLink` and `LoopLink` say how a call waits, and who reads the socket meanwhile: it connects again by itself then.
 
 Knows nothing of what else the messages mean. Invariants: one reads at a time, so `on_arrival` and `on_loss` are called
 one after the other, in the order of arrival. What comes for a call that has ended goes to `on_unsolicited`, also if it

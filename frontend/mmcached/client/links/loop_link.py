@@ -57,8 +57,10 @@ class LoopLink(Link[LoopWaiter]):
 
     async def wait(self, waiter: LoopWaiter, deadline: float) -> None:
         """Return when there are news for a waiter, or at the deadline."""
-        if not waiter.news and (left_s := deadline - time.monotonic()) > 0:
-            await waiter.sleep(left_s)
+        while not waiter.news and (left_s := deadline - time.monotonic()) > 0:
+            await waiter.sleep(min(left_s, self._socket.retry_s()))
+            if not waiter.news:
+                self._read()  # nothing tells when it is time to try to connect again
 
     def catch_up(self) -> None:
         """Take in what has come and the loop has had no turn to read."""

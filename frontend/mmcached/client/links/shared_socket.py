@@ -1,11 +1,10 @@
 """The socket of a client, which many threads share: any of them sends, and one at a time receives.
 
-    sender      turn, send, and if the receiver sleeps although something has come: ring
+    sender      turn, send
     receiver    turn, receive; nothing there: sleep on the descriptors, without the turn; an event loop watches them
     post        as a sender; in the middle of its own thread's use (a finalizer) it is left to that use's end
 
-ZeroMQ's descriptor tells once that something has come, to whoever touches the socket next. So whoever touches it looks
-whether there is something left to receive, and the receiver does so in the same turn in which it says that it sleeps.
+What the kernel does not take at once the receiver sends, when it can be sent, and the receiver connects again.
 
 An exception in the middle of a message (Ctrl-C, or no memory) leaves half of it in the socket, and the other half would
 be spliced into the next: such a socket is broken, and refuses everything. Knows nothing of what messages mean.
@@ -23,16 +22,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import zmq
-
 from mmcached.client.arguments import check_message
-from mmcached.client.links import forks
 from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, RequestAborted
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.messages.parts import MessageLimits
-from mmcached.wire.sockets.channels import DealerChannel, Frame, encode_frames
+from mmcached.wire.sockets.channels import Frame, encode_frames
+from mmcached.wire.sockets.dialer import Dialer
 
-CLOSE_LINGER_MS = 200
+CLOSE_LINGER_S = 0.2
 """How long `close` goes on sending what was said; bounds the time that it takes beside a frontend that hangs."""
 MAX_CLOSE_WAIT_S = 1.0
 
@@ -50,22 +47,19 @@ class SharedSocket:
 
     def __init__(self, address: str) -> None:
         self.limits: MessageLimits | None = None
-        self._path = address.removeprefix("ipc://")
         self._turn = threading.RLock()
-        self._is_in_use = self._is_asleep = self._is_broken = self._is_closed = False
-        self._num_losses = 0
+        self._is_in_use = self._is_broken = self._is_closed = False
+        self._num_losses_taken = 0
         self._posted: deque[object] = deque()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel: DealerChannel[ToClient] = DealerChannel(self._context, address, ToClient)
-        self._channel.socket.setsockopt(zmq.LINGER, 0)
+        self._dialer: Dialer[ToClient] = Dialer(address, ToClient)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._descriptors = (*self._channel.descriptors(), self._bell)
+        self._descriptors = (self._dialer.fileno(), self._bell)
         self._sleeper = select.poll()
         for fd in self._descriptors:
             self._sleeper.register(fd, select.POLLIN)
         self._watches: list[tuple[asyncio.AbstractEventLoop, int]] = []
         # Not at the interpreter's exit: a daemon thread may still use the socket, and the kernel closes it anyway.
-        self._let_go = weakref.finalize(self, _let_go, self._channel, self._context, self._bell, self._watches)
+        self._let_go = weakref.finalize(self, _let_go, self._dialer, self._bell, self._watches)
         self._let_go.atexit = False
 
     @property
@@ -115,11 +109,7 @@ class SharedSocket:
             self._check()
             try:
                 self._is_in_use = True
-                has_message, is_lost = self._channel.look()
-                received = self._channel.try_receive() if has_message else None
-                self._is_asleep = received is None
-                if is_lost and not has_message:
-                    self._num_losses += self._channel.take_disconnects()
+                received = self._dialer.try_receive()
             except BaseException as error:
                 self._judge(error)
                 raise
@@ -130,13 +120,18 @@ class SharedSocket:
         return received
 
     def take_losses(self) -> int:
-        """Return how often the connection was lost, as `receive` has seen when there was nothing left to receive."""
-        count, self._num_losses = self._num_losses, 0
+        """Return how often the connection was lost since the last call, as `receive` has found out."""
+        count = self._dialer.num_losses - self._num_losses_taken
+        self._num_losses_taken += count
         return count
 
+    def retry_s(self) -> float:
+        """Return when `receive` should be called in any case, in seconds; infinite while connected."""
+        return self._dialer.retry_s()
+
     def sleep(self, timeout_s: float) -> None:
-        """Return when something may have come, or somebody rings; the receiver's, after `receive` has found nothing."""
-        ready = self._sleeper.poll(math.ceil(timeout_s * 1000))
+        """Return when something may have come, somebody rings, or it is time to connect again; the receiver's."""
+        ready = self._sleeper.poll(math.ceil(min(timeout_s, self.retry_s()) * 1000))
         if any(fd == self._bell for fd, _ in ready):
             with self._turn, contextlib.suppress(BlockingIOError):
                 if not self._is_closed:
@@ -163,8 +158,7 @@ class SharedSocket:
         self._turn = threading.RLock()  # the thread that held it may not exist here
         self._is_closed = True
         self._let_go.detach()
-        forks.keep_for_ever(self._channel, self._context)
-        forks.close_connections(self._path)
+        self._dialer.abandon()
         os.close(self._bell)
 
     def close(self, last_word: object) -> None:
@@ -175,9 +169,9 @@ class SharedSocket:
         try:
             if self._is_in_use:
                 return
-            if not self._is_broken and forks.is_listening(self._path):
-                self._channel.socket.setsockopt(zmq.LINGER, CLOSE_LINGER_MS)
+            if not self._is_broken and self._dialer.is_connected:
                 self.post(last_word)
+                self._dialer.flush(CLOSE_LINGER_S)
             self._is_closed = True
             os.eventfd_write(self._bell, 1)
             self._let_go()
@@ -203,9 +197,7 @@ class SharedSocket:
         frames = encode_frames(message, payload)
         if self.limits is not None:
             check_message(frames, self.limits)
-        self._channel.send_frames(frames)
-        if self._is_asleep and any(self._channel.look()):
-            os.eventfd_write(self._bell, 1)
+        self._dialer.send_frames(frames)
 
     def _send_posted(self) -> None:
         if self._is_closed or self._is_broken:
@@ -223,16 +215,9 @@ class SharedSocket:
             self._is_in_use = False
 
 
-def _let_go(
-    channel: DealerChannel[ToClient],
-    context: zmq.Context[zmq.Socket[bytes]],
-    bell: int,
-    watches: list[tuple[asyncio.AbstractEventLoop, int]],
-) -> None:
-    """Close everything; the sockets first, or the end of the context would wait for them for ever."""
+def _let_go(dialer: Dialer[ToClient], bell: int, watches: list[tuple[asyncio.AbstractEventLoop, int]]) -> None:
     _unwatch(watches)
-    channel.close()
-    context.term()
+    dialer.close()
     os.close(bell)
 
 

@@ -1,7 +1,6 @@
 """Runs what must not be interrupted in a thread of its own: signal handlers run in the main thread only.
 
-An exception in the middle of making or closing a connection would leave a descriptor, a lock or a socket that nobody
-can close, and ZeroMQ waits for such a socket for ever.
+An exception in the middle of making or closing a connection would leave a descriptor or a lock that nobody can close.
 """
 
 from __future__ import annotations

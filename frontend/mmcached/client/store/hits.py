@@ -101,7 +101,9 @@ def inline_record(place: Inline, payload: Sequence[Frame], reading: Reading) -> 
     if end > len(payload):
         raise RemoteProtocolError(f"frames up to {end} of {len(payload)}", "records")
     frames = list(payload[place.first_frame : end])
-    if not reading.view:
-        # Received frames are immutable `bytes`; whoever owns a tensor may write into it.
-        frames[1:] = [bytearray(frame) for frame in frames[1:]]
+    if reading.view:
+        frames = [memoryview(frame).toreadonly() for frame in frames]
+    else:
+        # Whoever owns a tensor may write into it.
+        frames[1:] = [frame if isinstance(frame, bytearray) else bytearray(frame) for frame in frames[1:]]
     return decode_record_frames(frames, tensors=reading.tensors)

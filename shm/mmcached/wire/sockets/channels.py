@@ -1,6 +1,7 @@
 """Carries typed messages over ZeroMQ: a `RouterChannel` at the end with many peers, a `DealerChannel` at the other.
 
-Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`.
+Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`; our own
+clients' end is a `Dialer`.
 
 A message is these frames: `[version][MessagePack body][payload frame]*`. A frame set that does not validate is a
 `RemoteProtocolError` with the path of the field, and changes nothing. Sending never blocks: a full queue is
@@ -20,7 +21,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 import zmq
-from zmq.backend import zmq_poll
 from zmq.utils.monitor import recv_monitor_message
 
 from mmcached.wire.closeable import Closeable
@@ -144,7 +144,6 @@ class DealerChannel(_Channel[ReceivesT]):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, receives: Any) -> None:
         super().__init__(context, zmq.DEALER, receives)
         self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._both = [(self.socket, int(zmq.POLLIN)), (self._monitor, int(zmq.POLLIN))]
         self.socket.connect(address)
 
     def take_disconnects(self) -> int:
@@ -158,15 +157,6 @@ class DealerChannel(_Channel[ReceivesT]):
             recv_monitor_message(self._monitor, zmq.NOBLOCK)
             count += 1
         return count
-
-    def look(self) -> tuple[bool, bool]:
-        """Return whether there is a message, and whether the connection was lost; takes neither."""
-        ready = [found for found, _ in zmq_poll(self._both, 0)]
-        return self.socket in ready, self._monitor in ready
-
-    def descriptors(self) -> tuple[int, int]:
-        """Return what to poll for messages and for lost connections: readable once when something may have come."""
-        return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def close(self) -> None:
         if not self.socket.closed:

@@ -1,8 +1,8 @@
 """Serves any number of peers, which may be too many, too fast, too large, deaf or dead.
 
-Peers are DEALERs of libzmq (`DealerChannel`); here their protocol is spoken by hand (`zmtp`), because libzmq's
-ROUTER ends the process when descriptors run out, collects a message that never ends, and says neither what waits for a
-peer nor how to be rid of it. Messages are those of `channels`.
+Peers are DEALERs, libzmq's (`DealerChannel`) or our own (`Dialer`); here their protocol is spoken by hand (`zmtp`),
+because libzmq's ROUTER ends the process when descriptors run out, collects a message that never ends, and says neither
+what waits for a peer nor how to be rid of it. Messages are those of `channels`.
 
     accepted ──greeting, READY──> open ──one message of each in a round──> handled
        └── too many: refused       ├── more waits for it than `pause_bytes`: it is not read until it has read
@@ -40,8 +40,9 @@ from mmcached.wire.sockets.channels import (
     encode_frames,
     make_decoder,
 )
+from mmcached.wire.sockets.sending import kept, nbytes, send_now, send_once, send_queued
 from mmcached.wire.sockets.unix_sockets import NamedListener
-from mmcached.wire.sockets.zmtp import HANDSHAKE, MessageReader, pack
+from mmcached.wire.sockets.zmtp import MessageReader, handshake, pack
 
 BACKLOG = 256
 READ_BYTES = 1 << 16
@@ -52,8 +53,7 @@ REFUSED_S = 1.0
 ACCEPT_PAUSE_S = 0.1
 MAX_ACCEPTED = 4
 """Connections that are accepted in one round."""
-MAX_PIECES = 64
-"""Pieces in one call to the kernel."""
+HANDSHAKE = handshake(b"ROUTER")
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -279,17 +279,17 @@ class Listener(Generic[ReceivesT], Closeable):
             raise PeerGone(f"peer {peer.hex()} is not connected")
         pieces = pack(encode_frames(message, payload))
         if not connection.queue:
-            pieces = _send_now(connection.socket, pieces)
+            pieces = send_now(connection.socket, pieces)
             if not pieces:
                 return
             connection.sent_at = self._clock()
-        num_bytes = sum(map(_nbytes, pieces))
+        num_bytes = sum(map(nbytes, pieces))
         # One message may be larger than the limit: a record is, and its client reads it.
         if connection.queue and connection.queued_bytes + num_bytes > self._bounds.max_queued_bytes:
             reason = f"{connection.queued_bytes >> 20} MiB wait for peer {peer.hex()}, and it does not read"
             self._disconnect(connection)
             raise ChannelFull(f"{reason} (limits.max_queued_mb_per_client); it is disconnected")
-        connection.queue.extend(_kept(piece) for piece in pieces)
+        connection.queue.extend(kept(piece) for piece in pieces)
         connection.queued_bytes += num_bytes
         self._watch(connection)
         self._count_held(connection)
@@ -299,17 +299,10 @@ class Listener(Generic[ReceivesT], Closeable):
         return attempt(self.send, peer, message, payload)
 
     def _write(self, connection: _Connection) -> None:
-        pieces = [connection.queue[index] for index in range(min(MAX_PIECES, len(connection.queue)))]
-        num_sent = _send_once(connection.socket, pieces)
+        num_sent = send_queued(connection.socket, connection.queue)
         if num_sent:
             connection.sent_at = self._clock()
         connection.queued_bytes -= num_sent
-        while num_sent:
-            piece = connection.queue.popleft()
-            if num_sent < piece.nbytes:
-                connection.queue.appendleft(piece[num_sent:])
-                break
-            num_sent -= piece.nbytes
         self._watch(connection)
         self._count_held(connection)
 
@@ -390,7 +383,7 @@ class Listener(Generic[ReceivesT], Closeable):
         accepted.setblocking(False)
         self._last_peer += 1
         now = self._clock()
-        reader = MessageReader(max_frames=self._bounds.max_frames, max_bytes=self._bounds.max_message_bytes)
+        reader = MessageReader(b"DEALER", max_frames=self._bounds.max_frames, max_bytes=self._bounds.max_message_bytes)
         connection = _Connection(self._last_peer.to_bytes(5, "big"), accepted, reader, now, now)
         if is_refused:
             self.num_refused += 1
@@ -399,7 +392,7 @@ class Listener(Generic[ReceivesT], Closeable):
         self._connections[connection.peer] = connection
         self._by_fd[accepted.fileno()] = connection
         self._epoll.register(accepted.fileno(), select.EPOLLIN)
-        if _send_once(accepted, [memoryview(HANDSHAKE)]) < len(HANDSHAKE):
+        if send_once(accepted, [HANDSHAKE]) < len(HANDSHAKE):
             self._close(connection)
 
     def _pause_accepting(self) -> None:
@@ -444,38 +437,3 @@ class Listener(Generic[ReceivesT], Closeable):
         connection = self._by_fd[fd]
         connection.events = select.EPOLLOUT if connection.queue else 0
         self._epoll.modify(fd, connection.events)
-
-
-def _nbytes(piece: Frame) -> int:
-    return piece.nbytes if isinstance(piece, memoryview) else len(piece)
-
-
-def _kept(piece: Frame) -> memoryview:
-    """Return what stays as it is until it is sent."""
-    is_fixed = isinstance(piece, bytes) or (isinstance(piece, memoryview) and isinstance(piece.obj, bytes))
-    return memoryview(piece if is_fixed else bytes(piece)).cast("B")
-
-
-def _send_now(to: socket.socket, pieces: list[Frame]) -> list[Frame]:
-    """Send what the kernel takes at once; return what is left."""
-    while pieces:
-        num_sent = _send_once(to, pieces[:MAX_PIECES])
-        if not num_sent:
-            break
-        done = 0
-        while done < len(pieces) and num_sent >= (size := _nbytes(pieces[done])):
-            num_sent -= size
-            done += 1
-        pieces = pieces[done:]
-        if num_sent:
-            rest = memoryview(pieces[0]).cast("B")[num_sent:]
-            pieces = [rest, *pieces[1:]]
-    return pieces
-
-
-def _send_once(to: socket.socket, pieces: Sequence[Frame]) -> int:
-    """Return how many bytes the kernel has taken; 0 if none now, or never again: then reading tells."""
-    try:
-        return to.send(pieces[0]) if len(pieces) == 1 else to.sendmsg(pieces)
-    except OSError:
-        return 0

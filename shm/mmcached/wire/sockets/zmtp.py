@@ -1,4 +1,4 @@
-"""Speaks ZMTP 3.0 without a socket: as a ROUTER whose peers are DEALERs, mechanism NULL.
+"""Speaks ZMTP 3.0 without a socket, mechanism NULL: as a ROUTER or as a DEALER.
 
     both     signature FF 8×00 7F, version 3.0, "NULL", zeros                    64 bytes
     both     04 size 05 "READY" (name-size name value-size:4 value)*             a command
@@ -29,9 +29,10 @@ def _property(name: bytes, value: bytes) -> bytes:
     return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
 
 
-_READY = b"\x05READY" + _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b"")
-HANDSHAKE = GREETING + bytes((COMMAND, len(_READY))) + _READY
-"""All that a ROUTER has to say before messages; it need not wait for the peer's."""
+def handshake(role: bytes) -> bytes:
+    """Return all that a ROUTER or DEALER has to say before messages; it need not wait for the peer's."""
+    ready = b"\x05READY" + _property(b"Socket-Type", role) + _property(b"Identity", b"")
+    return GREETING + bytes((COMMAND, len(ready))) + ready
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
@@ -60,10 +61,12 @@ class MessageReader:
     """Reads one connection. Give it bytes with `feed`, or straight into `room`; then take messages until None.
 
     Args:
+        peer: `ROUTER` or `DEALER`, which the other side must be.
         max_frames, max_bytes: of one message.
     """
 
-    def __init__(self, *, max_frames: int, max_bytes: int) -> None:
+    def __init__(self, peer: bytes, *, max_frames: int, max_bytes: int) -> None:
+        self._peer = peer
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._data = b""
@@ -220,6 +223,6 @@ class MessageReader:
         """Take the peer's READY; other commands mean nothing here."""
         if self.is_ready:
             return
-        if not command.startswith(b"\x05READY") or _property(b"Socket-Type", b"DEALER") not in command:
-            raise RemoteProtocolError("the peer is no DEALER", "zmtp")
+        if not command.startswith(b"\x05READY") or _property(b"Socket-Type", self._peer) not in command:
+            raise RemoteProtocolError(f"the peer is no {self._peer.decode()}", "zmtp")
         self.is_ready = True
