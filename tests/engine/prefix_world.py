@@ -16,9 +16,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request, RequestStatus
 from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
-from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from mmcached.wire.messages.parts import RowsWanted
 
 NUMBERS = 1 << 30

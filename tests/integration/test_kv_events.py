@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmcached.cache.hashing.block_hash import DIGEST_BYTES, extend_block_hashes
 from mmcached.client import Client
 from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.engine import Request
-from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, extend_block_hashes
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.messages.kv_events import BlockRemoved, BlockStored, KVEvent, salt_name
 from mmcached.wire.paths import RunDir

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmcached.engine.kv.hashing.block_keys import LoraKey
+from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.engine.steps.request import Request
 from tests.engine.builders import generate, image
 from tests.models import kv_model

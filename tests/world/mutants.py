@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from mmcached.cache.hashing import block_hash
 from mmcached.engine import Request, Scheduler
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.hidden_states.kept_rows import KeptRows
 from mmcached.engine.hidden_states.listed_rows import ListedRows, Report
 from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
-from mmcached.engine.kv.hashing import block_hash
 from mmcached.engine.kv.kv_cache import KVCache
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.step import ScheduledStep

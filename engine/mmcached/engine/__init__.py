@@ -12,6 +12,7 @@
 Scheduler, KV cache manager and encoder cache managers are sans I/O; `server` puts sockets around them.
 """
 
+from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.engine.compat.receiver_cache import MultiModalReceiverCache, engine_receiver_cache_from_config
 from mmcached.engine.encoder.encoder_budget import (
     EncoderBudget,
@@ -27,7 +28,7 @@ from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheG
 from mmcached.engine.kv.manager import KVCacheManager
 from mmcached.engine.kv.stats import PrefixCacheStats
 from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep, Scheduler
-from mmcached.engine.steps.request import LoraKey, Request, RequestStatus, ScheduledItem
+from mmcached.engine.steps.request import Request, RequestStatus, ScheduledItem
 from mmcached.wire.messages.kv_events import KVEvent
 from mmcached.wire.messages.parts import Feature
 

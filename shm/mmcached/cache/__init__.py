@@ -1,6 +1,7 @@
 """Both ends of a cache of processed items agree here: on the kind of cache, on the LRU rule, on names.
 
     hasher       content keys, from the bytes of a file
+    hashing/     content keys of KV blocks, from tokens and items
     kinds        the kind of cache that a configuration asks for
     request_lru  the move that P0 and P1 make alike
     store_keys   the name of a tenant's record in the store, and the key of an encoder's output

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request, RequestStatus
 from mmcached.engine.hidden_states.listed_rows import Report
 from mmcached.engine.hidden_states.tensor_prefix_index import NewBlockHashes, TensorPrefixIndex
-from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from mmcached.wire.errors import ConfigError, InvariantError, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.messages.parts import RowsWanted
 from tests.engine.prefix_world import ACTIONS, NUMBERS, Setting, World, lead

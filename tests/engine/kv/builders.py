@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import KVCacheBlocks, KVCacheManager, Request
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from mmcached.engine.kv.hashing.block_hash import extend_block_hashes
 from tests.engine.builders import generate
 
 BLOCK = 16

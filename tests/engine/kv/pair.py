@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.engine import KVCacheBlocks, Request, RequestStatus
-from mmcached.engine.kv.hashing.block_keys import LoraKey
 from mmcached.wire.errors import LocalProtocolError
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.engine.builders import generate, image

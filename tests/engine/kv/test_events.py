@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmcached.cache.hashing.block_hash import DIGEST_BYTES, SHA256
+from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.engine import KVCacheManager, Request
 from mmcached.engine.kv.events import PublishedLog
-from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, SHA256
-from mmcached.engine.kv.hashing.block_keys import LoraKey
-from mmcached.engine.kv.hashing.request_hashes import RequestHashes
+from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.wire.messages.kv_events import (
     AllBlocksCleared,
     BlockRemoved,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mmcached.cache.hashing.block_hash import hash_block
+from mmcached.cache.hashing.block_keys import LoraKey, MultiModalKey
 from mmcached.engine import KVCacheManager, Request
-from mmcached.engine.kv.hashing.block_hash import hash_block
-from mmcached.engine.kv.hashing.block_keys import LoraKey, MultiModalKey
 from tests.engine.builders import generate, image
 from tests.engine.kv.builders import COMMON, Spec, admit, manager_of, num_hit_tokens, run
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmcached.engine.kv.hashing.block_hash import block_hasher
+from mmcached.cache.hashing.block_hash import block_hasher
 from tests.engine.builders import generate
 from tests.engine.kv.builders import BLOCK, COMMON, admit, books, manager_of, num_hit_tokens, ref_counts, with_tail
 

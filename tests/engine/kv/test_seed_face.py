@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
+from mmcached.cache.hashing.block_hash import hash_block
 from mmcached.engine import KVCacheManager, Request, RequestStatus
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
-from mmcached.engine.kv.hashing.block_hash import hash_block
 from mmcached.wire.errors import ConfigError, LocalProtocolError
 from tests.engine.builders import generate
 from tests.engine.kv.builders import (

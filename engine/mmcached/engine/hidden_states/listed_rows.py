@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice, takewhile
 
-from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES
+from mmcached.cache.hashing.block_hash import DIGEST_BYTES
 from mmcached.wire.errors import InvariantError, RemoteProtocolError
 
 Report = Mapping[bytes, Mapping[str, int]]

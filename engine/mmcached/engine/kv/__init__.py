@@ -8,7 +8,7 @@
     steps            what the open step will publish, and blocks that it still uses
     pool/            free, held and published blocks, and the order of eviction
     events           changes in what is published
-    hashing/         hashes of full blocks
+    request_hashes   the block hashes of requests
     config, blocks   sizes and groups that come in, block ids that go out
     slot_counts, stats, integrity   argument checks; counts of hits; checks of consistency
 

@@ -19,10 +19,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from mmcached.cache.hashing.block_hash import DIGEST_BYTES, extra_keys_by_block
+from mmcached.cache.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
 from mmcached.engine.kv.config import FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
-from mmcached.engine.kv.hashing.block_hash import DIGEST_BYTES, extra_keys_by_block
-from mmcached.engine.kv.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
-from mmcached.engine.kv.hashing.request_hashes import RequestHashes
+from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.kv_events import (

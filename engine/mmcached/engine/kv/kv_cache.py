@@ -26,11 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmcached.cache.hashing.block_hash import block_hasher
 from mmcached.engine.kv.blocks import KVCacheBlocks
 from mmcached.engine.kv.config import KVCacheConfig
 from mmcached.engine.kv.events import PublishedLog
-from mmcached.engine.kv.hashing.block_hash import block_hasher
-from mmcached.engine.kv.hashing.request_hashes import RequestHashes
 from mmcached.engine.kv.integrity import check_integrity
 from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.lookup.lookups import PrefixLookups
@@ -38,6 +37,7 @@ from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
 from mmcached.engine.kv.pool.eviction_policies import make_eviction_order
 from mmcached.engine.kv.publisher import Publisher
 from mmcached.engine.kv.request_blocks import UNLIMITED
+from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.kv.slot_counts import check_slot_counts
 from mmcached.engine.kv.stats import AdmissionCounts
 from mmcached.engine.kv.steps import Steps

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mmcached.cache.hashing.block_keys import LoraKey
 from mmcached.wire.messages.parts import Feature, RowsWanted
 from mmcached.wire.vocabulary import END_TOKEN_ID
 
@@ -31,19 +31,6 @@ class RequestStatus(enum.Enum):
     RUNNING = "running"
     FINISHED = "finished"
     ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class LoraKey:
-    """The adapter that computes a request; the same name from another path is another adapter."""
-
-    name: str
-    path: str
-
-    def encode(self) -> bytes:
-        """Return it as one of the records that `kv.hashing.block_keys` describes."""
-        texts = [text.encode("utf-8", "surrogatepass") for text in (self.name, self.path)]
-        return b"L" + b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
 class Request:

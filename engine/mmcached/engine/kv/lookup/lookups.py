@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmcached.engine.kv.blocks import KVCacheBlocks, Version
-from mmcached.engine.kv.hashing.request_hashes import RequestHashes
 from mmcached.engine.kv.lookup.coordinator import Coordinator
 from mmcached.engine.kv.pool.block_pool import NULL_BLOCK_ID, BlockPool
+from mmcached.engine.kv.request_hashes import RequestHashes
 from mmcached.engine.kv.steps import Steps
 from mmcached.engine.steps.request import Request
 

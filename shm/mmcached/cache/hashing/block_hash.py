@@ -38,10 +38,10 @@ import structlog
 from blake3 import blake3
 from xxhash import xxh3_128
 
-from mmcached.engine.kv.hashing.block_keys import EmbedsKey, ExtraKey, MultiModalKey, SaltKey, lookahead_head
-from mmcached.engine.kv.hashing.token_bytes import TOKEN_BYTES, pack_token_ids
-from mmcached.engine.steps.request import Request
+from mmcached.cache.hashing.block_keys import EmbedsKey, ExtraKey, LoraKey, MultiModalKey, SaltKey, lookahead_head
+from mmcached.cache.hashing.token_bytes import TOKEN_BYTES, pack_token_ids
 from mmcached.wire.errors import ConfigError, InvalidRequest
+from mmcached.wire.messages.parts import Feature
 
 DIGEST_BYTES = 32
 
@@ -54,6 +54,25 @@ log = structlog.get_logger("mmcached.engine")
 
 class _Digest(Protocol):
     def digest(self) -> bytes: ...
+
+
+class Sequenced(Protocol):
+    """What is hashed: a prompt, and what has been generated so far; an engine's request is one."""
+
+    block_hashes: list[bytes]
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def features(self) -> Sequence[Feature]: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def lora(self) -> LoraKey | None: ...
+    @property
+    def prompt_embeds(self) -> Mapping[int, bytes]: ...
 
 
 class BlockHasher:
@@ -103,7 +122,7 @@ class BlockHasher:
         """
         return self._new(encode_block(parent, token_ids, extra_keys)).digest() + self._filling
 
-    def extend_block_hashes(self, request: Request, block_size: int, num_lookahead_tokens: int = 0) -> None:
+    def extend_block_hashes(self, request: Sequenced, block_size: int, num_lookahead_tokens: int = 0) -> None:
         """Add to `request.block_hashes` what is missing there: digests of full blocks whose lookahead tokens are known.
 
         Args:
@@ -149,7 +168,7 @@ def encode_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[E
 
 
 def extra_keys_by_block(
-    request: Request, block_size: int, blocks: range, num_lookahead_tokens: int = 0
+    request: Sequenced, block_size: int, blocks: range, num_lookahead_tokens: int = 0
 ) -> Mapping[int, list[ExtraKey]]:
     """Return the extra keys of these blocks of a request, by block index. Changes nothing.
 

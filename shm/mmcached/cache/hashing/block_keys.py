@@ -17,13 +17,23 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from mmcached.engine.kv.hashing.token_bytes import pack_token_ids
-from mmcached.engine.steps.request import LoraKey
+from mmcached.cache.hashing.token_bytes import pack_token_ids
 
 __all__ = ["EmbedsKey", "ExtraKey", "LookaheadKey", "LoraKey", "MultiModalKey", "SaltKey", "lookahead_head"]
 
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraKey:
+    """The adapter that computes a request; the same name from another path is another adapter."""
+
+    name: str
+    path: str
+
+    def encode(self) -> bytes:
+        return b"L" + _text(self.name) + _text(self.path)
 
 
 @dataclass(frozen=True, slots=True)

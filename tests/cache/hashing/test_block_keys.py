@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.engine.kv.hashing.block_hash import encode_block
-from mmcached.engine.kv.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
-from mmcached.engine.kv.hashing.token_bytes import MAX_TOKEN_ID
+from mmcached.cache.hashing.block_hash import encode_block
+from mmcached.cache.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
+from mmcached.cache.hashing.token_bytes import MAX_TOKEN_ID
 
 PARENT = bytes(range(32))
 

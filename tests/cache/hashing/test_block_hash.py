@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from xxhash import xxh3_64, xxh3_128
 
-from mmcached.engine import Request, Scheduler
-from mmcached.engine.kv.hashing.block_hash import (
+from mmcached.cache.hashing.block_hash import (
     ROOT_HASH,
     SHA256,
     BlockHasher,
@@ -26,8 +25,9 @@ from mmcached.engine.kv.hashing.block_hash import (
     extra_keys_by_block,
     hash_block,
 )
-from mmcached.engine.kv.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
-from mmcached.engine.kv.hashing.token_bytes import MAX_TOKEN_ID
+from mmcached.cache.hashing.block_keys import EmbedsKey, ExtraKey, LookaheadKey, LoraKey, MultiModalKey, SaltKey
+from mmcached.cache.hashing.token_bytes import MAX_TOKEN_ID
+from mmcached.engine import Request, Scheduler
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, InvalidRequest
 from mmcached.wire.messages.parts import Feature
@@ -322,7 +322,7 @@ def test_roots_and_chains_are_the_same_in_every_process() -> None:
 
 def test_only_without_a_seed_and_collision_proof_are_roots_random_in_each_process() -> None:
     roots = "[b.block_hasher(*a).root.hex() for a in [('xxh3',), ('xxh3', 'seed'), ('blake3',)]]"
-    command = [sys.executable, "-c", f"import mmcached.engine.kv.hashing.block_hash as b; print(*{roots})"]
+    command = [sys.executable, "-c", f"import mmcached.cache.hashing.block_hash as b; print(*{roots})"]
     child = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = child.stdout.splitlines()[-1].split()
     mine = [hasher.root.hex() for hasher in (block_hasher("xxh3"), block_hasher("xxh3", "seed"), HASHERS[1])]

@@ -5,7 +5,7 @@ Knows nothing of blocks or of what is published.
 
 from __future__ import annotations
 
-from mmcached.engine.kv.hashing.block_hash import BlockHasher
+from mmcached.cache.hashing.block_hash import BlockHasher
 from mmcached.engine.steps.request import Request
 
 

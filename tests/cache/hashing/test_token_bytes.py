@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcached.engine.kv.hashing.token_bytes import MAX_TOKEN_ID, pack_token_ids
+from mmcached.cache.hashing.token_bytes import MAX_TOKEN_ID, pack_token_ids
 from mmcached.wire.errors import InvalidRequest
 
 
