@@ -218,6 +218,8 @@ def _is_name(name: Any) -> TypeGuard[str]:
 
 def _is_sequence(value: Any) -> bool:
     """Return whether it is one of items: text and bytes are values of their own."""
+    if isinstance(value, list | tuple):  # nearly all are, and the rest takes longer to find out
+        return True
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 

@@ -12,7 +12,7 @@ from mmcached.client.calls import Calls
 from mmcached.client.links.loop_link import LoopLink
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
-from mmcached.client.verb import Verb, drive_async, driver_of
+from mmcached.client.verb import Call, drive_async, driver_of
 from mmcached.wire.errors import LocalProtocolError, RequestAborted, ServiceUnavailable
 from mmcached.wire.messages.client import Welcome
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def _awaitable(
-    call: Callable[Concatenate[Calls, P], Verb[T]],
+    call: Callable[Concatenate[Calls, P], Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """Return a call that is awaited."""
 

@@ -28,7 +28,7 @@ from mmcached.client.store.hits import Hit, reading_of
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
-from mmcached.client.verb import Verb
+from mmcached.client.verb import Call, Verb
 from mmcached.shm.store.codec import Library, Record
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ProcessorInfo, Stats, Welcome
 from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
@@ -155,7 +155,7 @@ class Calls:
         tensors: Library = "torch",
         timeout_s: float | None = None,
         tenant: str | None = None,
-    ) -> Verb[Hit | None]:
+    ) -> Call[Hit | None]:
         """Return the record of a key, or None.
 
         Args:
@@ -173,7 +173,7 @@ class Calls:
 
     def get_many(
         self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
-    ) -> Verb[list[Hit | None]]:
+    ) -> Call[list[Hit | None]]:
         """As `get` for up to 4096 keys, in their order."""
         return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
 
@@ -196,7 +196,7 @@ class Calls:
 
     def contains_many(
         self, keys: Sequence[str], *, timeout_s: float | None = None, tenant: str | None = None
-    ) -> Verb[list[bool]]:
+    ) -> Call[list[bool]]:
         """Return which keys have a record; the service is not asked, unless its memory cannot be seen from here.
 
         A hint: a record may come or go before it is asked for.

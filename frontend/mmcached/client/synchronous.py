@@ -13,7 +13,7 @@ from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.links.uninterrupted import uninterrupted
 from mmcached.client.piece_stream import PieceStream
 from mmcached.client.results import Piece
-from mmcached.client.verb import Verb, drive, driver_of
+from mmcached.client.verb import Call, drive, driver_of
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.client import Welcome
 
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _blocking(call: Callable[Concatenate[Calls, P], Verb[T]]) -> Callable[Concatenate[Client, P], T]:
+def _blocking(call: Callable[Concatenate[Calls, P], Call[T]]) -> Callable[Concatenate[Client, P], T]:
     """Return a call that returns when its verb has ended."""
 
     @driver_of(call)

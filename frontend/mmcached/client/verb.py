@@ -2,7 +2,7 @@
 
 A verb yields steps, functions without arguments; it is sent what each has returned, and gets what each has raised, so
 an error may become a miss. A blocking client calls each step. An asyncio client also awaits what a step returns, if
-that can be awaited.
+that can be awaited. A call that finds at once what it looks for is `Done` instead, which spares the generator.
 
 >>> def verb() -> Verb[str]:
 ...     answer = yield lambda: "computed"
@@ -16,12 +16,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Step = Callable[[], Any]
 ResultT = TypeVar("ResultT")
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 Verb = Generator[Step, Any, ResultT]
+
+
+class Done(Generic[ResultT]):
+    """The result of a call that has nothing to wait for."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: ResultT) -> None:
+        self.result = result
+
+
+Call = Verb[ResultT] | Done[ResultT]
 
 
 def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[CallableT], CallableT]:
@@ -31,7 +43,7 @@ def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[Callab
         returns: what the method returns; by default what the call's verb does.
     """
     if returns is None:
-        returns = call.__annotations__["return"].removeprefix("Verb[").removesuffix("]")
+        returns = call.__annotations__["return"].partition("[")[2].removesuffix("]")
 
     def describe(method: CallableT) -> CallableT:
         described: Any = wraps(call)(method)
@@ -42,8 +54,10 @@ def driver_of(call: Callable[..., Any], returns: Any = None) -> Callable[[Callab
     return describe
 
 
-def drive(verb: Verb[ResultT]) -> ResultT:
+def drive(verb: Call[ResultT]) -> ResultT:
     """Run a verb to its end in this thread."""
+    if isinstance(verb, Done):
+        return verb.result
     try:
         step = next(verb)
         while True:
@@ -61,8 +75,10 @@ def drive(verb: Verb[ResultT]) -> ResultT:
         verb.close()  # an interrupt between two steps: what the verb has claimed is dropped now, not at some collection
 
 
-async def drive_async(verb: Verb[ResultT]) -> ResultT:
+async def drive_async(verb: Call[ResultT]) -> ResultT:
     """Run a verb to its end in this event loop; a cancelled step is raised inside the verb like any error."""
+    if isinstance(verb, Done):
+        return verb.result
     try:
         step = next(verb)
         while True:

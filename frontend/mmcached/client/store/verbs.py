@@ -24,7 +24,7 @@ from mmcached.client.store.offers import Offers
 from mmcached.client.store.session import StoreSession
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import LeaseToken
-from mmcached.client.verb import Verb
+from mmcached.client.verb import Call, Done, Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
 from mmcached.wire.errors import (
     InvalidRequest,
@@ -76,26 +76,19 @@ class StoreVerbs:
 
     # ---- the verbs; their arguments are checked
 
-    def get(self, key: str, reading: Reading, timeout_s: float | None, tenant: str | None = None) -> Verb[Hit | None]:
-        (hit,) = yield from self.get_many([key], reading, timeout_s, tenant)
-        return hit
+    def get(self, key: str, reading: Reading, timeout_s: float | None, tenant: str | None = None) -> Call[Hit | None]:
+        tenant = self._tenant(tenant)
+        deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
+        hits = self._find_and_count([key], reading, tenant)
+        return _only(self._ask_and_count([key], reading, deadline, tenant)) if hits is None else Done(hits[0])
 
     def get_many(
         self, keys: list[str], reading: Reading, timeout_s: float | None, tenant: str | None = None
-    ) -> Verb[list[Hit | None]]:
+    ) -> Call[list[Hit | None]]:
         tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
-        misses: list[Hit | None] = [None] * len(keys)
-        try:
-            hits = self._find(keys, reading, tenant)
-            if hits is None:
-                hits = yield from self._get(keys, reading, deadline or self._contact.deadline(None), tenant)
-        except MmcachedError as error:
-            if not self._is_miss("get", error):
-                raise
-            hits = misses
-        self._guard.count_queries(len(keys), len(keys) - hits.count(None))
-        return hits
+        hits = self._find_and_count(keys, reading, tenant)
+        return self._ask_and_count(keys, reading, deadline, tenant) if hits is None else Done(hits)
 
     def open(self, token: LeaseToken, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
         verb = self._open_token(token, reading, self._contact.deadline(timeout_s))
@@ -103,14 +96,14 @@ class StoreVerbs:
         self._guard.count_queries(1, int(hit is not None))
         return hit
 
-    def contains_many(self, keys: list[str], timeout_s: float | None, tenant: str | None = None) -> Verb[list[bool]]:
+    def contains_many(self, keys: list[str], timeout_s: float | None, tenant: str | None = None) -> Call[list[bool]]:
         tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
         known = self._sessions.present
         if known is not None and (seen := known.contains(keys, tenant)) is not None:
-            return seen
+            return Done(seen)
         verb = self._contains(keys, deadline or self._contact.deadline(None), tenant)
-        return (yield from self._guarded("contains_many", verb, [False] * len(keys)))
+        return self._guarded("contains_many", verb, [False] * len(keys))
 
     def claim_many(
         self, keys: list[str], reading: Reading, timeout_s: float | None
@@ -170,6 +163,28 @@ class StoreVerbs:
         finally:
             if found is not None and not is_stored:
                 self._drop_claim(found)
+
+    def _find_and_count(self, keys: list[str], reading: Reading, tenant: str) -> list[Hit | None] | None:
+        """Look into the ring, as a whole verb; None: the service must be asked."""
+        hits: list[Hit | None] | None
+        try:
+            hits = self._find(keys, reading, tenant)
+        except MmcachedError as error:
+            if not self._is_miss("get", error):
+                raise
+            hits = [None] * len(keys)
+        if hits is not None:
+            self._guard.count_queries(len(keys), len(keys) - hits.count(None))
+        return hits
+
+    def _ask_and_count(
+        self, keys: list[str], reading: Reading, deadline: Deadline | None, tenant: str
+    ) -> Verb[list[Hit | None]]:
+        misses: list[Hit | None] = [None] * len(keys)
+        verb = self._get(keys, reading, deadline or self._contact.deadline(None), tenant)
+        hits = yield from self._guarded("get", verb, misses)
+        self._guard.count_queries(len(keys), len(keys) - hits.count(None))
+        return hits
 
     # ---- each verb as it is while the service is there
 
@@ -369,6 +384,11 @@ class StoreVerbs:
             raise RemoteProtocolError(f"{len(hits)} records for {count} keys", "records")
         self._guard.count(inline_hits=sum(isinstance(place, Inline) for place in answer.records))
         return hits
+
+
+def _only(verb: Verb[list[T]]) -> Verb[T]:
+    (found,) = yield from verb
+    return found
 
 
 def _batches(keys: list[T]) -> Iterator[list[T]]:
