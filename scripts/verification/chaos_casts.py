@@ -97,7 +97,7 @@ def _take_nothing(entry: ReaderEntry, handles: Sequence[Handle], look: Lookup) -
     return [look.holds(handle) and look.is_attached(entry.reader_id, entry.incarnation) for handle in handles]
 
 
-_get = ObjectStoreReader.get
+_get = ObjectStoreReader.get_found
 
 
 def _get_and_give_back(
@@ -136,7 +136,7 @@ MUTANTS = {
         ),
         Mutant(
             "client-gives-back-early",
-            Cast(run_store, run_client, _patched((ObjectStoreReader, "get", _get_and_give_back))),
+            Cast(run_store, run_client, _patched((ObjectStoreReader, "get_found", _get_and_give_back))),
         ),
         Mutant(
             "successor-forgets-readers", Cast(run_store, run_client, _patched((ReaderWatch, "adopt", _adopt_nobody)))

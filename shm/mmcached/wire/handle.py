@@ -32,7 +32,7 @@ class RingAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
         return f"/mmc.{self.uid}.{self.ring_id}.ctl"
 
 
-class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ring"):
+class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ring", gc=False):
     """One published chunk: `nbytes` of payload at byte `offset` of the data object, as it was in `generation`."""
 
     ring_id: str

@@ -13,13 +13,14 @@ def test_a_head_says_where_every_tensor_lies() -> None:
     assert read_preamble(memoryview(packed)) == (len(packed), 2)
     head = read_head(packed)
     assert head.tree == {"a": [TensorRef(1)], "b": TensorRef(0), "c": 3}
-    assert [(each.dtype, each.shape, each.nbytes) for each in head.types] == [
+    assert [(kind.dtype, kind.shape, kind.nbytes) for kind, _ in head.tensors] == [
         ("uint8", (100,), 100),
         ("float32", (2, 3), 24),
     ]
-    assert all(offset % 64 == 0 for offset in head.offsets)
-    assert head.offsets[1] >= head.offsets[0] + 100
-    assert head.nbytes == head.offsets[1] + 24
+    first, second = (offset for _, offset in head.tensors)
+    assert first % 64 == second % 64 == 0
+    assert second >= first + 100
+    assert head.nbytes == second + 24
 
 
 def test_equal_heads_are_judged_once_and_long_ones_are_not_kept() -> None:

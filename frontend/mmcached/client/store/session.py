@@ -109,7 +109,7 @@ class StoreSession:
         if (taken := self._alone(take)) is None:
             return None
         places, is_copied = taken
-        return self._hits(places, (), replace(reading, view=False) if is_copied else reading)
+        return self._hits(places, (), replace(reading, view=False) if is_copied else reading, are_found=True)
 
     def open(self, answer: Records, payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
         """Turn an answer into hits, in its order; what has gone from the ring meanwhile is as good as not there.
@@ -124,7 +124,7 @@ class StoreSession:
                 return [None if isinstance(place, Handle) else place for place in answer.records]
             return self._taken([place if _is_usable(place, reader) else None for place in answer.records], reader)
 
-        return self._hits(self._alone(take), payload, reading)
+        return self._hits(self._alone(take), payload, reading, are_found=False)
 
     def open_token(self, token: LeaseToken, reading: Reading) -> list[Hit | None] | None:
         """Return the one record that somebody else has under lease; None if it cannot be seen from here.
@@ -149,7 +149,7 @@ class StoreSession:
             return [place]
 
         places = self._alone(take)
-        return None if places is None else self._hits(places, (), reading)
+        return None if places is None else self._hits(places, (), reading, are_found=True)
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if that cannot be seen from here."""
@@ -229,12 +229,18 @@ class StoreSession:
                 kept.append(place)
         return kept
 
-    def _hits(self, places: Sequence[Place], payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
-        """Turn leased and inline places into hits; on an error all leases are given back."""
+    def _hits(
+        self, places: Sequence[Place], payload: Sequence[Frame], reading: Reading, *, are_found: bool
+    ) -> list[Hit | None]:
+        """Turn leased and inline places into hits; on an error all leases are given back.
+
+        Args:
+            are_found: those in the ring were looked up here, and not said by somebody else.
+        """
         hits: list[Hit | None] = []
         try:
             for place in places:
-                hits.append(self._hit(place, payload, reading))  # noqa: PERF401 (the handler needs those made so far)
+                hits.append(self._hit(place, payload, reading, are_found))  # noqa: PERF401 (the handler needs those made so far)
         except BaseException as error:
             for place in places[len(hits) :]:
                 if isinstance(place, Handle):
@@ -245,16 +251,15 @@ class StoreSession:
             raise
         return hits
 
-    def _hit(self, place: Place, payload: Sequence[Frame], reading: Reading) -> Hit | None:
-        match place:
-            case Handle():
-                done = partial(self._returns.give_back, place)
-                record = self._store.get(place, tensors=reading.tensors, copy=not reading.view, on_release=done)
-                return Hit(record, place if reading.view else None)
-            case Inline():
-                return Hit(inline_record(place, payload, reading))
-            case None:
-                return None
+    def _hit(self, place: Place, payload: Sequence[Frame], reading: Reading, is_found: bool) -> Hit | None:
+        if place is None:
+            return None
+        if isinstance(place, Inline):
+            return Hit(inline_record(place, payload, reading))
+        get = self._store.get_found if is_found else self._store.get
+        done = partial(self._returns.give_back, place)
+        record = get(place, tensors=reading.tensors, copy=not reading.view, on_release=done)
+        return Hit(record, place if reading.view else None)
 
 
 def _is_usable(place: Place, reader: ReaderEntry) -> bool:

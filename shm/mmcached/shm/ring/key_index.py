@@ -14,9 +14,9 @@ Invariant: every word lies in the run that begins at its home; at least half of 
 
 >>> words = memoryview(bytearray(8 * 8)).cast("Q")
 >>> index, a, b = KeyIndexWriter(words), key_digest("a"), key_digest("b")
->>> index.add(a, 5); index.add(b, 7); list(slots_of(words, a)), list(slots_of(words, b)), list(slots_of(words, (0, 0)))
+>>> index.add(a, 5); index.add(b, 7); slots_of(words, a), slots_of(words, b), slots_of(words, (0, 0))
 ([5], [7], [])
->>> index.discard(b, 7); list(slots_of(words, b)), len(index)
+>>> index.discard(b, 7); slots_of(words, b), len(index)
 ([], 1)
 """
 
@@ -26,7 +26,6 @@ import hashlib
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -52,18 +51,20 @@ def key_digest(key: str) -> KeyDigest:
     return first | 1 << 63, second  # a mark is never 0 = free
 
 
-def slots_of(words: memoryview | array[int], key: KeyDigest) -> Iterator[int]:
-    """Yield the slots where a key may be, of a table that another process may be writing."""
+def slots_of(words: memoryview | array[int], key: KeyDigest) -> list[int]:
+    """Return the slots where a key may be, of a table that another process may be writing."""
+    slots: list[int] = []
     mask = len(words) - 1
     bits = key[0] >> SLOT_BITS
     place = bits & mask
     for _ in range(mask + 1):  # a bound, should the table be torn under our eyes
         word = words[place]
         if not word:
-            return
+            break
         if word >> SLOT_BITS == bits:
-            yield word & _SLOT_MASK
+            slots.append(word & _SLOT_MASK)
         place = (place + 1) & mask
+    return slots
 
 
 class KeyIndexWriter:

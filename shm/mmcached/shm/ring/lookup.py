@@ -70,6 +70,10 @@ class Lookup:
         is_same = slots[first + OFFSET] == handle.offset and slots[first + NBYTES] == handle.nbytes
         return slots[first + CHECK] if is_same else None
 
+    def checksum(self, handle: Handle) -> int:
+        """Return the checksum word of what a handle names, under a lease."""
+        return self._slots[SLOT_WORDS * handle.slot + CHECK]
+
     def is_attached(self, reader_id: int, incarnation: int) -> bool:
         """Return whether an incarnation may take leases by itself."""
         return self._board[ATTACHED_WORD + reader_id] == incarnation

@@ -132,14 +132,19 @@ class RingReader(Closeable):
             StaleHandle: another ring or epoch, outside the ring, or the chunk holds something else by now.
             ChecksumMismatch: the bytes do not have the checksum that the writer has put there.
         """
-        mapping = self._open_mapping()
+        self._open_mapping()
         self._check(handle)
-        check = self.look.check_of(handle)
-        if check is None:
+        if self.look.check_of(handle) is None:
             raise StaleHandle(f"slot {handle.slot} does not hold generation {handle.generation}")
+        return self.view_found(handle)
+
+    def view_found(self, handle: Handle) -> npt.NDArray[np.uint8]:
+        """As `view`, of what `look` has found and a lease was taken of then: it was judged, and cannot change."""
+        mapping = self._open_mapping()
+        check = self.look.checksum(handle)
         # Not a slice of one large array: numpy lets slices of slices refer to the first array, and the holder would
         # die early.
-        holder = np.frombuffer(mapping, np.uint8, handle.nbytes, handle.offset)
+        holder: npt.NDArray[np.uint8] = np.ndarray(handle.nbytes, np.uint8, mapping, handle.offset)
         if check and (actual := zlib.crc32(holder.data)) != check - HAS_CRC32:
             raise ChecksumMismatch(handle.slot, actual, check - HAS_CRC32)
         return holder

@@ -154,8 +154,7 @@ class ReaderEntry(Closeable):
             look: into the ring of this entry, by a process that has been attached.
         """
         words = self._open_control().words
-        for handle in handles:
-            words[TAKEN_BYTES_WORD] += handle.nbytes
+        words[TAKEN_BYTES_WORD] += sum([handle.nbytes for handle in handles])
         are_taken = take(self._words, words, look, (self.reader_id, self.incarnation), handles)
         crash_point("take.after")
         return are_taken

@@ -121,8 +121,8 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
     """
     head, _, whole = _head_of(buffer)
     make, made = _MAKERS[tensors], []
-    for kind, offset in zip(head.types, head.offsets, strict=True):  # not a list of its own, which is one call more
-        made.append(make(kind, whole, offset, copy=copy))
+    for kind, offset in head.tensors:  # not a list of its own, which is one call more
+        made.append(make(kind, whole, offset, copy))
     return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
 
 
@@ -130,7 +130,7 @@ def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record
     """Read a record that came as frames; its tensors are views that keep their frames alive. Raises as `decode`."""
     head, _, views = _read_frames(frames)
     make = _MAKERS[tensors]
-    made = [make(kind, view, 0, copy=False) for kind, view in zip(head.types, views, strict=True)]
+    made = [make(kind, view, 0, False) for (kind, _), view in zip(head.tensors, views, strict=True)]
     return _fill(head.tree, made)  # type: ignore[no-any-return]
 
 
@@ -153,15 +153,13 @@ def adopt(buffer: Bytes1D) -> EncodedRecord:
     other sizes.
     """
     head, packed, _ = _head_of(buffer)
-    places = zip(head.types, head.offsets, strict=True)
-    return EncodedRecord(packed, [buffer[offset : offset + kind.nbytes] for kind, offset in places])
+    return EncodedRecord(packed, [buffer[offset : offset + kind.nbytes] for kind, offset in head.tensors])
 
 
 def split(buffer: Bytes1D) -> list[Frame]:
     """Copy an encoded record out as the message frames that `EncodedRecord.frames` would have made of it."""
     head, packed, whole = _head_of(buffer)
-    places = zip(head.types, head.offsets, strict=True)
-    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in places)]
+    return [packed, *(whole[offset : offset + kind.nbytes].tobytes() for kind, offset in head.tensors)]
 
 
 def _head_of(buffer: Bytes1D) -> tuple[Head, bytes, memoryview]:
@@ -189,7 +187,7 @@ def _read_frames(frames: Sequence[Frame]) -> tuple[Head, bytes, list[memoryview]
     packed = bytes(first)
     head = read_head(packed)
     views = [memoryview(frame).cast("B") for frame in frames[1:]]
-    for index, (view, kind) in enumerate(zip(views, head.types, strict=True)):
+    for index, (view, (kind, _)) in enumerate(zip(views, head.tensors, strict=True)):
         if view.nbytes != kind.nbytes:
             raise RemoteProtocolError(f"{view.nbytes} bytes, its type says {kind.nbytes}", f"record.tensors[{index}]")
     return head, packed, views

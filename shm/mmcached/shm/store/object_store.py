@@ -257,11 +257,20 @@ class ObjectStoreReader(Closeable):
                 returns, else when the last view has died, *in any thread*: append to a deque and nothing more. Not
                 called if `get` fails, which it does as `RingReader.view` and `decode` do.
         """
-        holder = self.reader.view(handle)
-        record = decode(holder, tensors=tensors, copy=copy)
-        if on_release is not None:
-            _when_dead(holder, on_release)
-        return record
+        return _record(self.reader.view(handle), tensors, copy, on_release)
+
+    def get_found(
+        self, handle: Handle, *, tensors: Library, copy: bool, on_release: Callable[[], None] | None = None
+    ) -> Record:
+        """As `get`, of what `reader.look` has found and a lease was taken of then."""
+        return _record(self.reader.view_found(handle), tensors, copy, on_release)
 
     def close(self) -> None:
         self.reader.close()
+
+
+def _record(holder: Bytes1D, tensors: Library, copy: bool, on_release: Callable[[], None] | None) -> Record:
+    record = decode(holder, tensors=tensors, copy=copy)
+    if on_release is not None:
+        _when_dead(holder, on_release)
+    return record

@@ -56,13 +56,12 @@ class Head:
 
     Attributes:
         tree: dicts, lists and plain values, with a `TensorRef` for each tensor.
-        types, offsets: of the tensors, by number; offsets in the record, bytes.
+        tensors: type of each, by number, and where in the record it begins, bytes.
         nbytes: size of the whole record.
     """
 
     tree: dict[str, Any]
-    types: tuple[TensorType, ...]
-    offsets: tuple[int, ...]
+    tensors: tuple[tuple[TensorType, int], ...]
     nbytes: int
 
 
@@ -138,7 +137,7 @@ def _read(head: bytes) -> Head:
         num_missing = num_tensors - len(walk.used)
         raise RemoteProtocolError(f"{num_missing} tensors do not occur in the record", "record.tensors")
     nbytes, offsets = place(len(head), [each.nbytes for each in types])
-    return Head(checked, types, offsets, nbytes)
+    return Head(checked, tuple(zip(types, offsets, strict=True)), nbytes)
 
 
 _read_kept = lru_cache(maxsize=256)(_read)

@@ -126,7 +126,7 @@ def _torch_to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
     return kind, flat.view(torch.uint8).numpy()
 
 
-def to_numpy(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -> npt.NDArray[Any]:
+def to_numpy(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> npt.NDArray[Any]:
     """Return the bytes from `offset` on as an array; a view of the buffer unless `copy`.
 
     Raises:
@@ -141,13 +141,13 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -
     return array.copy() if copy else array
 
 
-def bytes_of(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -> npt.NDArray[Any]:
+def bytes_of(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> npt.NDArray[Any]:
     """Return the bytes from `offset` on, `(nbytes,)` uint8, whatever the dtype; a view of the buffer unless `copy`."""
     array = _view(kind, _BYTE, buffer, offset)
     return array.copy() if copy else array
 
 
-def to_torch(kind: TensorType, buffer: memoryview, offset: int, *, copy: bool) -> Any:
+def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> Any:
     """Return the bytes from `offset` on as a tensor; a view of the buffer, never to be written, unless `copy`.
 
     Raises:
