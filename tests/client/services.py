@@ -158,11 +158,13 @@ class StoreService(ServiceThread):
     Attributes:
         hold: messages of these kinds wait until `release`, so that their answers come late.
         num_held: how many messages wait.
+        encoder_fingerprint: as an engine has said it; none has, at first.
     """
 
     def __init__(self, path: Path, **config: Any) -> None:
         super().__init__(path, **({"store_gb": 1 / 64, "store_max_object_mb": 8} | config))
         self.hold: tuple[type, ...] = ()
+        self.encoder_fingerprint = ""
         self._held: list[tuple[bytes, FromClient, list[Any]]] = []
 
     @property
@@ -215,7 +217,8 @@ class StoreService(ServiceThread):
                 self.desk.greet(peer, message.client_id, message.name)
                 ring, epoch, limits = self.desk.announcement, self.desk.records.epoch, message_limits(self.config)
                 egress_bytes = self.desk.max_egress_bytes
-                self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes))
+                fingerprints = self.encoder_fingerprint, "p"
+                self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes, *fingerprints))
             case ClientBye():
                 self.desk.end_client(message.client_id)
             case Flush():
@@ -230,8 +233,9 @@ class StoreService(ServiceThread):
                         self._send(peer, tokens(message.request_id, first, message.prompt[first]))
                 self._send(peer, Generated(message.request_id, message.prompt, "length", 1, 0))
             case Encode():
-                tensor = Tensor(0, "int32", (len(payload[0]) // 4,))
-                self._send(peer, Encoded(message.request_id, [{"embeddings": tensor}]), payload)
+                tensors = [Tensor(index, "int32", (len(file) // 4,)) for index, file in enumerate(payload)]
+                outputs = [{"embeddings": tensor} for tensor in tensors]
+                self._send(peer, Encoded(message.request_id, outputs), payload)
             case Probe():
                 self._send(peer, Probed(message.request_id, [0], 2, []))
             case _:

@@ -221,7 +221,9 @@ class Bench(Closeable):
         self.engines.append(engine)
         return engine
 
-    def connect_engine(self, *, index: int = 0, encoder: EncoderForm | None = None) -> WireEngine:
+    def connect_engine(
+        self, *, index: int = 0, encoder: EncoderForm | None = None, encoder_fingerprint: str = ""
+    ) -> WireEngine:
         """Connect an engine that has gone through the whole handshake."""
         engine = self.add_engine(digest=self.config.digest(), index=index)
         ring = self.from_frontend(engine, to_engine.Ring)
@@ -229,7 +231,7 @@ class Bench(Closeable):
             engine.attach(ring.announcement)
             self.from_frontend(engine, to_engine.ReaderAttached)
         num_ready = len(self.stats().engines)
-        engine.channel.send(to_frontend.EngineReady(1, encoder=encoder))
+        engine.channel.send(to_frontend.EngineReady(1, encoder_fingerprint, encoder=encoder))
         while len(self.stats().engines) <= num_ready:
             pass  # they name an engine once it is ready
         return engine

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
@@ -372,6 +373,24 @@ def test_processor_info_is_what_an_engine_has_said_when_it_was_ready(bench: Benc
     bench.connect_engine(encoder=ENCODER)
     bench.client.send(to_frontend.GetProcessorInfo(6))
     assert bench.answer(to_client.ProcessorInfo) == to_client.ProcessorInfo(6, ENCODER)
+
+
+def test_clients_are_told_which_encoder_it_is_and_what_another_has_made_is_forgotten(
+    run_dir: Path, clock: Clock
+) -> None:
+    with Bench(run_dir, replace(CONFIG, store_gb=1 / 1024), clock) as bench:
+        reader = bench.connect_client()
+        first = reader.hello()
+        bench.connect_engine(encoder_fingerprint="one")
+        welcome = reader.answer(to_client.Welcome)
+        assert (welcome.encoder_fingerprint, welcome.store_epoch) == ("one", first.store_epoch)
+        assert reader.put("encoder/one/item", {"embeddings": 4}).is_stored
+        bench.connect_engine(index=1, encoder_fingerprint="one")
+        bench.connect_engine(index=2, encoder_fingerprint="another")
+        welcome = reader.answer(to_client.Welcome)
+        assert welcome.encoder_fingerprint == "another", "nothing was said of the second: it is the same"
+        assert welcome.store_epoch == first.store_epoch + 1
+        assert reader.get("encoder/one/item").records == [None]
 
 
 def test_probe_is_answered_when_all_workers_agree_and_no_lease_is_left(bench: Bench) -> None:

@@ -7,6 +7,7 @@
     piece_stream, token_stream  one streamed generation: its verb, and the pieces that have come
     arguments, image_files      checks of what a caller passes
     results                     what a caller gets
+    known_outputs               names of what the encoder has said of images, as the service gives them
     saver                       saves records in a thread of its own: bounded in bytes, dropped when late
     store/                      the verbs of the store, without sockets
     links/                      the sockets of both clients, and what a fork lets go of

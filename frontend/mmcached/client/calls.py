@@ -17,19 +17,21 @@ from mmcached.client.arguments import (
     checked_rows,
     checked_tenant,
 )
-from mmcached.client.contact import Contact, MakeLink, Request
+from mmcached.client.contact import Contact, Deadline, MakeLink, Request
 from mmcached.client.image_files import ImageLike, read_images
+from mmcached.client.known_outputs import output_keys
 from mmcached.client.links.shared_socket import Received
 from mmcached.client.piece_stream import PieceStream
-from mmcached.client.results import Generation, embeddings_from, expect, generation_from
+from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
 from mmcached.client.store.claims import Claim, Pending, checked_claim
 from mmcached.client.store.fail_open import FailOpen
-from mmcached.client.store.hits import Hit, reading_of
+from mmcached.client.store.hits import Hit, Reading, reading_of
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Call, Verb
 from mmcached.shm.store.codec import Library, Record
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ProcessorInfo, Stats, Welcome
 from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
 from mmcached.wire.messages.parts import EncoderForm, RowsWanted
@@ -49,6 +51,7 @@ class Calls:
         sessions = StoreSessions()
         self.contact = Contact(directory, options, make_link, sessions)
         self._store = StoreVerbs(self.contact, sessions, guard)
+        self._welcome: Welcome | None = None  # the last one, also of a frontend that has died since
 
     # ---- what the model does
 
@@ -132,18 +135,35 @@ class Calls:
         images: Sequence[ImageLike | None],
         *,
         image_ids: Sequence[str | None] = (),
+        view: bool = False,
         timeout_s: float | None = None,
     ) -> Verb[list[Any]]:
         """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
 
         The reference model's are int32 `(num_embeds, hidden_size)`; `processor_info` says what another encoder's are.
-        Errors as `generate`.
+        What was encoded before, for whomever on this host, is found in shared memory without asking the service.
+
+        Args:
+            images, image_ids: as for `generate`.
+            view: what is found there in place, without a copy: see `get`. **Read it, never write.**
+            timeout_s: deadline of this call.
+        Raises:
+            As `generate`.
         """
-        ids, contact = checked_image_ids(image_ids, images), self.contact
-        limit_s = contact.limit_s(timeout_s)
-        request = Encode(contact.client_id, contact.next_id(), limit_s, contact.options.tenant, ids)
-        message, payload = yield from self._ask(request, timeout_s, read_images(images, ids))
-        return embeddings_from(expect(message, Encoded), payload)
+        ids, contact, reading = checked_image_ids(image_ids, images), self.contact, reading_of("torch", view)
+        files, deadline = read_images(images, ids), contact.deadline(timeout_s)
+        outputs = yield from self._known_outputs(files, ids, reading, deadline)
+        missing = [index for index, output in enumerate(outputs) if output is None]
+        if missing or not files:
+            wanted = [ids[index] for index in missing] if ids else []
+            request = Encode(contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, wanted)
+            message, payload = yield from self._ask(request, timeout_s, [files[index] for index in missing])
+            made = embeddings_from(expect(message, Encoded), payload)
+            if len(made) != len(missing):
+                raise RemoteProtocolError(f"{len(made)} outputs for {len(missing)} images", "outputs")
+            for index, output in zip(missing, made, strict=True):
+                outputs[index] = output
+        return outputs
 
     # ---- the store
 
@@ -331,6 +351,24 @@ class Calls:
         return self.contact.connect(deadline, is_patient=is_patient)
 
     # ---- how
+
+    def _known_outputs(
+        self, files: Sequence[bytes], image_ids: Sequence[str | None], reading: Reading, deadline: Deadline
+    ) -> Verb[list[Any]]:
+        """Return what the encoder has said of some images, as far as the store shows it; None for the others.
+
+        A frontend that is away has said before how outputs are named.
+        """
+        try:
+            self._welcome = yield from self.contact.connect(deadline, is_patient=self._welcome is None)
+        except MmcachedError:
+            if self._welcome is None or self.contact.is_over:
+                raise
+        keys = output_keys(self._welcome, files, image_ids, self.contact.options.tenant)
+        if keys is None:
+            return [None] * len(files)
+        hits = yield from self._store.look(keys, reading, deadline)
+        return [None if hit is None else plain(hit.record) for hit in hits]
 
     def _generate(
         self,

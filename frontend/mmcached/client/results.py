@@ -132,10 +132,11 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
 
 def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[Any]:
     """Return of each image the encoder's output, or all by name if there are several; cpu, owned."""
-    return [_plain({name: _owned_tensor(tensor, payload) for name, tensor in each.items()}) for each in message.outputs]
+    return [plain({name: _owned_tensor(tensor, payload) for name, tensor in each.items()}) for each in message.outputs]
 
 
-def _plain(outputs: dict[str, torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+def plain(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | Mapping[str, torch.Tensor]:
+    """Return the one tensor, or all by name if there are several."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 

@@ -276,7 +276,17 @@ class Frontend(Closeable):
             limits=message_limits(self._config),
             max_egress_bytes=self.store.max_egress_bytes,
             encoder_fingerprint=self._connections.encoder_fingerprint,
+            item_fingerprint=self.requests.item_fingerprint,
+            hasher_algorithm=self._config.mm_hasher_algorithm,
         )
+
+    def _tell_of_encoder(self, *, is_another: bool) -> None:
+        """Tell the clients which encoder it is: they look for its outputs by themselves. Those of another are over."""
+        if is_another:
+            log.warning("the encoder is another than before: everything that it may have made is forgotten")
+            self._forget(is_new_epoch=True)
+        for peer in self._presence.peers:
+            self._clients.try_send(peer, self._welcome())
 
     def _check_clients(self) -> None:
         """End what clients have asked for whose lock is gone. One that is connected has lost it to somebody who tidies
@@ -326,7 +336,10 @@ class Frontend(Closeable):
             case received.ReaderHello():
                 self._connections.attach_reader(connection, message)
             case received.EngineReady():
+                former = self._connections.encoder_fingerprint
                 self._connections.make_ready(connection, message)
+                if former != self._connections.encoder_fingerprint:
+                    self._tell_of_encoder(is_another=bool(former))
             case received.LeaseGap():
                 self._connections.ask_after_gap(connection, message)
             case received.Reconcile():

@@ -90,6 +90,18 @@ class StoreVerbs:
         hits = self._find_and_count(keys, reading, tenant)
         return self._ask_and_count(keys, reading, deadline, tenant) if hits is None else Done(hits)
 
+    def look(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
+        """Return those records that are seen in the ring; the service is told of this reader, but asked for nothing."""
+        try:
+            hits = self._find(keys, reading)
+            if hits is None:
+                yield from self._in_contact(deadline)
+                hits = self._find(keys, reading)
+        except MmcachedError as error:
+            self._is_miss("look", error)
+            hits = None
+        return [None] * len(keys) if hits is None else hits
+
     def open(self, token: LeaseToken, reading: Reading, timeout_s: float | None) -> Verb[Hit | None]:
         verb = self._open_token(token, reading, self._contact.deadline(timeout_s))
         hit = yield from self._guarded("open", verb, None)

@@ -41,6 +41,11 @@ class ClientPresence:
         self._peer_to_client: dict[bytes, str] = {}
         self.num_alive = 0
 
+    @property
+    def peers(self) -> list[bytes]:
+        """The connections that speak for clients."""
+        return list(self._peer_to_client)
+
     def bind(self, peer: bytes, client_id: str) -> None:
         """Let a connection speak for a client, as it may have done before.
 

@@ -24,10 +24,16 @@ def field_of(index: int) -> str:
 
 
 class Processing:
+    """Checks, keys and items of one service.
+
+    Attributes:
+        fingerprint: what the keys of items depend on beside their files.
+    """
+
     def __init__(self, config: ServiceConfig) -> None:
         self._max_bytes = config.max_image_bytes
         self._processor = ImageProcessor(config.model, config.max_image_pixels, config.max_image_bytes)
-        self._fingerprint = self._processor.fingerprint
+        self.fingerprint = self._processor.fingerprint
         self._hasher = MultiModalHasher(config.mm_hasher_algorithm)
 
     def check(self, images: Sequence[bytes], image_ids: Sequence[str | None]) -> None:
@@ -47,7 +53,7 @@ class Processing:
 
     def key(self, data: bytes, tenant: str) -> str:
         """Return the content key of an encoded image, without decoding it."""
-        return self._hasher.item_key(data, modality=MODALITY, fingerprint=self._fingerprint, tenant=tenant)
+        return self._hasher.item_key(data, modality=MODALITY, fingerprint=self.fingerprint, tenant=tenant)
 
     def key_of_id(self, image_id: str, tenant: str, *, index: int) -> str:
         """Return the key of an image that its client names.
@@ -56,7 +62,7 @@ class Processing:
             InvalidRequest: no id has that length; names the image's index.
         """
         try:
-            return self._hasher.caller_key(image_id, modality=MODALITY, fingerprint=self._fingerprint, tenant=tenant)
+            return self._hasher.caller_key(image_id, modality=MODALITY, fingerprint=self.fingerprint, tenant=tenant)
         except InvalidRequest as error:
             details = error.details
             raise InvalidRequest(f"image_ids[{index}]", details["value"], str(details["limit"])) from None

@@ -89,6 +89,7 @@ class PreprocessQueue:
         decoders: Callable[[int, PictureSettings, PixelBudget], Decoders] = DecoderPool,
     ) -> None:
         self._processing = processing
+        self.item_fingerprint = processing.fingerprint
         self.items = items
         self._max_waiting = config.mm_processor_max_waiting
         self._requests: dict[int, OpenRequest] = {}

@@ -24,6 +24,7 @@ class Preprocessing(Protocol):
     """What requests ask of either; see `PreprocessQueue`."""
 
     items: ItemCache
+    item_fingerprint: str
 
     def fileno(self) -> int: ...
     def check(self, request: OpenRequest) -> None: ...
@@ -38,6 +39,8 @@ class Preprocessing(Protocol):
 
 class NoPreprocessing:
     """Stands where nothing is processed; its descriptor never becomes readable."""
+
+    item_fingerprint = ""
 
     def __init__(self, items: ItemCache) -> None:
         self.items = items

@@ -85,6 +85,11 @@ class RequestService:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def item_fingerprint(self) -> str:
+        """All that the keys of items depend on beside their files."""
+        return self._preprocessing.item_fingerprint
+
     def clients(self) -> set[str]:
         return self._requests.clients()
 

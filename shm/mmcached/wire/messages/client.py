@@ -34,6 +34,7 @@ class Welcome(Message, frozen=True):
         max_egress_bytes: of a ring that this client may register for large puts; 0: none is taken.
         encoder_fingerprint: names all that the output of the engines' encoder depends on beside the item; "" while no
             engine has been ready.
+        item_fingerprint, hasher_algorithm: what the service makes the keys of items with, beside their files.
     """
 
     service_id: Text
@@ -46,6 +47,8 @@ class Welcome(Message, frozen=True):
     limits: MessageLimits | None = None
     max_egress_bytes: Count = 0
     encoder_fingerprint: Text = ""
+    item_fingerprint: Text = ""
+    hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
 
 
 class Tokens(Message, frozen=True):

@@ -1,0 +1,118 @@
+"""A client finds what the encoder has said of an image by itself, under the name that the service gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from mmcached.cache.store_keys import output_key
+from mmcached.client import Client
+from mmcached.client.known_outputs import output_keys
+from mmcached.frontend.processing.item_processor import Processing
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import DeadlineExceeded
+from mmcached.wire.messages.client import Welcome
+from mmcached.wire.messages.frontend import Encode
+from tests.client.services import StoreService
+
+FILES = [b"a file with 24 bytes ...", b"another with 20 byte"]
+
+
+def welcome(fingerprint: str = "f") -> Welcome:
+    return Welcome("fake", 258, 257, 64, 8192, encoder_fingerprint=fingerprint, item_fingerprint="p")
+
+
+@pytest.fixture
+def known(service: StoreService) -> StoreService:
+    """Return a service whose engines have said which encoder they have."""
+    service.encoder_fingerprint = "f"
+    return service
+
+
+def put(run_dir: Path, *files: bytes, tenant: str = "", names: list[str | None] | None = None) -> torch.Tensor:
+    """Put an output for each file, as a worker does that has encoded it; return the last."""
+    with Client(run_dir, tenant=tenant) as worker:
+        output = torch.empty(0)
+        for key in output_keys(welcome(), files, names or [], tenant) or ():
+            output = torch.arange(6, dtype=torch.int32).reshape(2, 3) + len(key)
+            assert worker.put(key, {"embeddings": output})
+    return output
+
+
+@pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
+def test_names_are_those_of_the_service(algorithm: Literal["blake3", "sha256"]) -> None:
+    processing = Processing(ServiceConfig(mm_hasher_algorithm=algorithm))
+    said = Welcome(
+        *("fake", 258, 257, 64, 8192),
+        encoder_fingerprint="f",
+        item_fingerprint=processing.fingerprint,
+        hasher_algorithm=algorithm,
+    )
+    keys = [processing.key(FILES[0], "tenant"), processing.key_of_id("cat", "tenant", index=1)]
+    assert output_keys(said, [FILES[0], b""], [None, "cat"], "tenant") == [output_key("f", key) for key in keys]
+    assert output_keys(said, FILES, [], "tenant") == [output_key("f", processing.key(file, "tenant")) for file in FILES]
+    assert output_keys(welcome(""), FILES, [], "tenant") is None
+
+
+def test_what_was_encoded_before_is_found_without_asking(known: StoreService, client: Any, run_dir: Path) -> None:
+    output = put(run_dir, FILES[0])
+    (found,) = client.encode([FILES[0]])
+    assert torch.equal(found, output)
+    found.add_(1)  # it is the caller's own
+    assert torch.equal(client.encode([FILES[0]])[0], output)
+    assert known.count(Encode) == 0
+
+
+def test_only_what_is_not_there_is_asked_for(known: StoreService, client: Any, run_dir: Path) -> None:
+    output = put(run_dir, FILES[0])
+    new, old, other = client.encode([FILES[1], FILES[0], b"8 bytes."])
+    assert torch.equal(old, output)
+    assert [new.numpy().tobytes(), other.numpy().tobytes()] == [FILES[1], b"8 bytes."]
+    (asked,) = [message for message in known.received if isinstance(message, Encode)]
+    assert asked.image_ids == []
+
+
+def test_a_named_image_is_found_under_its_name(known: StoreService, client: Any, run_dir: Path) -> None:
+    output = put(run_dir, b"", names=["cat"])
+    cat, other = client.encode([None, FILES[0]], image_ids=["cat", "dog"])
+    assert torch.equal(cat, output)
+    assert other.numpy().tobytes() == FILES[0]
+    assert [message.image_ids for message in known.received if isinstance(message, Encode)] == [["dog"]]
+
+
+def test_a_view_is_a_lease_and_another_tenants_output_is_none(known: StoreService, client: Any, run_dir: Path) -> None:
+    put(run_dir, FILES[0], tenant="another")
+    output = put(run_dir, FILES[1])
+    found = client.encode([FILES[1]], view=True)
+    assert torch.equal(found[0], output)
+    assert known.leases == 1
+    found.clear()
+    client.get("whatever")
+    assert known.leases == 0
+    assert client.encode([FILES[0]])[0].numpy().tobytes() == FILES[0]
+
+
+def test_it_is_found_while_the_frontend_hangs(known: StoreService, client: Any, run_dir: Path) -> None:
+    output = put(run_dir, FILES[0])
+    assert torch.equal(client.encode([FILES[0]])[0], output)
+    known.hold = (object,)  # it says nothing more
+    assert torch.equal(client.encode([FILES[0]])[0], output)
+    with pytest.raises(DeadlineExceeded):
+        client.encode([FILES[1]], timeout_s=0.1)
+
+
+def test_another_encoder_is_asked(known: StoreService, client: Any, run_dir: Path) -> None:
+    put(run_dir, FILES[0])
+    known.call(lambda: known.listener.try_send(known.peers[next(iter(known.peers))], welcome("g")))
+    client.probe()  # behind which the news has come
+    assert client.encode([FILES[0]])[0].numpy().tobytes() == FILES[0]
+
+
+def test_without_a_fingerprint_all_are_asked_for(service: StoreService, client: Any, run_dir: Path) -> None:
+    put(run_dir, FILES[0])
+    assert client.encode([FILES[0]])[0].numpy().tobytes() == FILES[0]
+    assert np.array_equal(client.encode(FILES)[1].numpy(), np.frombuffer(FILES[1], np.int32))
