@@ -77,7 +77,7 @@ def copy_table(table: LeaseTable, control: Control, granted: Counts) -> LeaseTab
     made._counts, made._granted = control.counts(), granted
     made._quota_bytes, made._num_barriers = table._quota_bytes, table._num_barriers
     made._next_look, made._next_slot = table._next_look, table._next_slot
-    made._is_idle, made._asked = table._is_idle, table._asked
+    made._is_idle, made._asked = table._is_idle, None  # it holds the words of the other instance
     made.num_lost = table.num_lost
     made._live = {reader_id: live_counts(made._counts, granted, reader_id) for reader_id in table._readers}
     made._readers = {reader_id: _copy_reader(books) for reader_id, books in table._readers.items()}

@@ -223,10 +223,13 @@ class ReaderThatDoesNotWait(Reader):
 
 
 class TableThatLooksAtTakenFirst(LeaseTable):
-    def _outstanding(self, reader_id: int, slot: int) -> int:
+    def is_pinned(self, slot: int) -> bool:
+        return any(self._is_held_by(reader_id, slot) for reader_id in self.incarnations())
+
+    def _is_held_by(self, reader_id: int, slot: int) -> bool:
         taken = self._counts.item(reader_id, slot, 1)
         returned = self._counts.item(reader_id, slot, 0)
-        return (self._granted.item(reader_id, slot) + taken - returned) % (1 << 64)
+        return (self._granted.item(reader_id, slot) + taken - returned) % (1 << 64) != 0
 
 
 class TableThatKeepsGrants(LeaseTable):

@@ -115,6 +115,7 @@ def test_the_words_of_a_wild_reader_change_nothing() -> None:
     rng = random.Random(1)
     with make_ring() as ring, attached(ring) as entry, overwritten(ring.announcement.ctl_name) as words:
         handles = [put(ring, 64) for _ in range(64)]
+        assert ring.wait_populated(60)  # the figures have it
         before = ring.stats()
         layout = layout_of(ring.announcement)
         first = layout.entry_offset(entry.reader_id) // 8

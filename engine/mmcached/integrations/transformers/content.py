@@ -29,8 +29,8 @@ class Content:
             NotCarried: a tensor of a dtype or layout that is not known.
         """
         if is_tensor(value):
-            kind, flat = to_bytes(value if isinstance(value, np.ndarray) else value.detach().cpu())
-            self._frame(name, f"{kind.dtype}{list(kind.shape)}", flat)
+            (dtype, shape), flat = to_bytes(value if isinstance(value, np.ndarray) else value.detach().cpu())
+            self._frame(name, f"{dtype}{list(shape)}", flat)
         elif isinstance(value, bytes):
             self._frame(name, "bytes", np.frombuffer(value, np.uint8))
         else:

@@ -94,12 +94,12 @@ class _Asked(NamedTuple):
     """What is looked at to say whether somebody holds a slot.
 
     Attributes:
-        one_by_one: the readers whose words count, if they are few.
-        at_once: the same, if they are many.
+        one_by_one: the counts of the readers whose words count, if they are few.
+        at_once: those readers, if they are many.
         frozen_slots: what the others hold.
     """
 
-    one_by_one: list[int]
+    one_by_one: list[LiveCounts]
     at_once: npt.NDArray[np.intp]
     frozen_slots: frozenset[int]
 
@@ -276,8 +276,9 @@ class LeaseTable:
     def is_pinned(self, slot: int) -> bool:
         """Return whether a living reader may still read the slot's chunk."""
         asked = self._asked or self._whom_to_ask()
-        for reader_id in asked.one_by_one:
-            if self._outstanding(reader_id, slot):
+        for granted, taken, returned in asked.one_by_one:
+            num_returned = returned[slot]  # first, as in `_outstanding`, which would be a call for each reader
+            if (granted[slot] + taken[slot] - num_returned) % _MODULUS:
                 return True
         if len(ids := asked.at_once):
             returned = self._counts[ids, slot, 0]  # first, as in `_outstanding`
@@ -363,7 +364,8 @@ class LeaseTable:
         trusted = [reader_id for reader_id, books in self._readers.items() if books.frozen_slots is None]
         frozen = (books.frozen_slots for books in self._readers.values() if books.frozen_slots is not None)
         few, many = (trusted, []) if len(trusted) <= FEW_READERS else ([], trusted)
-        self._asked = _Asked(few, np.array(many, np.intp), frozenset().union(*frozen))
+        live = [self._live[reader_id] for reader_id in few]
+        self._asked = _Asked(live, np.array(many, np.intp), frozenset().union(*frozen))
         return self._asked
 
     def _holds(self, reader_id: int, slot: int) -> bool:

@@ -437,17 +437,17 @@ class RingWriter(Closeable):
         """Find room; from then on nobody takes a lease on what lies there."""
         for _ in range(MAX_PLANS):
             plan = self._chunks.plan(nbytes)
-            if plan is None or not plan.evicted or self.index is None:
+            if self.index is None or plan is None or not plan.evicted:
                 return plan  # leases begin here and nowhere else, so the plan knows of all
-            for victim in plan.evicted:
-                self._slots.retire(victim.slot)
-            crash_point("evict.after_retire")
             victims = [victim.slot for victim in plan.evicted]
+            for slot in victims:
+                self._slots.retire(slot)
+            crash_point("evict.after_retire")
             if seal(require_word_store(), self._slots, victims, self._leases.is_pinned):
                 return plan
-            for victim in plan.evicted:  # somebody has just begun to read: what stays is found again
-                if self._chunks.current(victim.slot) is not None:
-                    self._slots.restore(victim.slot)
+            for slot in victims:  # somebody has just begun to read: what stays is found again
+                if self._chunks.current(slot) is not None:
+                    self._slots.restore(slot)
         return None
 
     def _is_idle(self, reader_id: int) -> bool:

@@ -13,7 +13,7 @@ decoding gives a record or a `RemoteProtocolError`, and never reads outside them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +35,7 @@ from mmcached.shm.store.record_head import (
 )
 from mmcached.shm.store.tensor_bytes import (
     Bytes1D,
+    Description,
     NotCarried,
     bytes_of,
     dense_bytes,
@@ -60,7 +61,7 @@ class EncodedRecord:
     def __init__(self, head: bytes, pieces: list[Bytes1D]) -> None:
         self._head = head
         self._pieces = pieces
-        self.nbytes, self._offsets = place(len(head), [piece.nbytes for piece in pieces])
+        self.nbytes, self._offsets = place(len(head), map(len, pieces))
 
     def write_into(self, buffer: Any) -> None:
         """Fill a writable buffer, a memoryview or a `(n,)` array of uint8; LocalProtocolError if it is too small."""
@@ -68,9 +69,10 @@ class EncodedRecord:
         if target.nbytes < self.nbytes:
             raise LocalProtocolError(f"the record has {self.nbytes} bytes, the buffer {target.nbytes}")
         end = len(self._head)
-        target.data[:end] = self._head
+        data = target.data
+        data[:end] = self._head
         for offset, piece in zip(self._offsets, self._pieces, strict=True):
-            target[end:offset] = 0
+            data[end:offset] = bytes(offset - end)
             end = offset + piece.nbytes
             crash_point("put.mid_payload")
             np.copyto(target[offset:end], piece)  # lets go of the GIL, unlike a memoryview's slice
@@ -230,30 +232,34 @@ class _Describe:
     """Turns a record into what MessagePack can carry, and collects the tensors' types and bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.table: list[tuple[str, tuple[int, ...]]] = []
+        self.table: list[Description] = []
         self.pieces: list[Bytes1D] = []
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._num_elements = 0
 
     def value(self, value: Any, depth: int) -> Any:
-        if type(value) in PLAIN:
+        kind = type(value)
+        if kind in PLAIN:
             return value
-        if type(value) is int:
+        if kind is int:
             if not -(2**63) <= value < 2**64:
                 raise NotCarried(f"an integer of {value.bit_length()} bits", "integers have at most 64 bits")
             return value
+        if kind is dict or kind is list:
+            self._count(value, depth)
+            return self._dict(value, depth) if kind is dict else self._list(value, depth)
         if is_tensor(value):
             return self._tensor(value)
-        if type(value) is not list and type(value) is not dict:
-            raise NotCarried(type(value).__name__, "not a tensor, number, string, bytes, None, list or dict")
+        raise NotCarried(kind.__name__, "not a tensor, number, string, bytes, None, list or dict")
+
+    def _count(self, items: Sized, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise NotCarried(depth, f"lists and dicts nest at most {MAX_DEPTH} deep")
-        self._num_elements += len(value)
+        self._num_elements += len(items)
         if self._num_elements > MAX_ELEMENTS:
             limit = f"a record has at most {MAX_ELEMENTS} list items and keys; put long lists into an array"
             raise NotCarried(f"{self._num_elements} of them", limit)
-        return self._list(value, depth) if isinstance(value, list) else self._dict(value, depth)
 
     def _list(self, items: list[Any], depth: int) -> list[Any]:
         described: list[Any] = []
@@ -289,6 +295,6 @@ class _Describe:
             raise
         except Exception as error:  # whatever a library says of a tensor that has no dense bytes, such as a nested one
             raise NotCarried(f"{type(tensor).__name__}: {type(error).__name__}", "it has no dense bytes") from error
-        self.table.append((kind.dtype, kind.shape))
+        self.table.append(kind)
         self.pieces.append(piece)
         return reference(len(self.pieces) - 1)

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from mmcached.wire.errors import InvalidRequest, RemoteProtocolError
 
 Bytes1D = npt.NDArray[np.uint8]
+Description = tuple[str, tuple[int, ...]]
+"""Dtype and shape, as a head has them."""
 
 NUMPY_ITEMSIZES = {
     **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8},
@@ -84,8 +86,8 @@ def dense_bytes(tensor: Any) -> int:
     return int(tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.numel() * tensor.element_size())
 
 
-def to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
-    """Return type and bytes, `(nbytes,)`; without a copy if it is contiguous and little-endian.
+def to_bytes(tensor: Any) -> tuple[Description, Bytes1D]:
+    """Return dtype and shape, and the bytes, `(nbytes,)`; without a copy if it is contiguous and little-endian.
 
     Raises:
         NotCarried: a dtype, layout or device that is not carried.
@@ -93,17 +95,18 @@ def to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
     return _numpy_to_bytes(tensor) if isinstance(tensor, np.ndarray) else _torch_to_bytes(tensor)
 
 
-def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[TensorType, Bytes1D]:
-    if array.dtype.name not in NUMPY_ITEMSIZES:
-        raise NotCarried(array.dtype.name, f"dtypes are {sorted(NUMPY_ITEMSIZES)}")
+def _numpy_to_bytes(array: npt.NDArray[Any]) -> tuple[Description, Bytes1D]:
+    name = array.dtype.name
+    if name not in NUMPY_ITEMSIZES:
+        raise NotCarried(name, f"dtypes are {sorted(NUMPY_ITEMSIZES)}")
     if isinstance(array, np.ma.MaskedArray):
         raise NotCarried("masked array", "its mask would be lost; fill it first")
     # `order="C"` and not `ascontiguousarray`, which gives a 0-d array one dimension.
-    dense = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-    return TensorType(array.dtype.name, array.shape), dense.reshape(-1).view(np.uint8)
+    dense = np.asarray(array, _NUMPY_DTYPES[name], order="C")
+    return (name, array.shape), dense.reshape(-1).view(np.uint8)
 
 
-def _torch_to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
+def _torch_to_bytes(tensor: Any) -> tuple[Description, Bytes1D]:
     torch = sys.modules["torch"]
     name = str(tensor.dtype).removeprefix("torch.")
     try:
@@ -112,14 +115,14 @@ def _torch_to_bytes(tensor: Any) -> tuple[TensorType, Bytes1D]:
         pass
     else:
         if array.flags.c_contiguous and array.nbytes and name in NUMPY_ITEMSIZES:
-            return TensorType(name, array.shape), np.frombuffer(array, np.uint8)
+            return (name, array.shape), np.frombuffer(array, np.uint8)
     if name not in ITEMSIZES:
         raise NotCarried(name, f"dtypes are {sorted(ITEMSIZES)}")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise NotCarried(f"{tensor.device}, {tensor.layout}", "only dense CPU tensors are carried; call .cpu()")
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    kind = TensorType(name, tuple(tensor.shape))
-    if not kind.nbytes:
+    kind = name, tuple(tensor.shape)
+    if not dense.numel():
         return kind, np.empty(0, np.uint8)
     # One element counts as contiguous whatever its stride is, but only stride 1 can be seen as bytes.
     flat = dense.as_strided((dense.numel(),), (1,))

@@ -41,9 +41,9 @@ class StepResult:
 
     def add_frame(self, tensor: torch.Tensor) -> Tensor:
         """Add a tensor to the payload and return how the output names it."""
-        kind, data = to_bytes(tensor.cpu())
+        (dtype, shape), data = to_bytes(tensor.cpu())
         self.frames.append(data.tobytes())
-        return Tensor(len(self.frames) - 1, kind.dtype, kind.shape)
+        return Tensor(len(self.frames) - 1, dtype, shape)
 
     def digest(self, outputs: Iterable[torch.Tensor]) -> bytes:
         """Return 16 bytes that cover all that the step computed; the same on every rank.
@@ -55,7 +55,7 @@ class StepResult:
         for sampled in self.sampled:
             digest.update(struct.pack("<QQ", sampled.request_id, sampled.token_id))
         for tensor in (*outputs, *self.used):
-            kind, data = to_bytes(tensor.cpu())
-            digest.update(struct.pack("<Q", kind.nbytes))
+            _, data = to_bytes(tensor.cpu())
+            digest.update(struct.pack("<Q", data.nbytes))
             digest.update(data.data)
         return digest.digest()
