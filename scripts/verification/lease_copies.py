@@ -64,7 +64,10 @@ SLOTS: dict[type, tuple[str, ...]] = {
         *("slot_to_nbytes", "leased_bytes", "is_stopped", "frozen_slots", "overrun"),
     ),
     _Held: ("handle", "request_id", "reads", "has_ended"),
-    WorkerLink: ("peer", "rank", "worker_epoch", "device", "is_attached", "embedding_bytes", "former_epoch"),
+    WorkerLink: (
+        *("peer", "rank", "worker_epoch", "device", "is_attached"),
+        *("embedding_bytes", "fingerprint", "encoder", "former_epoch"),
+    ),
 }
 
 
