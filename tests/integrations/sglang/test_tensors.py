@@ -10,6 +10,7 @@ import torch
 
 from mmcached.client import Client
 from mmcached.client.saver import Saver
+from mmcached.integrations.devices import device_of
 from mmcached.integrations.sglang.tensors import Tensors
 from tests.client.services import StoreService
 
@@ -30,7 +31,7 @@ def saver(client: Client) -> Iterator[Saver]:
 
 @pytest.fixture
 def tensors(client: Client, saver: Saver) -> Tensors:
-    return Tensors(client, saver, torch.device("cpu"))
+    return Tensors(client, saver, device_of("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

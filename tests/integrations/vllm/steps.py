@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from mmcached.client import Client
+from mmcached.integrations.devices import Host
 from mmcached.integrations.vllm.claims import Claims
 from mmcached.integrations.vllm.contact import Contact
-from mmcached.integrations.vllm.devices import Host
 from mmcached.integrations.vllm.keys import Sharing
 from mmcached.integrations.vllm.leases import Leases
 from mmcached.integrations.vllm.messages import StepPlan, StepReport

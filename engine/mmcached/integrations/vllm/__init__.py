@@ -18,7 +18,6 @@
     worker_side       loads and saves
     records           encoder outputs as records of the store
     ranks             agreement of an engine's ranks
-    devices           copies from and to the device that the model runs on
     metrics           figures in vLLM's own log and /metrics
 
 Only `connector`, `manager` and `metrics` import vLLM.

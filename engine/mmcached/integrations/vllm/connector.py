@@ -25,9 +25,9 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from mmcached.client import Client
+from mmcached.integrations.devices import device_of
 from mmcached.integrations.vllm.claims import Claims
 from mmcached.integrations.vllm.contact import Contact
-from mmcached.integrations.vllm.devices import device_of
 from mmcached.integrations.vllm.keys import Namespace, Sharing
 from mmcached.integrations.vllm.leases import Leases
 from mmcached.integrations.vllm.messages import StepPlan, StepReport

@@ -22,7 +22,7 @@ import torch
 
 from mmcached.client import Client, Hit
 from mmcached.client.saver import Saver
-from mmcached.integrations.vllm.devices import Device, Tensors
+from mmcached.integrations.devices import Device, Tensors
 from mmcached.integrations.vllm.messages import Load, StepPlan, StepReport
 from mmcached.integrations.vllm.records import num_rows_of, output_of, record_of, tensors_of
 

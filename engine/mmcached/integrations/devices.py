@@ -1,4 +1,4 @@
-"""Copies encoder outputs from and to the device that the model runs on.
+"""Copies outputs from and to the device that a host's model runs on.
 
     host    an output is read where it lies: an encoder makes a new tensor each time, and nothing writes into it again
     CUDA    out: a side stream copies into pinned memory while the step goes on; the saver waits for its event
@@ -74,19 +74,21 @@ class Other:
 class Cuda(Other):
     """An NVIDIA or AMD device."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    _stream: torch.cuda.Stream | None = None
 
     def begin_copy(self, tensors: Tensors) -> Callable[[], Tensors]:
+        if not all(tensor.is_cuda for tensor in tensors):  # the host program has moved them away
+            return super().begin_copy(tensors)
         copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # the encoder's work comes first
-        with torch.cuda.stream(self._stream):
+        place = tensors[0].device  # has a number, also if our device was named without one
+        stream = self._stream = self._stream or torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(place))  # the encoder's work comes first
+        with torch.cuda.stream(stream):
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.copy_(tensor.detach(), non_blocking=True)
-                tensor.record_stream(self._stream)  # its memory is not used again before the copy has ended
+                tensor.record_stream(stream)  # its memory is not used again before the copy has ended
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
+            done.record(stream)
 
         def wait() -> Tensors:
             done.synchronize()
