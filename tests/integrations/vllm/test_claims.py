@@ -256,6 +256,7 @@ def test_a_service_that_says_nothing_is_waited_for_once(
     store: StoreService, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contact, "CLAIM_S", TOO_SOON_S)
+    monkeypatch.setattr(contact, "CLAIM_AGAIN_S", 1e6)
     engine = new_engine()
     store.hold = (ClaimRecords,)
     assert engine.step(Request("r1", [A])) == [A]

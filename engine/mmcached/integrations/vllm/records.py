@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def tensors_of(output: Any) -> list[torch.Tensor] | None:
     """Return the tensors of an encoder output; None for one of a kind that is not saved."""
     parts = list(output) if isinstance(output, tuple | list) else [output]
-    return parts if parts and all(hasattr(part, "untyped_storage") for part in parts) else None
+    for part in parts:
+        if not hasattr(part, "untyped_storage"):
+            return None
+    return parts or None
 
 
 def record_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -32,10 +35,10 @@ def output_of(record: Any) -> list[torch.Tensor] | None:
 def num_rows_of(record: Any) -> int | None:
     """Return how many rows a record has; None if it is not a record of an output, or has no one number of rows."""
     tensors = output_of(record)
-    if tensors is None or any(len(tensor.shape) < 2 for tensor in tensors):
+    if not tensors:
         return None
-    num_rows = {int(tensor.shape[0]) for tensor in tensors}
-    return num_rows.pop() if len(num_rows) == 1 else None
+    num_rows, *others = [shape[0] if len(shape := tensor.shape) > 1 else None for tensor in tensors]
+    return num_rows if all(each == num_rows for each in others) else None
 
 
 def width_of(record: Any) -> int:

@@ -90,21 +90,13 @@ class SchedulerSide:
         if not wanted:
             return True
         shared = {name: prefix + name for name in wanted if name in self._rows}
-        if shared and self._contact.is_there:
-            self._look_up(shared)
-            lost = [name for name in shared if name in self._local and name not in self._leases]
-            self._plan.saves.update((name, shared[name]) for name in lost)
-        missing = [name for name in wanted if name not in self._leases and name not in self._local]
-        for name in missing:
-            if not self._can_be_encoded(request.mm_features[wanted[name]]):
-                # Its embedding was to come from the store. Scheduled without one, it would end the engine.
-                if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
-                    self._unavailable.add(request.request_id)
+        num_hits = self._look_up(shared) if shared and self._contact.is_there else 0
+        if num_hits < len(wanted):
+            if not self._can_do_without(request, wanted, shared):
                 return False
-        if self._must_wait([shared[name] for name in missing if name in shared]):
-            self.counts["waits"] += 1
-            return False
-        self.counts.update(lookups=len(shared), hits=sum(name in self._leases for name in shared))
+            num_hits = len([name for name in shared if name in self._leases])
+        self.counts["lookups"] += len(shared)
+        self.counts["hits"] += num_hits
         return True
 
     def has_item(self, name: str) -> bool:
@@ -221,19 +213,38 @@ class SchedulerSide:
                     wanted[name] = index
         return wanted
 
-    def _look_up(self, keys: dict[str, str]) -> None:
-        """Take leases of what is there and has as many rows as are wanted; keys by name."""
-        started = time.perf_counter()
-        hits = self._contact.look_up(list(keys.values()))
-        for name, hit in zip(keys, hits, strict=True):
+    def _look_up(self, keys: dict[str, str]) -> int:
+        """Take leases of what is there and has as many rows as are wanted; return of how many. Keys by name."""
+        started = time.perf_counter_ns()
+        num_hits = 0
+        for name, hit in zip(keys, self._contact.look_up(list(keys.values())), strict=True):
             if hit is not None:
-                self._add(name, hit)
-        self.counts["lookup_us"] += round((time.perf_counter() - started) * 1e6)
+                num_hits += self._add(name, hit)
+        self.counts["lookup_us"] += (time.perf_counter_ns() - started) // 1000
+        return num_hits
 
-    def _add(self, name: str, hit: Hit) -> None:
+    def _add(self, name: str, hit: Hit) -> bool:
         # A hit without a token is a copy: so much is held that others would find no room. It cannot be handed on.
-        if hit.token is not None and num_rows_of(hit.record) == self._rows.get(name):
+        is_usable = num_rows_of(hit.record) == self._rows.get(name) and hit.token is not None
+        if is_usable:
             self._leases.add(name, hit)
+        return is_usable
+
+    def _can_do_without(self, request: Any, wanted: dict[str, int], shared: dict[str, str]) -> bool:
+        """Claim what was not found; return False if the request shall not be scheduled in this step."""
+        if self._contact.is_there:
+            lost = [name for name in shared if name in self._local and name not in self._leases]
+            self._plan.saves.update((name, shared[name]) for name in lost)
+        missing = [name for name in wanted if name not in self._leases and name not in self._local]
+        for name in missing:
+            if not self._can_be_encoded(request.mm_features[wanted[name]]):
+                # Its embedding was to come from the store. Scheduled without one, it would end the engine.
+                if not (name in shared and self._contact.is_starting and self._clock() < self._give_up_at):
+                    self._unavailable.add(request.request_id)
+                return False
+        is_waiting = self._must_wait([shared[name] for name in missing if name in shared])
+        self.counts["waits"] += is_waiting
+        return not is_waiting
 
     def _must_wait(self, keys: list[str]) -> bool:
         if self._claims is None or not keys or not self._contact.is_there:
