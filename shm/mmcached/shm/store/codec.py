@@ -27,6 +27,7 @@ from mmcached.shm.store.record_head import (
     PLAIN,
     Head,
     TensorRef,
+    copy_head,
     pack_head,
     place,
     read_head,
@@ -168,10 +169,7 @@ def _head_of(buffer: Bytes1D) -> tuple[Head, bytes, memoryview]:
     """Return the head of the one record in a buffer, read and copied, and the buffer as what tensors can be made of."""
     # A memoryview: an array made of it refers to `buffer` itself and not to what `buffer` may be a slice of.
     whole = buffer.data
-    end, _ = read_preamble(whole)
-    if end > len(whole):
-        raise RemoteProtocolError(f"a head of {end} bytes in {len(whole)}", "record")
-    packed = whole[:end].tobytes()
+    packed = copy_head(whole)
     head = read_head(packed)
     if head.nbytes != len(whole):
         raise RemoteProtocolError(f"a record of {head.nbytes} bytes in {len(whole)}", "record")
@@ -204,8 +202,8 @@ def _fill(value: Any, made: list[Any]) -> Any:
         return made[value.index]
     if kind is dict:
         filled = {}
-        for key, item in value.items():  # most records are one dict: a comprehension is a call more
-            filled[key] = _fill(item, made)
+        for key, item in value.items():  # most records are one dict of tensors: a comprehension is a call more
+            filled[key] = made[item.index] if type(item) is TensorRef else _fill(item, made)
         return filled
     if kind is list:
         return [_fill(item, made) for item in value]

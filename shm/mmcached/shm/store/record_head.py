@@ -106,6 +106,20 @@ def read_preamble(start: memoryview) -> tuple[int, int]:
     return head_bytes, num_tensors
 
 
+def copy_head(record: memoryview) -> bytes:
+    """Return the bytes of the head with which a record begins, for `read_head`, which judges equal ones only once.
+
+    Raises:
+        RemoteProtocolError: there are not so many bytes, or too many.
+    """
+    num_bytes = len(record)
+    end = PREAMBLE.size + (PREAMBLE.unpack_from(record)[1] if num_bytes >= PREAMBLE.size else 0)
+    if end > num_bytes or end > MAX_HEAD_BYTES:
+        read_preamble(record)
+        raise RemoteProtocolError(f"a head of {end} bytes in {num_bytes}", "record")
+    return record[:end].tobytes()
+
+
 def read_head(head: bytes) -> Head:
     """Read a head of exactly so many bytes as its preamble says; raise RemoteProtocolError if it is none."""
     return _read_kept(head) if len(head) <= _MAX_KEPT_BYTES else _read(head)

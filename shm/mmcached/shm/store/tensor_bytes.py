@@ -140,7 +140,9 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> n
         raise InvalidRequest("tensors", "numpy", f"numpy has no {kind.dtype}; decode with tensors='torch'")
     if not kind.nbytes:
         return np.empty(kind.shape, dtype)
-    array = _view(kind, dtype, buffer, offset).reshape(kind.shape)
+    array = _view(kind, dtype, buffer, offset)
+    if len(kind.shape) != 1:
+        array = array.reshape(kind.shape)
     return array.copy() if copy else array
 
 
@@ -166,7 +168,7 @@ def to_torch(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> A
     # What numpy does not have goes through bytes.
     numpy_dtype = _NUMPY_DTYPES.get(kind.dtype)
     array = _view(kind, numpy_dtype or _BYTE, buffer, offset)
-    if numpy_dtype is not None:
+    if numpy_dtype is not None and len(kind.shape) != 1:
         array = array.reshape(kind.shape)  # sooner done than in torch
     # DLPack takes a read-only array without a warning and keeps it alive; `torch.frombuffer` on a mapping does not. The
     # capsule itself is passed, because torch asks an array four questions before it takes one.
