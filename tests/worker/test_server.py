@@ -29,8 +29,9 @@ from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, En
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.stats import RoleName, WorkerStats
+from mmcached.worker.devices import choose_device
 from mmcached.worker.payloads import PayloadReader
-from mmcached.worker.server import ENGINE_GONE, WorkerServer, choose_device, main
+from mmcached.worker.server import ENGINE_GONE, WorkerServer, main
 from mmcached.worker.steps.runner import ModelRunner
 from tests.shm.processes import wait_until
 from tests.worker.fake_engine import DEADLINE_S, FakeEngine

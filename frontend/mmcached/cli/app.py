@@ -58,12 +58,14 @@ def serve(
 ) -> None:
     """Start the service: frontend, engine and workers, or a store alone. Prints one line when ready; SIGTERM drains."""
     stop = StopFlag()  # before what takes long
+    from mmcached.cache.checkpoints.checkpoint import check_encoder
     from mmcached.cli.logs.lines import set_up_logging
     from mmcached.cli.serve.shm_room import fitted, host_without
     from mmcached.cli.serve.supervisor import Supervisor
 
     loaded = load(context, config, _as_arguments(workers, device))
     home = run_dir or default_run_dir()
+    check_encoder(loaded.config)
     chosen, note = fitted(loaded.config, loaded.origins, host_without(home))
     set_up_logging("supervisor", chosen)
     raise_descriptor_limit()

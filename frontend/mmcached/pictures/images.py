@@ -69,7 +69,8 @@ _DRAFT_GAP = 2
 """A JPEG is decoded at no less than so many times the wanted width and height, and scaled from there."""
 
 
-def _as_it_is(size: Size) -> Size:
+def as_it_is(size: Size) -> Size:
+    """Return the size that a picture has which is not scaled."""
     return size
 
 
@@ -78,7 +79,7 @@ def decode_image(
     settings: PictureSettings,
     *,
     field: str = "image",
-    scaled_size: Callable[[Size], Size] = _as_it_is,
+    scaled_size: Callable[[Size], Size] = as_it_is,
     before_pixels: Callable[[int], None] = lambda pixels: None,
 ) -> Image.Image:
     """Return the picture in mode RGB, upright (EXIF orientation applied), scaled; of an animation the first frame.

@@ -5,7 +5,7 @@
     Decode        ------>                    the file lies in the file descriptor that both have
                   <------   Opened           all limits are checked; nothing is decoded
     GoOn          ------>                    there is room for so many pixels now
-                  <------   Made             the pixels lie in the other descriptor
+                  <------   Made | Processed  the pixels, or tensors, lie in the other descriptor
     Decode        ------>
                   <------   Refused | OutOfMemory | Failed      at any time instead; after OutOfMemory it ends
 
@@ -19,8 +19,11 @@ from typing import Annotated
 import msgspec
 
 from mmcached.wire.errors import ErrorInfo
+from mmcached.wire.messages.parts import TensorForm
 
 MAX_MESSAGE_BYTES = 1 << 14
+MAX_TENSORS = 16
+"""That an image processor makes of one picture."""
 
 
 class Decode(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +53,12 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     height: Annotated[int, msgspec.Meta(gt=0)]
 
 
+class Processed(msgspec.Struct, frozen=True, tag=True):
+    """The tensors that an image processor has made lie there, one after the other: C order, little-endian."""
+
+    tensors: Annotated[list[TensorForm], msgspec.Meta(max_length=MAX_TENSORS)]
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """The file cannot be taken, and why."""
 
@@ -67,4 +76,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToDecoder = Decode | GoOn
-FromDecoder = Ready | Opened | Made | Refused | OutOfMemory | Failed
+FromDecoder = Ready | Opened | Made | Processed | Refused | OutOfMemory | Failed

@@ -17,6 +17,7 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         max_parts: chunks of a PNG file, segments of a JPEG file.
         cpu_s: CPU seconds for one picture.
         memory_bytes: of a decoder, beyond what it has when it is ready.
+        processor_folder: of the checkpoint whose image processor is run; "": none, the picture is scaled to its grid.
     """
 
     patch_size: int
@@ -27,6 +28,7 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_parts: int
     cpu_s: float
     memory_bytes: int
+    processor_folder: str = ""
 
     @classmethod
     def from_config(cls, config: ServiceConfig) -> PictureSettings:
@@ -40,4 +42,5 @@ class PictureSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             max_parts=limits.max_image_parts,
             cpu_s=limits.image_cpu_s,
             memory_bytes=limits.image_memory_mb * MIB,
+            processor_folder=config.encoder.path if config.encoder.kind == "hf" else "",
         )

@@ -6,6 +6,7 @@
     request_lru  the move that P0 and P1 make alike
     store_keys   the name of a tenant's record in the store, and the key of an encoder's output
     fingerprints the name of all that an output depends on beside the item
+    checkpoints/ how many embeddings a picture has, by a checkpoint's small files
     compat/      vLLM-shaped items, sizes, bases and LRU cache, for programs without the service
 
 Imports neither numpy nor torch; `hasher`, which is imported where it is used, numpy.

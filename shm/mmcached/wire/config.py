@@ -49,6 +49,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return ("hidden_states", *layers)
 
 
+class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What encodes images: the reference model, or the vision part of a local checkpoint of Transformers ("hf").
+
+    `path` is the checkpoint's folder, `dtype` that of its computation ("auto": as the checkpoint says), `device` the
+    tower's ("auto": the workers').
+    """
+
+    kind: Literal["reference", "hf"] = "reference"
+    path: str = ""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    device: str = "auto"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path)
+
+
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the roles of one service must agree on.
 
@@ -131,6 +148,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # what rank 0 keeps of the rows that a prefix hit skips; a full one shortens hits of requests that want rows
     tensor_prefix_cache_gb: float = 0.25
     model: ModelConfig = ModelConfig()
+    encoder: EncoderConfig = EncoderConfig()
 
     # deadlines
     request_timeout_s: float = 60.0
@@ -177,7 +195,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(
                 "store_gb", self.store_gb, "must be more than 0: with world_size = 0 there is only a store"
             )
-        _check_device(self.device)
+        _check_device("device", self.device)
+        _check_device("encoder.device", self.encoder.device)
         _check_engines(self)
         self.kv_events.check(self.num_engines)
 
@@ -346,8 +365,8 @@ def _check_engines(config: ServiceConfig) -> None:
         raise ConfigError("ring_max_readers", config.ring_max_readers, limit)
 
 
-def _check_device(device: str) -> None:
+def _check_device(field: str, device: str) -> None:
     kind, _, index = device.partition(":")
     plain = device in ("auto", "cpu", "cuda")
     if not plain and not (kind == "cuda" and index.isdecimal()):
-        raise ConfigError("device", device, "must be auto, cpu, cuda or cuda:<index>")
+        raise ConfigError(field, device, "must be auto, cpu, cuda or cuda:<index>")

@@ -17,8 +17,10 @@ import pytest
 from mmcached.frontend.processing import decoder_pool
 from mmcached.frontend.processing.decoder_process import Decoder, DecoderDiedError, Pixels
 from mmcached.frontend.processing.pool import NotWantedError
-from mmcached.pictures.messages import Made, Opened, Ready
+from mmcached.pictures.messages import MAX_TENSORS, Made, Opened, Processed, Ready
+from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import CorruptImage, ImageTooLarge, MmcachedError, ServiceUnavailable
+from mmcached.wire.messages.parts import TensorForm
 from tests.frontend.decoders import DEADLINE_S, HELD, HELD_PIXELS, SETTINGS, decoders, pids
 from tests.frontend.in_process import pixels_of
 from tests.frontend.pictures import PHOTOGRAPHS, jpeg_of_scans, photograph, plain
@@ -226,17 +228,45 @@ for packet in {packets}:
         [Ready(), Opened(1), Opened(1)],
         [Ready(), Opened(1), Made(33, 32)],
         [Ready(), Opened(1), Made(32 * 65, 32)],
+        [Ready(), Opened(1), Processed([TensorForm("a", "uint8", (1,))])],
     ],
     ids=str,
 )
 def test_a_decoder_that_says_what_may_not_be_said_is_ended(
     said: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    decode_with_liar(said, SETTINGS, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        [TensorForm("there is nothing", "float32", (2, 2))],
+        [TensorForm("too much", "float32", (1 << 20, 1 << 20))],
+        [TensorForm("no size", "float32", (-1,))],
+        [TensorForm("no element", "float32", (0, 4))],
+        [TensorForm("no dtype", "object", (1,))],
+        [TensorForm("none of numpy's", "bfloat16", (1,))],
+        [TensorForm(str(number), "uint8", (1,)) for number in range(MAX_TENSORS + 1)],
+    ],
+    ids=lambda forms: forms[0].name,
+)
+def test_tensors_that_cannot_be_are_not_read(
+    forms: list[TensorForm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = msgspec.structs.replace(SETTINGS, processor_folder="/a/checkpoint")
+    decode_with_liar([Ready(), Opened(1), Processed(forms)], settings, tmp_path, monkeypatch)
+
+
+def decode_with_liar(
+    said: list[object], settings: PictureSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have a picture decoded by a process that says these messages, and see it end."""
     liar = tmp_path / "liar"
     liar.write_text(LIAR.format(python=sys.executable, packets=[msgspec.msgpack.encode(packet) for packet in said]))
     liar.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(liar))
-    decoder = Decoder(SETTINGS)
+    decoder = Decoder(settings)
 
     def decode() -> None:
         decoder.start(lambda: True)

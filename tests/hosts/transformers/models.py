@@ -162,6 +162,21 @@ def siglip_tower() -> tuple[Any, Inputs]:
     return transformers.SiglipVisionModel(config), {"pixel_values": pictures(2, 3, 56, 56)}
 
 
+def dinov2() -> tuple[Any, Inputs]:
+    config = transformers.Dinov2Config(**SMALL, image_size=56, patch_size=14)
+    return transformers.Dinov2Model(config), {"pixel_values": pictures(2, 3, 56, 56)}
+
+
+def siglip2() -> tuple[Any, Inputs]:
+    vision = SMALL | {"num_patches": 16, "patch_size": 14}
+    config = transformers.Siglip2Config(text_config=SMALL | {"vocab_size": 64}, vision_config=vision)
+    return transformers.Siglip2Model(config), {}
+
+
+def siglip2_tower() -> tuple[Any, Inputs]:
+    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**SMALL, num_patches=16, patch_size=14)), {}
+
+
 GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
     llava,
     qwen2_vl,
@@ -172,7 +187,9 @@ GENERATIVE: list[Callable[[], tuple[Any, Inputs]]] = [
     internvl,
 ]
 TOWERS: list[Callable[[], tuple[Any, Inputs]]] = [clip, siglip, clip_tower, siglip_tower]
-MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS)}
+OTHERS: list[Callable[[], tuple[Any, Inputs]]] = [dinov2, siglip2, siglip2_tower]
+"""Which a service encodes with, and `cached_image_features` does not take."""
+MAKERS = {maker.__name__: maker for maker in (*GENERATIVE, *TOWERS, *OTHERS)}
 
 
 def save_llava(folder: Path) -> None:

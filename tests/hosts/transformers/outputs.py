@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmcached.integrations.transformers.families import find_family
+from mmcached.worker.encoders.families import find_family
 from tests.hosts.transformers.models import Inputs
 
 

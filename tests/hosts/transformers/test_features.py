@@ -7,7 +7,7 @@ import torch
 
 from mmcached.client import Client
 from mmcached.integrations.transformers import cached_image_features
-from mmcached.integrations.transformers.families import find_family
+from mmcached.worker.encoders.families import find_family
 from tests.hosts.transformers import models
 from tests.hosts.transformers.outputs import ask, assert_equal, one_by_one, tensors
 

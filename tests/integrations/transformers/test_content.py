@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmcached.integrations.transformers.content import Content, add_image
+from mmcached.worker.encoders.content import Content, add_image
 
 
 def name_of(*values: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmcached.integrations.transformers.families import FAMILIES, find_family
 from mmcached.integrations.transformers.splitting import join, parts_of, split
 from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.encoders.families import FAMILIES, find_family
 
 CPU = torch.device("cpu")
 QWEN = FAMILIES["Qwen3VLModel"]

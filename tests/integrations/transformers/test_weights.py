@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmcached.integrations.transformers.weights import Weights, numeric_settings
 from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.encoders.weights import Weights, numeric_settings
 
 NONE: frozenset[str] = frozenset()
 

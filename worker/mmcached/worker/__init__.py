@@ -5,7 +5,8 @@
     payloads.py        the record of an item that a plan names, in place in the ring or from message frames
     encoder_cache.py   content key -> encoder output
     stored_outputs.py  encoder outputs in the store: saved, and loaded
-    encoders/          the record of an item to named outputs: of the reference model
+    encoders/          the record of an item to named outputs: of the reference model, or of a checkpoint
+    devices.py         the device that a name means here
     steps/             one plan: read, encode, run, answer
     model/             the reference model, in exact integers
     hidden_states/     hidden states, by content and by KV slot

@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import zmq
 
 from mmcached.shm.stats.publisher import StatsPublisher
@@ -51,6 +50,7 @@ from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.sockets.channels import DealerChannel, Frame
 from mmcached.wire.stats import RoleName
 from mmcached.worker.attachment import Attachment
+from mmcached.worker.devices import choose_device
 from mmcached.worker.steps.runner import ModelRunner
 
 POLL_S = 0.1
@@ -80,6 +80,7 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
             raise ConfigError("rank", rank, f"must be below world_size = {config.world_size}")
         device = choose_device(config.device)
         runner = ModelRunner(config, rank=rank, device=device, run_dir=run_dir)
+        _ = runner.measured  # before the first hello: an engine waits for what has said hello
     except ConfigError as error:
         _logger.error("worker %d: %s", rank, error)
         return 1
@@ -94,21 +95,6 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
     # Else the interpreter, as it ends, goes through all of torch's objects in search of garbage: 0.4 s of each restart.
     gc.freeze()
     return status
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device that `name` means here: `auto` is CUDA if there is any, else the CPU.
-
-    Raises:
-        ConfigError: a CUDA device that this machine does not have.
-    """
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda:0" if found else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise ConfigError("device", name, f"this process sees {found} CUDA devices")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 class WorkerServer:
@@ -137,7 +123,6 @@ class WorkerServer:
         self._clock = clock
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
         self._attachment: Attachment | None = None
-        _ = runner.measured  # before the first hello: an engine waits for what has said hello
         self._next_hello_s = clock()
         self._status: int | None = None
         self.num_dropped = 0

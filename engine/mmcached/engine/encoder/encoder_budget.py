@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import structlog
 
+from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.engine.encoder.encoder_cache_manager import EncoderCacheManager
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.encoder.shared_encoder_cache_manager import SharedEncoderCacheManager
@@ -53,7 +54,7 @@ def service_encoder_budget(config: ServiceConfig) -> EncoderBudget:
     """Return the budgets of a service, whose items are images. Raises ConfigError as `compute_encoder_budget` does."""
     if not config.is_multimodal_model:
         return EncoderBudget(0, 0)
-    return _budget(config, config.model.max_patches_per_image)
+    return _budget(config, max_embeds_per_item(config))
 
 
 def make_encoder_cache_manager(scope: EncoderCacheScope, cache_size: int) -> EncoderCacheTable:

@@ -1,11 +1,8 @@
 """Gives models and image processors of Transformers what any process of the host has computed before.
 
     features          `cached_image_features`: a vision tower runs once per image and host
-    families          which models can, how they take images and what they return
     splitting         takes a call for several images apart, and puts the results together
-    weights           names the content of a vision tower, and notices when that changes
     records           finds what is in the store, has the rest made by one process each
-    content           digests of tensors, images and plain values
     image_processor   `CachedImageProcessor`: an image is processed once per host
 
 Importing it does not import Transformers; what is handed in is Transformers' own.

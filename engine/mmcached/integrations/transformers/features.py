@@ -27,11 +27,11 @@ import torch
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
 from mmcached.integrations.transformers import splitting
-from mmcached.integrations.transformers.content import Content
-from mmcached.integrations.transformers.families import FROM_CONFIG, Family, find_family
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.integrations.transformers.splitting import Parts, Picture
-from mmcached.integrations.transformers.weights import Weights, numeric_settings
+from mmcached.worker.encoders.content import Content
+from mmcached.worker.encoders.families import FROM_CONFIG, Family, find_family
+from mmcached.worker.encoders.weights import Weights, numeric_settings
 
 _HARMLESS = frozenset({"return_dict", "use_cache"})
 """Arguments on which no image feature depends."""

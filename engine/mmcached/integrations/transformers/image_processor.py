@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from mmcached.cache.fingerprints import fingerprint
 from mmcached.client import Client
-from mmcached.integrations.transformers.content import Content, add_image
 from mmcached.integrations.transformers.records import find_or_make
 from mmcached.shm.store.tensor_bytes import NotCarried
+from mmcached.worker.encoders.content import Content, add_image
 
 Arrays = dict[str, npt.NDArray[Any]]
 """What the processor gives for one image, by name; the first dimension is what batches are put together along."""

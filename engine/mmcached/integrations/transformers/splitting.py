@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmcached.integrations.transformers.families import GRID, Family, Form
+from mmcached.worker.encoders.families import GRID, Family, Form
 
 Parts = dict[str, Any]
 """What is kept of one image, by part: a tensor, for `levels` a list of tensors, or None."""

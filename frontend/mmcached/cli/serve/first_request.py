@@ -15,14 +15,19 @@ TINY_PNG = base64.b64decode(
 """A file of 8 x 8 grey pixels."""
 
 
-def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: int = 1) -> None:
+def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: int = 1, generates: bool = True) -> None:
     """Send real requests through frontend, ring, engine and every worker: one after the other, for each engine one.
 
+    Args:
+        generates: the service generates about images; one with a checkpoint only encodes them.
     Raises:
         MmcachedError: it was not answered, or not with one token.
     """
     with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
         for number in range(num_engines):
+            if not generates:
+                client.encode([TINY_PNG], image_ids=[f"ready {number}"], timeout_s=timeout_s)
+                continue
             generation = client.generate(f"{number}: ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
             if len(generation.tokens) != 1:
                 raise MmcachedError(f"the first request was answered with {len(generation.tokens)} tokens, not 1")

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -183,7 +184,9 @@ class Supervisor(Closeable):
                 if self._readiness.is_ready and not self.config.has_workers:
                     return True
                 if request is None and self._readiness.are_all_ready:
-                    request = thread.submit(first_request, self.run_dir, num_engines=self.config.num_engines)
+                    generates = self.config.encoder.kind == "reference"
+                    ask = partial(first_request, num_engines=self.config.num_engines, generates=generates)
+                    request = thread.submit(ask, self.run_dir)
                 if request is not None and request.done():
                     error = request.exception()
                     if error is None:

@@ -3,6 +3,7 @@
 item_processor    limits and keys before any cache is asked, items after decoding
 decoder_pool      decodes files in processes                     decoder_process
 processor         scaled pixels to patches
+checkpoint_processor  what an image processor made to items
 prompt            text to tokens, markers to placeholders
 single_flight     does equal work once at a time
 pool              threads that work for a loop

@@ -23,7 +23,7 @@ from functools import partial
 
 import structlog
 
-from mmcached.frontend.processing.decoder_process import Decoder, DecoderDiedError, Pixels
+from mmcached.frontend.processing.decoder_process import Decoder, DecoderDiedError, Pixels, Tensors
 from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import IsWanted, NotWantedError
 from mmcached.pictures.settings import PictureSettings
@@ -53,8 +53,8 @@ class DecoderPool:
         self._changed = threading.Condition()
         self._num_failed_starts = 0
 
-    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels:
-        """Return the scaled pixels of a file.
+    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels | Tensors:
+        """Return the scaled pixels of a file, or its tensors.
 
         Raises:
             MmcachedError: what the file is refused with; calls it "image".
@@ -63,12 +63,12 @@ class DecoderPool:
         num_deaths = 0
         while True:
             with self._living_decoder(is_wanted) as decoder:
-                pixels = self._process(decoder, data, is_wanted)
-            if isinstance(pixels, Pixels):
-                return pixels
+                made = self._process(decoder, data, is_wanted)
+            if not isinstance(made, DecoderDiedError):
+                return made
             num_deaths += 1
-            log.warning("a decoder died", reason=pixels.reason, out_of_memory=pixels.was_out_of_memory)
-            if (error := self._blame(pixels, num_deaths)) is not None:
+            log.warning("a decoder died", reason=made.reason, out_of_memory=made.was_out_of_memory)
+            if (error := self._blame(made, num_deaths)) is not None:
                 raise error
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class DecoderPool:
         for decoder in self._decoders:
             decoder.close()
 
-    def _process(self, decoder: Decoder, data: bytes, is_wanted: IsWanted) -> Pixels | DecoderDiedError:
+    def _process(self, decoder: Decoder, data: bytes, is_wanted: IsWanted) -> Pixels | Tensors | DecoderDiedError:
         before_pixels = partial(self._budget.room_for, is_wanted=is_wanted)
         try:
             return decoder.process(data, is_wanted=is_wanted, before_pixels=before_pixels)

@@ -18,18 +18,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from mmcached.frontend.processing.pool import NotWantedError
 from mmcached.pictures import messages as said
 from mmcached.pictures.confinement import CPU_SIGNAL
 from mmcached.pictures.settings import PictureSettings
-from mmcached.wire.errors import InvariantError, error_from_wire
+from mmcached.shm.store.tensor_bytes import NUMPY_ITEMSIZES, TensorType
+from mmcached.wire.errors import InvariantError, RemoteProtocolError, error_from_wire
 from mmcached.wire.process.death import environment_for_children
 
 log = structlog.get_logger("mmcached.frontend")
@@ -57,6 +60,13 @@ class Pixels:
     width: int
     height: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What an image processor has made of a picture, by name; owned."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
 
 
 class DecoderDiedError(Exception):
@@ -137,8 +147,8 @@ class Decoder:
         *,
         is_wanted: Callable[[], bool],
         before_pixels: Callable[[int], contextlib.AbstractContextManager[None]],
-    ) -> Pixels:
-        """Have a picture decoded and scaled.
+    ) -> Pixels | Tensors:
+        """Have a picture decoded, and scaled or processed.
 
         Args:
             data: the file.
@@ -158,6 +168,8 @@ class Decoder:
             with before_pixels(answer.pixels):
                 self._tell(said.GoOn())
                 made = self._receive(is_wanted, answer.pixels)
+                if isinstance(made, said.Processed) and self._settings.processor_folder:
+                    return self._tensors_of(made)
                 if not isinstance(made, said.Made):
                     raise self._failure(made, answer.pixels)
                 return self._pixels_of(made)
@@ -249,7 +261,7 @@ class Decoder:
                 return DecoderDiedError(0, pixels=pixels, was_out_of_memory=True)
             case said.Failed():
                 return InvariantError(message.text)
-            case said.Ready() | said.Opened() | said.Made():
+            case said.Ready() | said.Opened() | said.Made() | said.Processed():
                 return self._liar(message)
             case _:
                 assert_never(message)
@@ -263,6 +275,25 @@ class Decoder:
         if len(data) < num_bytes:
             raise self._liar(made)
         return Pixels(made.width, made.height, data)
+
+    def _tensors_of(self, made: said.Processed) -> Tensors:
+        """Read what lies there; no more than a decoder may have in memory."""
+        try:
+            kinds = [TensorType.checked(form.dtype, list(form.shape), form.name) for form in made.tensors]
+        except RemoteProtocolError:
+            raise self._liar(made) from None
+        are_plain = all(kind.nbytes and kind.dtype in NUMPY_ITEMSIZES for kind in kinds)
+        if not are_plain or sum(kind.nbytes for kind in kinds) > self._settings.memory_bytes:
+            raise self._liar(made)
+        arrays, place = {}, 0
+        for form, kind in zip(made.tensors, kinds, strict=True):
+            data = bytearray(kind.nbytes)
+            if os.preadv(self._pixels, [data], place) < kind.nbytes:
+                raise self._liar(made)
+            arrays[form.name] = np.frombuffer(data, kind.dtype).reshape(kind.shape)
+            place += kind.nbytes
+        os.ftruncate(self._pixels, 0)
+        return Tensors(arrays)
 
     def _liar(self, message: object) -> DecoderDiedError:
         """End a decoder that says what may not be said."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmcached.cache.checkpoints.checkpoint import checkpoint_of
 from mmcached.cache.hasher import MultiModalHasher
-from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.checkpoint_processor import CheckpointProcessor
+from mmcached.frontend.processing.decoder_process import Pixels, Tensors
 from mmcached.frontend.processing.processor import MODALITY, ImageProcessor, Processed
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import EmptyImage, ImageTooLarge, InvalidRequest
@@ -32,7 +34,7 @@ class Processing:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._max_bytes = config.max_image_bytes
-        self._processor = ImageProcessor(config.model, config.max_image_pixels, config.max_image_bytes)
+        self._processor = _processor_of(config)
         self.fingerprint = self._processor.fingerprint
         self._hasher = MultiModalHasher(config.mm_hasher_algorithm)
 
@@ -67,8 +69,15 @@ class Processing:
             details = error.details
             raise InvalidRequest(f"image_ids[{index}]", details["value"], str(details["limit"])) from None
 
-    def item(self, pixels: Pixels) -> Processed:
-        return self._processor.item(pixels)
+    def item(self, made: Pixels | Tensors) -> Processed:
+        return self._processor.item(made)
+
+
+def _processor_of(config: ServiceConfig) -> ImageProcessor | CheckpointProcessor:
+    checkpoint = checkpoint_of(config)
+    if checkpoint is None:
+        return ImageProcessor(config.model, config.max_image_pixels, config.max_image_bytes)
+    return CheckpointProcessor(checkpoint, f"{config.max_image_pixels} pixels, {config.max_image_bytes} bytes")
 
 
 def _check_file(data: bytes, max_bytes: int, field: str) -> None:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import PIL
 
-from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.decoder_process import Pixels, Tensors
 from mmcached.shm.store.codec import EncodedRecord, encode
 from mmcached.wire.config import ModelConfig
+from mmcached.wire.errors import InvariantError
 
 MODALITY = "image"
 _VERSION = 2
@@ -48,8 +49,10 @@ class ImageProcessor:
         limits = f"{self._max_pixels} pixels, {self._max_bytes} bytes"
         return f"mmcached image {_VERSION}; {settings}; {limits}; Pillow {PIL.__version__}"
 
-    def item(self, pixels: Pixels) -> Processed:
+    def item(self, pixels: Pixels | Tensors) -> Processed:
         """Cut a picture whose sides are multiples of the patch."""
+        if isinstance(pixels, Tensors):
+            raise InvariantError("a decoder without an image processor made tensors")
         image = np.frombuffer(pixels.data, dtype=np.uint8).reshape(pixels.height, pixels.width, 3)
         patches = cut_patches(image, self._patch_size)
         grid = np.array([pixels.height // self._patch_size, pixels.width // self._patch_size], dtype=np.int64)

@@ -31,7 +31,7 @@ import msgspec
 
 from mmcached.frontend.caches.item_cache import ItemCache
 from mmcached.frontend.processing.decoder_pool import DecoderPool
-from mmcached.frontend.processing.decoder_process import Pixels
+from mmcached.frontend.processing.decoder_process import Pixels, Tensors
 from mmcached.frontend.processing.fair_queue import fair_share
 from mmcached.frontend.processing.item_processor import Processing, field_of
 from mmcached.frontend.processing.pixel_budget import PixelBudget
@@ -59,7 +59,7 @@ _NEVER = -1
 class Decoders(Protocol):
     """What decodes files for the threads that ask it: processes, or whatever a benchmark puts beside them."""
 
-    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels: ...
+    def decode(self, data: bytes, is_wanted: IsWanted) -> Pixels | Tensors: ...
     def close(self) -> None: ...
 
 

@@ -26,6 +26,8 @@ def prompt_tokens(message: Generate | Encode, num_images: int, config: ServiceCo
     if num_images > limit:
         raise InvalidRequest("images", num_images, f"at most {limit} images per request")
     if isinstance(message, Generate):
+        if num_images and config.encoder.kind != "reference":
+            raise InvalidRequest("images", num_images, "none: the service's checkpoint only encodes; ask it to encode")
         return tokenise(message.prompt, num_images, max_model_len=config.max_model_len, max_tokens=message.max_tokens)
     if not num_images:
         raise InvalidRequest("images", 0, "at least one image is needed to encode")

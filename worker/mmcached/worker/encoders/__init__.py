@@ -1,5 +1,12 @@
 """An encoder turns the record of one item into its outputs: named tensors, of that item alone.
 
-encoder     what the worker asks of any of them
-reference   the reference model's, in exact integers
+    encoder     what the worker asks of any of them
+    reference   the reference model's, in exact integers
+    checkpoint  a local checkpoint's
+    tower       loads the vision part of a checkpoint, and asks it
+    families    which models of Transformers are known: how they take images, and what they return for them
+    weights     names the content of a vision tower, and notices when that changes
+    content     digests of tensors, images and plain values
+
+Importing none of them imports Transformers.
 """

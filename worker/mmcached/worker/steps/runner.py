@@ -43,6 +43,7 @@ from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.channels import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
+from mmcached.worker.devices import choose_device
 from mmcached.worker.encoder_cache import EncoderCache
 from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, outputs_in
 from mmcached.worker.encoders.reference import ReferenceEncoder
@@ -74,7 +75,7 @@ class ModelRunner(Closeable):
         self._device = device
         self._returns_tensors = rank == 0
         self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
-        self._encoder: Encoder = ReferenceEncoder(model, self._model.encoder)
+        self._encoder = _make_encoder(config, self._model, device)
         self._pool = KVPool(
             num_layers=model.num_layers,
             num_blocks=config.num_kv_blocks,
@@ -356,6 +357,15 @@ class ModelRunner(Closeable):
                 )
             rows = encoded[span.start : span.start + span.length]
             embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
+
+
+def _make_encoder(config: ServiceConfig, model: ReferenceModel, device: torch.device) -> Encoder:
+    if config.encoder.kind == "reference":
+        return ReferenceEncoder(config.model, model.encoder)
+    from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # which reads a checkpoint with Transformers
+
+    name = config.encoder.device
+    return CheckpointEncoder(config.encoder, device if name == "auto" else choose_device(name))
 
 
 def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:

@@ -73,7 +73,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def find_family(model: Any) -> tuple[Any, Family]:
+def find_family(model: Any, families: Mapping[str, Family] = FAMILIES) -> tuple[Any, Family]:
     """Return the part of a model that is asked for image features, and its family; a wrapped model is looked through.
 
     Raises:
@@ -82,7 +82,7 @@ def find_family(model: Any) -> tuple[Any, Family]:
     while hasattr(getattr(model, "model", None), "get_image_features"):
         model = model.model
     kind = type(model)
-    family = FAMILIES.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+    family = families.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
     if family is None:
-        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"one of {', '.join(FAMILIES)}")
+        raise InvalidRequest("model", f"{kind.__module__}.{kind.__name__}", f"one of {', '.join(families)}")
     return model, family

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from mmcached.integrations.transformers.content import Content
 from mmcached.shm.store.tensor_bytes import NotCarried
 from mmcached.wire.errors import InvalidRequest
+from mmcached.worker.encoders.content import Content
 
 NUM_SAMPLED = 32
 """Elements of each tensor that the watch reads."""

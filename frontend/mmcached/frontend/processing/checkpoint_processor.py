@@ -1,0 +1,57 @@
+"""Makes the item of what a checkpoint's image processor has given for a picture: the tensors that the tower takes.
+
+A decoder runs the processor, see `mmcached.pictures.processor`. Invariant: the same file and the same fingerprint give
+the same bytes.
+"""
+
+from __future__ import annotations
+
+from mmcached.cache.checkpoints.checkpoint import Checkpoint, package_versions
+from mmcached.cache.fingerprints import fingerprint
+from mmcached.frontend.processing.decoder_process import Pixels, Tensors
+from mmcached.frontend.processing.processor import Processed
+from mmcached.shm.store.codec import encode
+from mmcached.wire.errors import InvalidRequest, InvariantError
+
+_VERSION = 1
+"""Raise it with every change, here or in `mmcached.pictures`, that gives other tensors for some file."""
+
+
+class CheckpointProcessor:
+    """Turns tensors into items. Stateless: any thread may call it.
+
+    Args:
+        limits: of a file; what one service refuses, another one's cache must not answer.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, limits: str) -> None:
+        self._checkpoint = checkpoint
+        self._limits = limits
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the result beside the file: goes into the item's key."""
+        return fingerprint(
+            {
+                "kind": "hf",
+                "version": _VERSION,
+                "processor": self._checkpoint.processor,
+                "model": self._checkpoint.model,  # the number of embeddings follows from it
+                "versions": package_versions(),
+                "limits": self._limits,
+            }
+        )
+
+    def item(self, made: Pixels | Tensors) -> Processed:
+        """Keep what the tower takes, and count its embeddings.
+
+        Raises:
+            InvalidRequest: the processor has made several pictures of one.
+        """
+        if isinstance(made, Pixels):
+            raise InvariantError("a decoder with an image processor made plain pixels")
+        names = self._checkpoint.counting.inputs
+        if missing := [name for name in names if name not in made.arrays]:
+            raise InvalidRequest("image", f"no {missing[0]}", f"the image processor must make {', '.join(names)}")
+        kept = {name: made.arrays[name] for name in names}
+        return Processed(encode(kept), self._checkpoint.num_embeds(kept))

@@ -1,0 +1,24 @@
+"""Writes the small files of checkpoints, without weights: what frontend and engine read of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mmcached.wire.config import EncoderConfig, ServiceConfig
+
+CLIP = {"architectures": ["CLIPVisionModel"], "image_size": 56, "patch_size": 14}
+CROPPED = {"image_processor_type": "CLIPImageProcessor", "crop_size": {"height": 56, "width": 56}}
+
+
+def write(folder: Path, model: Any = CLIP, processor: Any = CROPPED) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model))
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def config_of(folder: Path, **settings: Any) -> ServiceConfig:
+    return ServiceConfig(encoder=EncoderConfig(kind="hf", path=str(folder)), **settings)

@@ -1,0 +1,72 @@
+"""What a checkpoint's small files say, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmcached.cache.checkpoints import checkpoint
+from mmcached.cache.checkpoints.checkpoint import Checkpoint, check_encoder, checkpoint_of, max_embeds_per_item
+from mmcached.wire.config import EncoderConfig, ServiceConfig
+from mmcached.wire.errors import ConfigError
+from tests.cache.checkpoints.folders import CLIP, CROPPED, config_of, write
+
+
+def test_a_service_has_the_reference_encoder_unless_it_is_told() -> None:
+    assert checkpoint_of(ServiceConfig()) is None
+    assert max_embeds_per_item(ServiceConfig()) == ServiceConfig().model.max_patches_per_image
+    check_encoder(ServiceConfig())
+
+
+def test_a_store_alone_reads_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint_of(config_of(tmp_path / "nowhere", world_size=0)) is None
+
+
+def test_the_largest_item_follows_from_configuration_and_processor(tmp_path: Path) -> None:
+    assert max_embeds_per_item(config_of(write(tmp_path))) == 4 * 4 + 1
+
+
+def test_a_processor_may_lie_in_that_of_the_whole_model(tmp_path: Path) -> None:
+    (write(tmp_path) / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": CROPPED, "patch_size": 14}))
+    assert Checkpoint.open(tmp_path).processor == CROPPED
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), "no JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "no JSON object"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "no architecture"),
+        (lambda folder: write(folder, CLIP | {"architectures": ["OtherModel"]}), "OtherModel"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+        (lambda folder: (folder / "preprocessor_config.json").unlink(), "image processor"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, spoil: Callable[[Path], object], reason: str) -> None:
+    spoil(write(tmp_path))
+    with pytest.raises(ConfigError, match=reason) as caught:
+        check_encoder(config_of(tmp_path))
+    assert caught.value.details["field"] == "encoder.path"
+
+
+def test_a_package_that_is_missing_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(write(tmp_path))
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None if name == "transformers" else object())
+    with pytest.raises(ConfigError, match=r"needs transformers, not installed: pip install 'mmcached\[hf\]'"):
+        check_encoder(config)
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: object())
+    check_encoder(config)
+
+
+def test_settings_that_cannot_be_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_encoder(ServiceConfig(encoder=EncoderConfig(kind="hf")))
+    assert caught.value.details["field"] == "encoder.path"
+    with pytest.raises(ConfigError) as caught:
+        ServiceConfig(encoder=EncoderConfig(device="tpu"))
+    assert caught.value.details["field"] == "encoder.device"

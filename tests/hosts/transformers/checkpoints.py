@@ -1,0 +1,86 @@
+"""Writes small checkpoints that a service can encode with, and says what Transformers alone makes of a picture."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from tests.hosts.transformers.models import make
+
+SIDE = {"height": 56, "width": 56}
+CUT = {"size": {"shortest_edge": 64}, "crop_size": SIDE}
+PROCESSORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "clip": ("clip", "CLIP", CUT),
+    "clip_tower": ("clip", "CLIP", CUT),
+    "siglip": ("siglip", "Siglip", {"size": SIDE}),
+    "siglip_tower": ("siglip", "Siglip", {"size": SIDE}),
+    "siglip2": ("siglip2", "Siglip2", {"patch_size": 14, "max_num_patches": 16}),
+    "siglip2_tower": ("siglip2", "Siglip2", {"patch_size": 14, "max_num_patches": 16}),
+    "dinov2": ("bit", "Bit", CUT),
+    "llava": ("clip", "CLIP", CUT),
+    "qwen2_vl": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
+    "qwen2_5_vl": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 20}}),
+    "qwen3_vl": ("qwen2_vl", "Qwen2VL", {"patch_size": 16, "size": {"shortest_edge": 1024, "longest_edge": 20480}}),
+    "gemma3": ("gemma3", "Gemma3", {"size": SIDE}),
+}
+"""By family: module, class and settings of its image processor."""
+TOWERS = ("clip_tower", "siglip_tower", "siglip2_tower", "dinov2")
+OUTPUTS: Mapping[str, list[str]] = {
+    **{
+        name: ["last_hidden_state", "pooler_output"]
+        for name in ("clip_tower", "siglip_tower", "siglip2_tower", "dinov2")
+    },
+    "qwen3_vl": ["embeddings", "deepstack_0", "deepstack_1"],
+}
+"""Of families whose outputs are not the embeddings alone."""
+
+
+def save(family: str, folder: Path) -> Path:
+    """Write a checkpoint with random weights; return its folder."""
+    module, name, settings = PROCESSORS[family]
+    model, _ = make(family)
+    model.save_pretrained(folder)
+    path = f"transformers.models.{module}.image_processing_pil_{module}"
+    getattr(importlib.import_module(path), f"{name}ImageProcessorPil")(**settings).save_pretrained(folder)
+    return folder
+
+
+def alone(folder: Path, file: bytes) -> list[torch.Tensor]:
+    """Return what Transformers gives for one picture, in the order of the outputs."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    inputs = processor(images=Image.open(BytesIO(file)).convert("RGB"), return_tensors="pt")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
+    inputs = {name: value for name, value in inputs.items() if name != "num_crops"}
+    with torch.no_grad():
+        if not hasattr(model, "get_image_features"):
+            output = model(**inputs)
+            return [output.last_hidden_state[0], output.pooler_output[0]]
+        output = model.get_image_features(**inputs, return_dict=True)
+    return [output.pooler_output[0], *(level[0] for level in getattr(output, "deepstack_features", []))]
+
+
+def photograph(width: int, height: int, kind: str, seed: int) -> bytes:
+    """Return the file of a smooth picture with some noise, as a camera's."""
+    random = np.random.default_rng(seed)
+    small = Image.fromarray(random.integers(0, 255, (5, 7, 3), np.uint8))
+    pixels = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    noisy = np.clip(pixels + random.integers(-6, 7, pixels.shape), 0, 255).astype(np.uint8)
+    file = BytesIO()
+    Image.fromarray(noisy).save(file, kind)
+    return file.getvalue()
+
+
+PICTURES = [
+    partial(photograph, *size)(kind, seed)
+    for seed, (size, kind) in enumerate([((160, 90), "JPEG"), ((70, 130), "PNG"), ((300, 300), "WEBP")])
+]
