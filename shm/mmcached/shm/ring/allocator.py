@@ -193,15 +193,15 @@ class RingAllocator:
             InvariantError: no room is free there, the slot is not, or the heat cannot be; nothing has changed.
         """
         slot, offset, size = extent
-        before = self._edge.last_before(extent.end)
-        if size <= 0 or offset < before.end or extent.end > before.next.offset:
+        end = offset + size
+        before = self._edge.last_before(end)
+        if size <= 0 or offset < before.end or end > before.next.offset:
             raise InvariantError(f"{extent} has no room in a ring of {self.capacity} bytes behind {before.extent}")
         if not 0 <= slot < self.num_slots or slot in self._slot_to_chunk:
             raise InvariantError(f"the slot of {extent} is not one of {self.num_slots}, or taken")
         if not 0 <= heat <= MAX_HEAT:
             raise InvariantError(f"{extent} has heat {heat}, more than {MAX_HEAT} or less than 0")
-        chunk = Chunk(extent)
-        chunk.set_heat(heat)
+        chunk = Chunk(extent, heat)
         chunk.link(before)
         self._slot_to_chunk[slot] = chunk
         self._used_bytes += size

@@ -46,14 +46,14 @@ class Chunk:
 
     __slots__ = ("end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "worth")
 
-    def __init__(self, extent: Extent) -> None:
+    def __init__(self, extent: Extent, heat: int = NEW_HEAT) -> None:
         self.extent = extent
         _, self.offset, size = extent  # again, for speed
         self.end = self.offset + size
         self.root = isqrt(size)
         self.used_at = 0
         self.prev = self.next = self
-        self.set_heat(NEW_HEAT)
+        self.set_heat(heat)
 
     @classmethod
     def edge(cls, capacity: int) -> Chunk:

@@ -139,10 +139,10 @@ class RingWriter(Closeable):
 
     def __iter__(self) -> Iterator[tuple[Handle, bytes]]:
         """Iterate over the current chunks with their notes, the oldest first, as of now."""
+        data, slots = self._data, self._tables.slots
         for handle in self._chunks:
             end = handle.offset + handle.nbytes
-            note_bytes = self._tables.slots[SLOT_WORDS * handle.slot + NOTE_BYTES]
-            yield handle, self._data[end : end + note_bytes]
+            yield handle, data[end : end + slots[SLOT_WORDS * handle.slot + NOTE_BYTES]]
 
     @classmethod
     def create(
