@@ -58,6 +58,7 @@ class Dialer(Generic[ReceivesT], Closeable):
         self._dial_at = -math.inf
         self._socket: socket.socket | None = None
         self._reader = MessageReader(b"ROUTER", max_frames=MAX_FRAMES, max_bytes=MAX_FRAME_BYTES)
+        self._is_used_up = True  # what was read holds no further message
         self._queue: deque[memoryview] = deque()
         self._events = 0
         self.num_losses = 0
@@ -102,6 +103,10 @@ class Dialer(Generic[ReceivesT], Closeable):
         if source is not None and self._queue:
             self._send_queued(source)
         while self._socket is not None:
+            if self._is_used_up:
+                if not self._read(self._socket):
+                    return None
+                self._is_used_up = False
             try:
                 frames = self._reader.next_message()
             except RemoteProtocolError as error:
@@ -111,8 +116,7 @@ class Dialer(Generic[ReceivesT], Closeable):
                 return None
             if frames is not None:
                 return decode_frames(frames, self._decoder)
-            if not self._reader.has_more and not self._read(self._socket):
-                return None
+            self._is_used_up = not self._reader.has_more
         return None
 
     def flush(self, timeout_s: float) -> None:
@@ -160,6 +164,7 @@ class Dialer(Generic[ReceivesT], Closeable):
             raise
         self._events = select.EPOLLIN
         self._reader = MessageReader(b"ROUTER", max_frames=MAX_FRAMES, max_bytes=MAX_FRAME_BYTES)
+        self._is_used_up = True
         self._socket = dialed
         self._queue.appendleft(memoryview(HANDSHAKE))
         self._send_queued(dialed)
