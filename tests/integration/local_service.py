@@ -18,12 +18,13 @@ import torch
 import zmq
 
 from mmcached.cli.serve.first_request import first_request
+from mmcached.client import Client
 from mmcached.engine.server.server import EngineServer
 from mmcached.frontend.server import Frontend
 from mmcached.shm.stats.page import StatsPage
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import MmcachedError
+from mmcached.wire.errors import MmcachedError, ServiceUnavailable
 from mmcached.wire.messages.engine import WorkerHello
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import RoleName
@@ -38,7 +39,7 @@ class LocalService:
     """Enter to start and wait until a real request has gone through; leave to stop, and to hear of a role's error.
 
     Attributes:
-        frontend, engine: for tests that look at their books, after the service has stopped or is at rest.
+        frontend, engines: for tests that look at their books, after the service has stopped or is at rest.
     """
 
     def __init__(self, run_dir: Path, config: ServiceConfig) -> None:
@@ -53,11 +54,12 @@ class LocalService:
         directory.create()
         self.page = StatsPage.create(directory.stats_page)
         self.frontend = Frontend(directory, self.config)
-        self.engine = EngineServer(directory, self.config, 0)
+        self.engines = [EngineServer(directory, self.config, index) for index in range(self.config.num_engines)]
         self._start(lambda: self._serve(self.frontend))
-        self._start(lambda: self._serve(self.engine))
-        for rank in range(self.config.world_size):
-            self._start(partial(self._work, directory, rank))
+        for index, engine in enumerate(self.engines):
+            self._start(partial(self._serve, engine))
+            for rank in range(self.config.world_size):
+                self._start(partial(self._work, directory, index, rank))
         self._wait_until_ready()
         return self
 
@@ -77,12 +79,17 @@ class LocalService:
             while not self._stop.is_set():
                 role.poll(POLL_S)
 
-    def _work(self, directory: RunDir, rank: int) -> None:
+    @property
+    def engine(self) -> EngineServer:
+        """The first of them."""
+        return self.engines[0]
+
+    def _work(self, directory: RunDir, index: int, rank: int) -> None:
         runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"))
         hello = WorkerHello(rank, secrets.randbits(63), self.config.digest(), "cpu")
-        page = StatsPublisher(directory.stats_page, RoleName("worker", 0, rank))
+        page = StatsPublisher(directory.stats_page, RoleName("worker", index, rank))
         with page, zmq.Context() as context:
-            server = WorkerServer(runner, hello, context, directory.worker_address(0), page)
+            server = WorkerServer(runner, hello, context, directory.worker_address(index), page)
             try:
                 server.run(self._stop.is_set)
             finally:
@@ -102,7 +109,11 @@ class LocalService:
         give_up = time.monotonic() + DEADLINE_S
         while True:
             try:
-                return first_request(self.run_dir)
+                first_request(self.run_dir)
+                with Client(self.run_dir) as client:
+                    if len(client.stats().engines) == len(self.engines):
+                        return
+                raise ServiceUnavailable("not every engine is ready")
             except MmcachedError as error:
                 if self.errors or time.monotonic() > give_up:
                     self._stop.set()

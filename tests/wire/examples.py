@@ -124,6 +124,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
     ("FromEngine", frontend.RequestMissed(1, ["a" * 64])),
     ("FromEngine", frontend.EngineProbed(4, ["checksum"])),
+    ("FromEngine", frontend.CacheChanged(False, [b"digest"], [b"another"], ["item"], ["other"])),
     ("FromEngine", frontend.EngineFlushed(4)),
     ("FromFrontend", engine.Ring(3, ANNOUNCEMENT)),
     ("FromFrontend", engine.Ring(3, None)),

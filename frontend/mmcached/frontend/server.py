@@ -346,6 +346,8 @@ class Frontend(Closeable):
                 self._connections.reconcile(connection, message)
             case received.EngineProbed():
                 self._probes.answered(connection, message)
+            case received.CacheChanged():
+                self._connections.cache_changed(connection, message)
             case received.EngineFlushed():
                 self._flushes.answered(connection, message)
             case received.TokensCommitted():

@@ -135,11 +135,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # what the engine publishes about its prefix cache
     kv_events: KVEventsConfig = KVEventsConfig()
 
-    # engines, each with its own workers, and which one gets a request: each in turn, or the one with the least to do.
-    # Behind a balancer of the deployment (`data_parallel_external_lb`) each engine has a service of its own
+    # engines, each with its own workers, and which one gets a request: the one with the least to do if its caches are
+    # counted, or if they are not, or each in turn. Behind a balancer of the deployment (`data_parallel_external_lb`)
+    # each engine has a service of its own
     data_parallel_size: int = 1
     data_parallel_external_lb: bool = False
-    routing_policy: Literal["least_loaded", "round_robin"] = "least_loaded"
+    routing_policy: Literal["cache_aware", "least_loaded", "round_robin"] = "cache_aware"
 
     # the workers of an engine; 0 = no engine either: the service is a store, and refuses what a model would have to do
     world_size: int = 2
@@ -211,6 +212,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.has_workers:
             return 0
         return 1 if self.data_parallel_external_lb else self.data_parallel_size
+
+    @property
+    def routes_by_content(self) -> bool:
+        """Whether engines tell the frontend what their caches hold."""
+        return self.num_engines > 1 and self.routing_policy == "cache_aware"
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -363,6 +369,9 @@ def _check_engines(config: ServiceConfig) -> None:
     if config.ring_max_readers < 2 * num_engines:
         limit = f"at least {2 * num_engines}: an engine takes a second entry before it lets go of the first"
         raise ConfigError("ring_max_readers", config.ring_max_readers, limit)
+    if config.routes_by_content and config.prefix_caching_hash_algo == "xxh3" and not config.prefix_caching_hash_seed:
+        limit = "must be set: without it engines have different xxh3 digests, and routing_policy cache_aware knows none"
+        raise ConfigError("prefix_caching_hash_seed", "", limit)
 
 
 def _check_device(field: str, device: str) -> None:

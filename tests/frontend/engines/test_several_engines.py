@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mmcached.cache.hashing.block_hash import extend_block_hashes
+from mmcached.engine import Request
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
@@ -103,6 +105,67 @@ def test_each_in_turn(bench: Bench, engines: list[WireEngine]) -> None:
         generate(bench, number, length)
         chosen.append(who_gets_it(bench, engines)[0])
     assert chosen == [0, 1] * 3
+
+
+def hold(bench: Bench, engine: WireEngine, add: to_engine.AddRequest, *, blocks: int, has_items: bool = False) -> None:
+    """Let an engine say that it holds so many of a request's first blocks, and perhaps its items."""
+    request = Request(1, "generate", add.prompt_token_ids, add.features, max_tokens=1, tenant=add.tenant)
+    extend_block_hashes(request, CONFIG.block_size)
+    items = [feature.mm_hash for feature in add.features] if has_items else []
+    engine.channel.send(to_frontend.CacheChanged(True, request.block_hashes[:blocks], [], items))
+    bench.stats()
+
+
+@pytest.mark.parametrize("policy", ["cache_aware"], indirect=True)
+def test_a_prompt_goes_where_most_of_it_is_unless_that_engine_has_much_to_do(
+    bench: Bench, engines: list[WireEngine]
+) -> None:
+    images = [png(1), png(2, (90, 70))]
+    bench.generate(1, images)
+    index, number = who_gets_it(bench, engines)
+    engines[index].channel.send(to_frontend.RequestGenerated(number, [5], "length", 0))
+    bench.answer(to_client.Generated)
+    bench.generate(2, images)
+    other = 1 - index
+    add = bench.from_frontend(engines[other], to_engine.AddRequest)
+    engines[other].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    bench.answer(to_client.Generated)
+    num_blocks = (len(add.prompt_token_ids) - 1) // CONFIG.block_size
+    if num_blocks:
+        hold(bench, engines[other], add, blocks=num_blocks)
+    hold(bench, engines[other], add, blocks=num_blocks, has_items=True)
+    for number in (3, 4):
+        bench.generate(number, images)
+        add = bench.from_frontend(engines[other], to_engine.AddRequest)
+        engines[other].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+        bench.answer(to_client.Generated)
+    generate(bench, 5, 1000)
+    assert who_gets_it(bench, engines)[0] == index, "its turn"
+    generate(bench, 6, 1500)
+    assert who_gets_it(bench, engines)[0] == other
+    bench.generate(7, images)
+    assert who_gets_it(bench, engines)[0] == index, "to compute all of it takes less time than to wait"
+
+
+@pytest.mark.parametrize("policy", ["cache_aware"], indirect=True)
+def test_what_a_flushed_or_dead_engine_held_is_forgotten(bench: Bench, engines: list[WireEngine]) -> None:
+    generate(bench, 1, 200)
+    add = bench.from_frontend(engines[0], to_engine.AddRequest)
+    engines[0].channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    bench.answer(to_client.Generated)
+    hold(bench, engines[0], add, blocks=5)
+    hold(bench, engines[0], add, blocks=0)
+    hold(bench, engines[1], add, blocks=3)
+    for number in (2, 3):
+        generate(bench, number, 200)
+        again = bench.from_frontend(engines[1], to_engine.AddRequest)
+        engines[1].channel.send(to_frontend.RequestGenerated(again.request_id, [5], "length", 0))
+        bench.answer(to_client.Generated)
+    bench.engine_dies(engines.pop(1))
+    engines.append(bench.connect_engine(index=1))
+    hold(bench, engines[0], add, blocks=1)
+    generate(bench, 4, 200)
+    assert who_gets_it(bench, engines)[0] == 0
 
 
 def test_a_dead_engine_s_requests_end_and_the_next_go_elsewhere_at_once(

@@ -233,6 +233,10 @@ class EncoderCacheTable:
         """Return the keys that every worker holds after a committed step."""
         return {entry.key for entry in self._all_entries()} - self._reserved.keys()
 
+    def ready_contents(self) -> set[str]:
+        """Return the contents of this epoch that are READY."""
+        return {content for content, entry in self._entries.items() if entry.key not in self._reserved}
+
     def lingering_keys(self) -> set[str]:
         """Return the keys without entry that a worker may still hold, since no committed step has dropped them."""
         return self._step.unconfirmed() - {entry.key for entry in self._all_entries()}

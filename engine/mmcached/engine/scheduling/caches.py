@@ -38,7 +38,7 @@ class Caches:
             config.max_model_len,
             config.enable_prefix_caching,
             config.prefix_caching_hash_algo,
-            enable_kv_cache_events=config.kv_events.enable_kv_cache_events,
+            enable_kv_cache_events=config.kv_events.enable_kv_cache_events or config.routes_by_content,
             eviction_policy=config.kv_eviction_policy,
             hash_seed=config.prefix_caching_hash_seed,
         )

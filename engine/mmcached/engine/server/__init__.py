@@ -8,5 +8,6 @@ leases                leases that requests hold on chunks of the ring
 item_frames           items that came inline                frame_cache
 probes                test items that pass through every worker
 poisonous_requests    requests that have killed workers
+held_content        tells the frontend what the caches hold
 kv_event_publisher    publishes changes of the prefix cache
 """

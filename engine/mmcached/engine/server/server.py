@@ -31,6 +31,7 @@ from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.scheduler import Scheduler
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.held_content import HeldContent
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.kv_event_publisher import KVEventPublisher, kv_event_publisher_from_config
 from mmcached.engine.server.leases import HeldLeases
@@ -103,6 +104,7 @@ class EngineServer(Closeable):
         self._num_deaths_in_steps = 0
         self._num_poisonous = 0
         self._ready_with: str | None = None  # the fingerprint that the frontend was told
+        self._held = HeldContent() if config.routes_by_content else None
         with ExitStack() as stack:
             context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
             hello = to_frontend.EngineHello(engine_index, self._incarnation, config.digest())
@@ -169,8 +171,19 @@ class EngineServer(Closeable):
 
     def _publish(self, publisher: KVEventPublisher) -> None:
         self._is_replaying = False
-        publisher.publish(self._scheduler.kv_cache_manager.take_events())
+        self._tell_of_caches()
         self._is_replaying = publisher.serve_replay()
+
+    def _tell_of_caches(self) -> None:
+        """Publish what has changed in the prefix cache, and tell the frontend of what it routes by."""
+        events = self._scheduler.kv_cache_manager.take_events()
+        if self._held is not None:
+            is_shared = self._config.encoder_cache_scope == "shared"
+            self._held.note(events, self._scheduler.encoder_cache_manager.ready_contents() if is_shared else set())
+            if self._ready_with is not None:
+                self._held.tell(self._frontend.channel.send)
+        if self._kv_events is not None:
+            self._kv_events.publish(events)
 
     def close(self) -> None:
         """End the workers, give up the entry, close the sockets. A second call does nothing."""
@@ -228,6 +241,8 @@ class EngineServer(Closeable):
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
                 self._scheduler.new_epoch()
                 self._page.publish(self.stats)
+                if self._held is not None:
+                    self._tell_of_caches()
                 self._frontend.send(to_frontend.EngineFlushed(message.token))
 
     def _start_over_with_frontend(self) -> None:
@@ -247,6 +262,9 @@ class EngineServer(Closeable):
         if self._frontend.is_accepted and self._group.are_all_attached and self._ready_with != fingerprint:
             self._ready_with = fingerprint
             self._frontend.send(to_frontend.EngineReady(self._config.world_size, fingerprint, self._group.encoder))
+            if self._held is not None:
+                self._held.forget_frontend()
+                self._tell_of_caches()
 
     # ---- requests
 
@@ -412,6 +430,8 @@ class EngineServer(Closeable):
         if self._config.debug_check_workers:
             table = self._scheduler.encoder_cache_manager
             check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
+        if self._held is not None:  # first: who is answered may go on with what has just been computed
+            self._guard.call("what the caches hold", self._tell_of_caches)
         answers = []
         for request in finished:
             if request.request_id in self._requests:

@@ -55,7 +55,7 @@ TEXTS = {
     "kv_events.use_int_block_hashes": "64 bits in the place of each digest, for readers that take numbers only",
     "data_parallel_size": "engines, each with workers of its own",
     "data_parallel_external_lb": "of the deployment",
-    "routing_policy": "which engine gets a request: least_loaded or round_robin",
+    "routing_policy": "which engine gets a request: cache_aware, least_loaded or round_robin",
     "world_size": "worker processes of an engine (also --workers, workers); 0: a store alone, without an engine",
     "device": "auto, cpu, cuda or cuda:<index>",
     "enable_tensor_prefix_cache": "keep the hidden states of prefixes",

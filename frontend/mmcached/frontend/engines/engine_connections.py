@@ -24,6 +24,7 @@ import structlog
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.connections.readers import Granted, Reader, Readers
 from mmcached.frontend.connections.rings import NoRing
+from mmcached.frontend.engines.held_content import HeldContent
 from mmcached.shm import RingWriter
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
@@ -54,6 +55,7 @@ class EngineConnection:
 
     Attributes:
         peer: the present connection; it changes when the engine connects anew.
+        held: what its caches hold.
         encoder_fingerprint: names all that its encoder outputs depend on beside the item; "" until it is ready.
         encoder: what its workers' encoder takes and gives, when it is ready.
     """
@@ -61,6 +63,7 @@ class EngineConnection:
     peer: bytes
     index: int
     incarnation: int
+    held: HeldContent
     is_ready: bool = False
     encoder_fingerprint: str = ""
     encoder: EncoderForm | None = None
@@ -88,6 +91,7 @@ class EngineConnections:
     ) -> None:
         self._channel = channel
         self._readers = Readers(ring, channel, clock)
+        self._config = config
         self._digest = config.digest()
         self._on_lost = on_lost
         self._on_new = on_new
@@ -148,7 +152,8 @@ class EngineConnections:
                 return
             if former is not None:
                 self.lose(former, "another engine process has taken its place")
-            connection = EngineConnection(peer, message.engine_index, message.incarnation)
+            held = HeldContent(self._config.num_kv_blocks, self._config.encoder_cache_size)
+            connection = EngineConnection(peer, message.engine_index, message.incarnation, held)
             self._connections[connection.incarnation] = connection
             self._on_new(connection)
         connection.peer = peer
@@ -179,6 +184,13 @@ class EngineConnections:
             connection.encoder_fingerprint = self.encoder_fingerprint = message.encoder_fingerprint
             connection.encoder = message.encoder
             log.info("engine ready", engine=connection.index, workers=message.num_workers)
+
+    def cache_changed(self, connection: EngineConnection, message: received.CacheChanged) -> None:
+        """Take note of what an engine's caches hold now."""
+        try:
+            connection.held.take(message)
+        except RemoteProtocolError as error:
+            self.bad_message(connection.peer, error)
 
     def ask_after_gap(self, connection: EngineConnection, message: received.LeaseGap) -> None:
         """Ask an engine that misses leases which have arrived."""

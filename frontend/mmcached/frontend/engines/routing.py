@@ -2,6 +2,7 @@
 
     round_robin     the next one
     least_loaded    the one with the fewest prompt tokens to compute for the requests that it has
+    cache_aware     the one with the fewest, when those of this request that its caches do not save are among them
 
 Where several are equal, the one with the fewest requests; of these, the next one.
 
@@ -10,6 +11,9 @@ Knows nothing of sockets, requests or clocks, so a benchmark routes with it too.
 >>> router = Router("least_loaded")
 >>> [router.choose([Candidate(0, num_waiting), Candidate(1, 200)]).index for num_waiting in (0, 300, 200, 200)]
 [0, 1, 0, 1]
+>>> router = Router("cache_aware")
+>>> router.choose([Candidate(0, 0, num_uncached=900), Candidate(1, 500, num_uncached=200)]).index
+1
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-RoutingPolicy = Literal["least_loaded", "round_robin"]
+RoutingPolicy = Literal["cache_aware", "least_loaded", "round_robin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +32,19 @@ class Candidate:
     Attributes:
         num_waiting: prompt tokens that it has still to compute for others.
         num_open: requests that it has.
+        num_uncached: tokens and embeddings that it would have to compute for this one.
     """
 
     index: int
     num_waiting: int = 0
     num_open: int = 0
+    num_uncached: int = 0
 
 
 _COSTS: Mapping[RoutingPolicy, Callable[[Candidate], tuple[int, ...]]] = {
     "round_robin": lambda candidate: (),
     "least_loaded": lambda candidate: (candidate.num_waiting, candidate.num_open),
+    "cache_aware": lambda candidate: (candidate.num_waiting + candidate.num_uncached, candidate.num_open),
 }
 
 

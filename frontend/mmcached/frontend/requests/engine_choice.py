@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from mmcached.frontend.caches.item_cache import OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.routing import Candidate, Router
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.wire.config import ServiceConfig
+
+if TYPE_CHECKING:  # most services hash no prompts here, and a store imports nothing for it
+    from mmcached.frontend.requests.hashed_prompt import PromptHasher
 
 
 class Chosen(NamedTuple):
@@ -26,6 +29,11 @@ class EngineChoice:
         self._connections = connections
         self._requests = requests
         self._router = Router(config.routing_policy)
+        self._hasher: PromptHasher | None = None
+        if config.routes_by_content:
+            from mmcached.frontend.requests.hashed_prompt import PromptHasher
+
+            self._hasher = PromptHasher(config)
 
     @property
     def is_possible(self) -> bool:
@@ -36,10 +44,23 @@ class EngineChoice:
         ready = {connection.index: connection for connection in self._connections.ready()}
         if not ready:
             return None
-        num_tokens = len(request.token_ids) + sum(item.num_embeds - 1 for item in items)
-        chosen = self._router.choose([self._candidate(connection) for connection in ready.values()])
-        return Chosen(ready[chosen.index], num_tokens)
+        uncached = self._uncached(request, items, list(ready.values()))
+        chosen = self._router.choose(
+            [self._candidate(connection, uncached[index]) for index, connection in ready.items()]
+        )
+        return Chosen(ready[chosen.index], chosen.num_uncached)
 
-    def _candidate(self, connection: EngineConnection) -> Candidate:
+    def _uncached(
+        self, request: OpenRequest, items: Sequence[OutgoingItem], ready: Sequence[EngineConnection]
+    ) -> Mapping[int, int]:
+        """Return by the index of an engine what it has to compute for a request: all of it where nobody tells."""
+        if self._hasher is None or len(ready) == 1:
+            num_tokens = len(request.token_ids) + sum(item.num_embeds - 1 for item in items)
+            return {connection.index: num_tokens for connection in ready}
+        prompt = self._hasher.hashed(request, items)
+        return {connection.index: prompt.num_uncached(connection.held) for connection in ready}
+
+    def _candidate(self, connection: EngineConnection, num_uncached: int) -> Candidate:
         requests, engine = self._requests, connection.incarnation
-        return Candidate(connection.index, requests.tokens_on_engine(engine), requests.num_on_engine(engine))
+        num_waiting, num_open = requests.tokens_on_engine(engine), requests.num_on_engine(engine)
+        return Candidate(connection.index, num_waiting, num_open, num_uncached)

@@ -68,7 +68,7 @@ def build_request(
                 payload += item.payload
         else:
             where = item.payload
-        mm_hash = item.mm_hash if image_id is None else _sized(item.mm_hash, item.num_embeds)
+        mm_hash = hash_in_engine(item, image_id)
         length = item.num_embeds
         features.append(Feature(mm_hash, "image", offset, length, length, item.nbytes, where, lease))
     add = AddRequest(
@@ -86,10 +86,10 @@ def build_request(
     return add, payload
 
 
-def _sized(mm_hash: str, num_embeds: int) -> str:
-    """Return what an engine knows an item by that its client has named.
+def hash_in_engine(item: OutgoingItem, image_id: str | None) -> str:
+    """Return what an engine knows an item by; of one that its client has named, the number of embeddings is a part.
 
     A client may use a name again for another image, once the first has gone from here. The engine may still have the
     first one's embeddings then, and a step in which they do not fill the placeholders fails for all that take part.
     """
-    return f"{mm_hash}:{num_embeds}"
+    return item.mm_hash if image_id is None else f"{item.mm_hash}:{item.num_embeds}"

@@ -366,6 +366,22 @@ class EngineFlushed(Message, frozen=True):
     token: Count
 
 
+class CacheChanged(Message, frozen=True):
+    """What the engine's caches have taken in, and given up, since it last said so; sent before the answers that follow.
+
+    Attributes:
+        is_all: what was said before is void: this is all that they hold.
+        blocks, dropped_blocks: digests of KV blocks.
+        items, dropped_items: `mm_hash` of items whose encoder output is there.
+    """
+
+    is_all: bool
+    blocks: list[bytes] = msgspec.field(default_factory=list)
+    dropped_blocks: list[bytes] = msgspec.field(default_factory=list)
+    items: list[Text] = msgspec.field(default_factory=list)
+    dropped_items: list[Text] = msgspec.field(default_factory=list)
+
+
 FromEngine = (
     EngineHello
     | ReaderHello
@@ -379,4 +395,5 @@ FromEngine = (
     | RequestMissed
     | EngineProbed
     | EngineFlushed
+    | CacheChanged
 )

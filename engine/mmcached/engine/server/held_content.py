@@ -1,0 +1,84 @@
+"""Tells the frontend what the engine's caches hold, so that prompts go where most of them is computed already.
+
+    events, items ──> note ──> what has changed ──> tell ──> one message; everything, if the last one may not have come
+
+Knows nothing of the order of requests. Invariant: a frontend that has all messages since the last one with `is_all`
+knows exactly what is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+
+import structlog
+
+from mmcached.wire.errors import ChannelFull
+from mmcached.wire.messages.frontend import CacheChanged
+from mmcached.wire.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+
+log = structlog.get_logger("mmcached.engine")
+
+
+class HeldContent:
+    """What is held, and what the frontend knows of it."""
+
+    def __init__(self) -> None:
+        self._blocks: set[bytes] = set()
+        self._items: Set[str] = frozenset()
+        self._changed_blocks: dict[bytes, bool] = {}  # since the last message: held now, or not
+        self._known_items: Set[str] = frozenset()
+        self._is_known = False
+
+    def forget_frontend(self) -> None:
+        """Tell everything next time: it is another frontend, or has lost messages."""
+        self._is_known = False
+
+    def note(self, events: Iterable[KVEvent], items: Set[str]) -> None:
+        """Take note of what has changed.
+
+        Args:
+            events: of KV blocks, whose digests are bytes.
+            items: all whose encoder output is held now.
+        """
+        self._items = items
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._change(event.block_hashes, is_held=True)
+                case BlockRemoved():
+                    self._change(event.block_hashes, is_held=False)
+                case AllBlocksCleared():
+                    self._blocks.clear()
+                    self._is_known = False
+
+    def _change(self, digests: Iterable[bytes | int], *, is_held: bool) -> None:
+        changed = [digest for digest in digests if isinstance(digest, bytes)]
+        (self._blocks.update if is_held else self._blocks.difference_update)(changed)
+        if self._is_known:  # else everything is told
+            self._changed_blocks.update(dict.fromkeys(changed, is_held))
+
+    def tell(self, send: Callable[[CacheChanged], object]) -> None:
+        """Send what the frontend does not know; nothing if it knows all. `send` raises `ChannelFull` if it cannot."""
+        message = self._news()
+        if message is None:
+            return
+        try:
+            send(message)
+        except ChannelFull as error:
+            log.warning("what the caches hold is told later", reason=str(error))
+            self._is_known = False
+        else:
+            self._is_known = True
+            self._known_items = self._items
+            self._changed_blocks.clear()
+
+    def _news(self) -> CacheChanged | None:
+        if not self._is_known:
+            return CacheChanged(True, blocks=list(self._blocks), items=list(self._items))
+        blocks: dict[bool, list[bytes]] = {True: [], False: []}
+        for digest, is_held in self._changed_blocks.items():
+            blocks[is_held].append(digest)
+        items, dropped_items = self._items - self._known_items, self._known_items - self._items
+        if not self._changed_blocks and not items and not dropped_items:
+            return None
+        return CacheChanged(False, blocks[True], blocks[False], list(items), list(dropped_items))

@@ -1,0 +1,49 @@
+"""Keeps what one engine says that its caches hold. A hint for routing: what is not there is computed, wherever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmcached.wire.errors import RemoteProtocolError
+from mmcached.wire.messages.frontend import CacheChanged
+
+
+class HeldContent:
+    """Digests of KV blocks, and of items with an encoder output; at most as many as the engine can hold."""
+
+    def __init__(self, max_blocks: int, max_items: int) -> None:
+        self._max_blocks = max_blocks
+        self._max_items = max_items
+        self._blocks: set[bytes] = set()
+        self._items: set[str] = set()
+
+    def take(self, change: CacheChanged) -> None:
+        """Take note of a change.
+
+        Raises:
+            RemoteProtocolError: the engine cannot hold so much; from now on nothing is known of it.
+        """
+        if change.is_all:
+            self._blocks.clear()
+            self._items.clear()
+        self._blocks.difference_update(change.dropped_blocks)
+        self._blocks.update(change.blocks)
+        self._items.difference_update(change.dropped_items)
+        self._items.update(change.items)
+        num_blocks, num_items = len(self._blocks), len(self._items)
+        if num_blocks > self._max_blocks or num_items > self._max_items:
+            self._blocks.clear()
+            self._items.clear()
+            limit = f"{self._max_blocks} blocks and {self._max_items} items"
+            raise RemoteProtocolError(f"{num_blocks} blocks and {num_items} items are said to be held, of {limit}")
+
+    def num_blocks_of(self, block_hashes: Sequence[bytes]) -> int:
+        """Return how many of a prompt's first blocks are there without a gap."""
+        blocks = self._blocks
+        for index, digest in enumerate(block_hashes):
+            if digest not in blocks:
+                return index
+        return len(block_hashes)
+
+    def has_item(self, mm_hash: str) -> bool:
+        return mm_hash in self._items
