@@ -70,7 +70,7 @@ def measure() -> Iterator[Row]:
     tests = list(sources("tests"))
     yield Row("tests: lines of code", lines_of(tests)[0], 31000)
     test_trees = [parse(file) for file in tests]
-    yield Row("tests: uses of private names", sum(len(private_uses(tree)) for tree in test_trees), 60)
+    yield Row("tests: uses of private names", sum(len(private_uses(tree)) for tree in test_trees), 58)
     yield Row("tests: stand-in engines and workers", sum(len(stand_ins(tree)) for tree in test_trees), 4)
     mentions = files_that_name(counters(trees[REPOSITORY / COUNTERS]), trees.values())
     yield Row("files that name a counter (median)", statistics.median(mentions.values()), 2)
@@ -167,7 +167,7 @@ def private_uses(tree: ast.Module) -> list[str]:
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
+    return name.startswith("_") and not name.endswith("__") and name != "_exit"  # which is the os module's
 
 
 def stand_ins(tree: ast.Module) -> list[str]:

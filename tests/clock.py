@@ -8,8 +8,8 @@ class Clock:
 
     def __init__(self, now: float = 0.0, *, tick_s: float = 0.0) -> None:
         self.now = now
-        self._tick_s = tick_s
+        self.tick_s = tick_s
 
     def __call__(self) -> float:
-        self.now += self._tick_s
+        self.now += self.tick_s
         return self.now
