@@ -183,6 +183,8 @@ def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path
     ("arguments", "reason"),
     [
         (["demo", "--images", "{folder}"], "holds no file that ends in one of .png"),
+        (["demo", "--encoder", "{folder}"], "config.json': cannot be read"),
+        (["serve", "--run-dir", "{folder}/s", "--encoder.kind", "hf"], "must be the folder of a checkpoint"),
         (["serve", "--run-dir", "{file}"], "must be a directory"),
         (["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),
         (["status", "--run-dir", "{file}"], "must be a directory"),

@@ -83,15 +83,22 @@ def demo(
     *,
     images: Annotated[Path | None, typer.Option("--images", help="Your own photographs: a directory.")] = None,
     users: Annotated[int, typer.Option("--users", min=1, max=64, help="Concurrent conversations.")] = 4,
+    encoder: Annotated[
+        Path | None, typer.Option("--encoder", help="Only encode, twice, with your own checkpoint: a directory.")
+    ] = None,
     turns: Annotated[int, typer.Option("--turns", min=1, max=32, help="Turns of each conversation.")] = 4,
     config: ConfigOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
     """Play conversations about photographs with all caches on, then off, and prove that the answers are the same."""
+    chosen = load(context, config, _as_arguments(workers, device)).config
+    if encoder is not None:
+        from mmcached.cli.demo.towers import run_tower_demo
+
+        raise typer.Exit(run_tower_demo(chosen, encoder, images=images))
     from mmcached.cli.demo.run import run_demo
 
-    chosen = load(context, config, _as_arguments(workers, device)).config
     raise typer.Exit(run_demo(chosen, images=images, num_users=users, num_turns=turns))
 
 

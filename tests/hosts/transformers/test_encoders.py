@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +125,19 @@ def test_a_service_says_the_same_and_encodes_once(run_dir: Path, tmp_path: Path,
         assert [output.name for output in client.processor_info().outputs] == names
         with pytest.raises(InvalidRequest):
             client.generate("What is this? <image>", PICTURES[:1])
+
+
+def test_the_demo_runs_a_checkpoint_once_per_photograph(tmp_path: Path) -> None:
+    folder = save("qwen3_vl", tmp_path / "checkpoint")
+    (tmp_path / "photos").mkdir()
+    for number, file in enumerate(PICTURES):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(file)
+    asked = ["--encoder", str(folder), "--images", str(tmp_path / "photos"), "--workers", "1", "--device", "cpu"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmcached", "demo", *asked], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "deepstack_1 float32 n x 64" in ended.stdout
+    rows = [re.findall(r"[\w.]+", line) for line in ended.stdout.splitlines() if "first" in line or "second" in line]
+    assert [row[:4] for row in rows[:2]] == [["first", "9", "9", "0"], ["second", "0", "0", "9"]]
+    assert "the same bits" in ended.stdout

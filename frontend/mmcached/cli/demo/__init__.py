@@ -5,4 +5,5 @@ workload   who asks what, and when
 photos     the photographs
 killing    a frontend that dies in the middle
 report     the tables
+towers     the photographs twice through a user's checkpoint: `mmcached demo --encoder DIR`
 """
