@@ -35,6 +35,7 @@ from mmcached.engine.scheduling.scheduler import ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.step_runner import StepRunner
+from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
@@ -260,6 +261,7 @@ class Engine:
             group,
             HeldLeases(lambda handle: None),
             ItemFrames(config),
+            StoredOutputs(cast(Any, None)),
             incarnation=INCARNATION,
             timeout_s=config.step_timeout_s,
             clock=time.monotonic,

@@ -38,12 +38,15 @@ POLL_S = 0.01
 class LocalService:
     """Enter to start and wait until a real request has gone through; leave to stop, and to hear of a role's error.
 
+    Args:
+        saves_outputs: what the encoder says goes into the store, too, at some time behind the answer.
     Attributes:
         frontend, engines: for tests that look at their books, after the service has stopped or is at rest.
     """
 
-    def __init__(self, run_dir: Path, config: ServiceConfig) -> None:
+    def __init__(self, run_dir: Path, config: ServiceConfig, *, saves_outputs: bool = False) -> None:
         self.run_dir = run_dir
+        self._store_dir = run_dir if saves_outputs else None
         self.config = config
         self.errors: list[BaseException] = []
         self._stop = threading.Event()
@@ -85,10 +88,10 @@ class LocalService:
         return self.engines[0]
 
     def _work(self, directory: RunDir, index: int, rank: int) -> None:
-        runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"))
+        runner = ModelRunner(self.config, rank=rank, device=torch.device("cpu"), run_dir=self._store_dir)
         hello = WorkerHello(rank, secrets.randbits(63), self.config.digest(), "cpu")
         page = StatsPublisher(directory.stats_page, RoleName("worker", index, rank))
-        with page, zmq.Context() as context:
+        with page, runner, zmq.Context() as context:
             server = WorkerServer(runner, hello, context, directory.worker_address(index), page)
             try:
                 server.run(self._stop.is_set)

@@ -18,6 +18,10 @@ DEADLINE_S = 60.0
 POLL_S = 0.02
 
 
+NUM_ROLE_CLIENTS = 2
+"""Of one engine: itself and rank 0 talk to the store as clients, once they have something to load or save."""
+
+
 def small_config(**changes: object) -> ServiceConfig:
     """A service that starts quickly: a 16 MiB ring, a store as large, two workers, a small pool.
 

@@ -74,7 +74,7 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
     """Play a workload cold and warm, compare both with the uncached answers, and return the statistics at rest."""
     wanted = list(uncached(seed))
     rounds = random_rounds(seed)
-    with LocalService(run_dir, config) as service:
+    with LocalService(run_dir, config, saves_outputs=True) as service:
         assert_same(asyncio.run(play(run_dir, rounds)), wanted)
         assert_same(asyncio.run(play(run_dir, rounds)), wanted)
         stats = quiet_stats(run_dir)

@@ -112,8 +112,14 @@ class Frontend(Closeable):
             )
             self._closing = stack.pop_all()
         self.requests = RequestService(
-            config, self._connections, item_cache_from_config(config, None), send=self._clients.try_send, clock=clock
+            config,
+            self._connections,
+            item_cache_from_config(config, None),
+            records=self.store.records,
+            send=self._clients.try_send,
+            clock=clock,
         )
+        self.store.on_put = self.requests.outputs.put
         self._presence = ClientPresence(run_dir, self._clients, self.store.egress.remove_names)
         max_askers = config.limits.max_requests_per_client
         self._probes = Probes(self._connections, None, max_askers, needs_engine=config.has_workers)

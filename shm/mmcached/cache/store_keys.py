@@ -10,8 +10,8 @@ lengths, so that no two pairs are the same bytes; of one size, however long the 
 
 `output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
 
->>> output_key("f" * 4, "a" * 4), output_key("f" * 4, "a" * 4 + ":16")
-('encoder/ffff/aaaa', 'encoder/ffff/aaaa')
+>>> output_key("ffff", "aaaa"), is_named("aaaa"), is_named("aaaa:16")
+('encoder/ffff/aaaa', False, True)
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ def store_key(tenant: str, key: str) -> str:
 
 
 def output_key(fingerprint: str, mm_hash: str) -> str:
-    """Return the key of an encoder's output.
+    """Return the key of what an encoder of that fingerprint says of an item that is not named."""
+    return f"encoder/{fingerprint}/{mm_hash}"
 
-    Args:
-        fingerprint: of the encoder: all that its output depends on beside the item.
-        mm_hash: of the item; behind ":" an engine knows its size, which nobody knows who has not the item.
+
+def is_named(mm_hash: str) -> bool:
+    """Return whether an item has the name that its client gave it, and the number of its embeddings.
+
+    Its output is not put into the store: after a flush the client may use the name for another image, while what was
+    encoded before is still on its way.
     """
-    return f"encoder/{fingerprint}/{mm_hash.partition(':')[0]}"
+    return ":" in mm_hash

@@ -56,7 +56,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # encoder outputs
     max_unsaved_mb: int = 64
-    output_wait_s: float = 10.0
+    output_wait_s: float = 2.0
 
     # roles
     max_deaths_per_request: int = 2

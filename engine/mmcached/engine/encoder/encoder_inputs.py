@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mmcached.engine.encoder.encoder_cache_table import EncoderCacheTable
 from mmcached.engine.steps.request import Request
-from mmcached.wire.errors import InvariantError
+from mmcached.wire.errors import CacheMiss, InvariantError
 
 
 class EncoderRefusal(enum.Enum):
@@ -53,7 +53,11 @@ class EncoderStepBudget:
         self._is_closed = False
 
     def plan(self, request: Request, input_ids: Sequence[int]) -> EncoderPlan:
-        """Go through items in order until one cannot be had. Changes nothing."""
+        """Go through items in order until one cannot be had. Changes nothing.
+
+        Raises:
+            CacheMiss: an item that has neither pixels nor, any more, an output in the store.
+        """
         plan = EncoderPlan(request, [], [], [])
         held = self._table.get_cached_input_ids(request)
         compute_budget = self._compute_budget
@@ -75,11 +79,12 @@ class EncoderStepBudget:
                 plan.refer.append(input_id)
             else:
                 num_embeds = request.features[input_id].num_embeds
-                if num_embeds > compute_budget:
+                cost = self._cost(request, input_id)
+                if cost > compute_budget:
                     return _refused(plan, input_id, EncoderRefusal.COMPUTE)
-                if not self._table.can_allocate(request, input_id, compute_budget, num_embeds_taken):
+                if not self._table.can_allocate(request, input_id, None, num_embeds_taken):
                     return _refused(plan, input_id, EncoderRefusal.SPACE)
-                compute_budget -= num_embeds
+                compute_budget -= cost
                 plan.encode.append(input_id)
             keys.add(key)
             num_embeds_taken += num_embeds
@@ -91,11 +96,25 @@ class EncoderStepBudget:
             self._refer(plan.request, input_id)
         for input_id in plan.encode:
             self._table.allocate(plan.request, input_id)
-            self._compute_budget -= plan.request.features[input_id].num_embeds
+            self._compute_budget -= self._cost(plan.request, input_id)
         for input_id in plan.repeat:
             self._refer(plan.request, input_id)
         if plan.refusal is EncoderRefusal.SPACE:
             self._is_closed = True
+
+    @staticmethod
+    def _cost(request: Request, input_id: int) -> int:
+        """Return the embeddings to be computed: none of an output that is loaded.
+
+        Raises:
+            CacheMiss: it cannot be loaded any more, and there is nothing to encode.
+        """
+        feature = request.features[input_id]
+        if not feature.has_output:
+            return feature.num_embeds
+        if input_id not in request.outputs:
+            raise CacheMiss([feature.mm_hash])
+        return 0
 
     def _refer(self, request: Request, input_id: int) -> None:
         if not self._table.check_and_update_cache(request, input_id):

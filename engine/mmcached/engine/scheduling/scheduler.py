@@ -33,6 +33,7 @@ from mmcached.engine.scheduling.suspects import MAX_PROGRESS, Suspects
 from mmcached.engine.steps.request import Request, RequestStatus
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
+    CacheMiss,
     InvalidRequest,
     InvariantError,
     LocalProtocolError,
@@ -287,7 +288,7 @@ class Scheduler:
             try:
                 while request.status is _RUNNING and builder.add_running(request) is ScheduleOutcome.KV_REFUSED:
                     self._preempt_last()  # perhaps this very request; never one before it, which takes part already
-            except InvalidRequest as error:
+            except (InvalidRequest, CacheMiss) as error:
                 self._fail(request, error)
 
     def _admit_waiting(self, builder: StepBuilder, alone: Request | None) -> None:
@@ -300,7 +301,7 @@ class Scheduler:
                 continue
             try:
                 outcome = builder.add_waiting(request, admission)
-            except InvalidRequest as error:
+            except (InvalidRequest, CacheMiss) as error:
                 self._fail(request, error)
                 continue
             match outcome:

@@ -5,6 +5,7 @@ frontend_connection   the connection to the frontend, and the engine's entry of 
 worker_group          the workers: connected, attached, what goes to all of them
 step_runner           one step: plan, outputs, commit       plan, step_results
 leases                leases that requests hold on chunks of the ring
+stored_outputs        leases that requests hold on encoder outputs in the store
 item_frames           items that came inline                frame_cache
 probes                test items that pass through every worker
 poisonous_requests    requests that have killed workers

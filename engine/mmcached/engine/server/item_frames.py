@@ -37,10 +37,16 @@ class ItemFrames:
             items = [
                 ReceivedItem(feature.mm_hash, feature.nbytes, frames)
                 for feature, frames in zip(message.features, came, strict=True)
+                if not feature.has_output
             ]
-            self._frames[message.request_id] = list(self._cache.ingest(message.mirror_seq, items))
+            found = iter(self._cache.ingest(message.mirror_seq, items))
+            self._frames[message.request_id] = [
+                () if feature.has_output else next(found) for feature in message.features
+            ]
             return
-        missing = [feature.mm_hash for feature in message.features if feature.payload is None]
+        missing = [
+            feature.mm_hash for feature in message.features if feature.payload is None and not feature.has_output
+        ]
         if missing:
             raise CacheMiss(list(dict.fromkeys(missing)))
         self._frames[message.request_id] = [frames or () for frames in came]

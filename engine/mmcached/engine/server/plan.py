@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mmcached.cache.store_keys import is_named
 from mmcached.engine.scheduling.scheduler import ScheduledChunk, ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.steps.request import Request
+from mmcached.wire.errors import CacheMiss
 from mmcached.wire.handle import Handle
-from mmcached.wire.messages.parts import Inline
+from mmcached.wire.messages.parts import Inline, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.sockets.channels import Frame
 
@@ -42,12 +44,21 @@ def build_plan(
 
 def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payload: list[Frame]) -> EncodeItem:
     feature = request.features[index]
-    if isinstance(feature.payload, Handle):
-        return EncodeItem(key, feature.mm_hash, feature.num_embeds, feature.payload, feature.lease)
-    frames = items.frames_of(request.request_id, index)
-    where = Inline(len(payload), len(frames))
-    payload.extend(frames)
-    return EncodeItem(key, feature.mm_hash, feature.num_embeds, where)
+    where: Handle | Inline | StoredOutput
+    if feature.has_output:
+        if index not in request.outputs:  # reserved by one that has it, and has lost its blocks since
+            raise CacheMiss([feature.mm_hash])
+        where = StoredOutput(request.outputs[index])
+    elif isinstance(feature.payload, Handle):
+        where = feature.payload
+    else:
+        frames = items.frames_of(request.request_id, index)
+        where = Inline(len(payload), len(frames))
+        payload.extend(frames)
+    store_epoch = 0 if feature.has_output or is_named(feature.mm_hash) else request.store_epoch
+    return EncodeItem(
+        key, feature.mm_hash, feature.num_embeds, where, feature.lease, tenant=request.tenant, store_epoch=store_epoch
+    )
 
 
 def _run_chunk(chunk: ScheduledChunk) -> RunChunk:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,7 @@ from mmcached.engine.server.poisonous_requests import PoisonousRequests
 from mmcached.engine.server.probes import EngineProbes
 from mmcached.engine.server.step_results import StepResults
 from mmcached.engine.server.step_runner import StepRunner
+from mmcached.engine.server.stored_outputs import StoredOutputs, contact
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.engine.steps.request import Request
 from mmcached.shm.stats.publisher import StatsPublisher
@@ -52,6 +54,7 @@ from mmcached.wire.errors import (
     MmcachedError,
     PoisonousRequest,
     RemoteProtocolError,
+    RequestAborted,
     ServiceUnavailable,
     error_from_wire,
     error_to_wire,
@@ -95,6 +98,7 @@ class EngineServer(Closeable):
         self._requests: dict[int, Request] = {}
         self._items = ItemFrames(config)
         self._leases = HeldLeases(self._give_back)
+        self._outputs = StoredOutputs(partial(contact, run_dir.path))
         self._results = Results()
         self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
         self._share = TurnShare.of(config.limits)
@@ -110,6 +114,7 @@ class EngineServer(Closeable):
             hello = to_frontend.EngineHello(engine_index, self._incarnation, config.digest())
             self._frontend = FrontendConnection(context, run_dir.engine_address, hello, clock())
             stack.callback(self._frontend.close)
+            stack.enter_context(self._outputs)
             self._page = stack.enter_context(
                 StatsPublisher(run_dir.stats_page, RoleName("engine", engine_index), clock=clock)
             )
@@ -128,6 +133,7 @@ class EngineServer(Closeable):
             self._group,
             self._leases,
             self._items,
+            self._outputs,
             incarnation=self._incarnation,
             timeout_s=config.step_timeout_s,
             clock=clock,
@@ -239,6 +245,7 @@ class EngineServer(Closeable):
                     self._frontend.send(to_frontend.EngineProbed(message.token, []))
             case received.FlushEngine():
                 self._items.clear_cache()  # at once: what comes next counts on an empty one
+                self._forget_outputs()
                 self._scheduler.new_epoch()
                 self._page.publish(self.stats)
                 if self._held is not None:
@@ -256,6 +263,12 @@ class EngineServer(Closeable):
         self._items.clear()
         self._probes.take_all()
         self._group.attach_all(self._frontend.entry)
+
+    def _forget_outputs(self) -> None:
+        """Load nothing of the former epoch into the books of the next: who still needs it has it sent anew."""
+        self._outputs.forget_all()
+        for request in self._requests.values():
+            request.outputs.clear()
 
     def _send_ready(self) -> None:
         fingerprint = self._group.encoder_fingerprint
@@ -276,8 +289,9 @@ class EngineServer(Closeable):
             return
         try:
             missed = self._hold_leases(message)
+            has_outputs = self._outputs.hold(message, self._group.encoder_fingerprint)
             self._items.add(message, payload)
-            if missed:
+            if missed or not has_outputs:
                 raise CacheMiss(missed)
             self._check_room()
             request = self._make_request(message)
@@ -320,6 +334,8 @@ class EngineServer(Closeable):
             rows=message.rows,
             tenant=message.tenant,
             priority=message.priority,
+            outputs=self._outputs.tokens(message.request_id),
+            store_epoch=message.store_epoch,
         )
 
     def _forget(self, request_id: int) -> None:
@@ -327,15 +343,28 @@ class EngineServer(Closeable):
         self._requests.pop(request_id, None)
         self._items.forget(request_id)
         self._results.forget(request_id)
+        self._outputs.forget(request_id)
         self._leases.end_request(request_id)
 
     def _fail(self, request: Request, error: MmcachedError) -> None:
-        """Answer a request, which the scheduler has ended, with an error."""
+        """Answer a request, which the scheduler has ended, with an error; one that lacks an item is sent again."""
+        if isinstance(error, CacheMiss):
+            self._miss(request)
+            return
         log.warning("request failed", request_id=request.request_id, code=error.code)
         if isinstance(error, PoisonousRequest):
             self._num_poisonous += 1
             self._poisonous.add(request, error)
         self._end_with(request.request_id, error)
+
+    def _miss(self, request: Request) -> None:
+        """Have a request sent again that lacks an output; if part of it has been answered, its client has to."""
+        if request.num_tokens > request.num_prompt_tokens or request.num_emitted or request.num_rows_delivered:
+            reason = "the encoder's output of an image was lost while it was computed; try again"
+            self._end_with(request.request_id, RequestAborted(reason))
+        else:
+            self._forget(request.request_id)
+            self._frontend.send(to_frontend.RequestMissed(request.request_id, []))
 
     def _end_with(self, request_id: int, error: MmcachedError) -> None:
         self._forget(request_id)
@@ -463,7 +492,23 @@ class EngineServer(Closeable):
         log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
         self._num_steps_failed += 1
         self._scheduler.withdraw(step, results.prefix_report())
-        self._scheduler.blame_failure(step, error_from_wire(error))
+        cause = error_from_wire(error)
+        lost = self._that_load(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
+        if not lost:
+            self._scheduler.blame_failure(step, cause)
+        for request, mm_hash in lost:
+            self._outputs.drop(self._group.encoder_fingerprint, mm_hash, request.tenant)
+            self._scheduler.abort(request.request_id)
+            self._miss(request)
+
+    def _that_load(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, str]]:
+        """Return the open requests of a step that have one of these items from the store, with that item."""
+        lost = {}
+        for request in step.requests():
+            for feature in request.features:
+                if feature.has_output and feature.mm_hash in mm_hashes and request.request_id in self._requests:
+                    lost[request.request_id] = request, feature.mm_hash
+        return list(lost.values())
 
     # ---- looking in
 
@@ -478,7 +523,7 @@ class EngineServer(Closeable):
             requests_waiting=self._scheduler.num_waiting,
             requests_finished=self._num_finished,
             preemptions=self._scheduler.num_preemptions,
-            leases_held=len(self._leases),
+            leases_held=len(self._leases) + len(self._outputs),
             kv=self._scheduler.kv_cache_manager.stats(),
             encoder=self._encoder_stats(),
         )

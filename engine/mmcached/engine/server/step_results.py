@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mmcached.client import Hit
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.errors import ErrorInfo, InvariantError
 from mmcached.wire.messages.engine import PrefixReport, StepFailed, StepOutput
@@ -18,6 +21,7 @@ class StepResults:
 
     Attributes:
         given_to: epochs, by rank, of the workers that were sent its plan.
+        outputs: leases of the encoder outputs that its workers load.
         plan_error: reason why no plan could be made of it, nor sent.
     """
 
@@ -25,6 +29,7 @@ class StepResults:
         self.step = step
         self.deadline = deadline
         self.given_to: dict[int, int] = {}
+        self.outputs: Sequence[Hit] = ()
         self.plan_error: ErrorInfo | None = None
         self._world_size = world_size
         self._results: dict[int, tuple[Result, list[Frame]]] = {}

@@ -20,8 +20,9 @@ from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.plan import build_plan, leases_read
 from mmcached.engine.server.step_results import Result, StepResults
+from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
-from mmcached.wire.errors import InvariantError, PeerGone, error_to_wire
+from mmcached.wire.errors import CacheMiss, InvariantError, PeerGone, error_to_wire
 from mmcached.wire.sockets.channels import Frame
 
 log = structlog.get_logger("mmcached.engine")
@@ -36,6 +37,7 @@ class StepRunner:
         group: WorkerGroup,
         leases: HeldLeases,
         items: ItemFrames,
+        outputs: StoredOutputs,
         *,
         incarnation: int,
         timeout_s: float,
@@ -45,6 +47,7 @@ class StepRunner:
         self._group = group
         self._leases = leases
         self._items = items
+        self._outputs = outputs
         self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._clock = clock
@@ -64,10 +67,14 @@ class StepRunner:
             return None
         links = self._group.in_rank_order()
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
+        results.outputs = self._outputs.keep([request.request_id for request, *_ in step.encode])
         try:
             plan, payload = build_plan(step, self._items, engine_incarnation=self._incarnation, worker_epoch=0)
             # Noted before the first plan is sent: a fast worker's read_done may not come first.
             self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
+        except CacheMiss as miss:
+            results.plan_error = error_to_wire(miss)
+            return results
         except Exception as error:
             log.exception("no plan can be made of a step", step=step.step_id)
             reason = f"no plan can be made of its step: {type(error).__name__}; see the engine's log, and report it"

@@ -50,6 +50,8 @@ class Request:
             each `hash_block_size` tokens, each covering all before it.
         skip_reading_prefix_cache: true if all is computed; it is published all the same.
         priority: urgency, lower first, under the "priority" policy.
+        outputs: of its items whose encoder output is in the store under a lease of the engine, the lease's token.
+        store_epoch: of the store, in which outputs made for it are saved; 0: they are not.
         rows: rows that its client wants, if any.
         num_rows_delivered: position before which no row is wanted any more.
         place: sort key of the order of service, from the scheduler.
@@ -70,6 +72,8 @@ class Request:
         lora: LoraKey | None = None,
         prompt_embeds: Mapping[int, bytes] | None = None,
         priority: int = 0,
+        outputs: Mapping[int, str] | None = None,
+        store_epoch: int = 0,
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -82,6 +86,8 @@ class Request:
         self.prompt_embeds = dict(prompt_embeds or {})
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.priority = priority
+        self.outputs = dict(outputs or {})
+        self.store_epoch = store_epoch
         self.place = (0, 0)
         self.features_end = max((feature.offset + feature.length for feature in self.features), default=0)
 

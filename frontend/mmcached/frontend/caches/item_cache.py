@@ -41,12 +41,14 @@ class OutgoingItem:
         nbytes: size of the encoded item, also if it does not travel now.
         num_embeds: embeddings that the encoder makes of it, one for each placeholder in the prompt.
         payload: the item's place in the ring, the frames to send inline, or None: the engine has it.
+        has_output: nothing was processed: the engine loads what an encoder has said of it.
     """
 
     mm_hash: str
     nbytes: int
     num_embeds: int
     payload: Handle | list[Frame] | None
+    has_output: bool = False
 
     @classmethod
     def inline(cls, mm_hash: str, item: Processed) -> OutgoingItem:
@@ -59,6 +61,8 @@ class ItemCache:
 
     `keys` are those of a request's items, in prompt order.
     """
+
+    _counts_hits = False
 
     def __init__(self) -> None:
         self._num_hits = self._num_new = self._num_inline = self._num_fallbacks = 0
@@ -79,6 +83,11 @@ class ItemCache:
     def sent(self, items: Sequence[OutgoingItem]) -> None:
         """Take note that a message with these items has been accepted."""
         self._num_inline += len({item.mm_hash for item in items if isinstance(item.payload, list)})
+
+    def loaded(self, num_items: int) -> None:
+        """Take note of items of a request that nobody processed, because their output is in the store."""
+        if self._counts_hits:
+            self._num_hits += num_items
 
     def release(self) -> None:
         """Take note that the request was sent or given up."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class LocalItemCache(ItemCache):
     """Key -> item, at most `capacity` bytes of encoded items."""
 
+    _counts_hits = True
+
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._lru: RequestLRU[Processed] = RequestLRU(capacity)

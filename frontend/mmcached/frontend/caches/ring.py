@@ -36,6 +36,8 @@ _NUM_EMBEDS = struct.Struct("<I")
 class RingItemCache(ItemCache):
     """Key -> item in the ring, or here."""
 
+    _counts_hits = True
+
     def __init__(self, config: ServiceConfig, store: ObjectStoreWriter) -> None:
         super().__init__()
         self._inline_below_bytes = config.inline_below_bytes

@@ -8,6 +8,7 @@ preprocessing      whether items are processed at all
 preprocess_queue   the items that a request lacks are processed, each once
 engine_choice      which engine gets a request
 hashed_prompt      what an engine would have to compute for a prompt
+encoder_outputs    which images need not be encoded, and who has the others encoded
 request_builder    the message that an engine gets
 token_streams      tokens and rows on their way to the client
 """

@@ -22,7 +22,7 @@ Knows nothing of sockets, engines or leases. Belongs to the loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -110,21 +110,31 @@ class PreprocessQueue:
         """Refuse what can be refused without looking into the files; see `Processing.check`."""
         self._processing.check(request.images, request.image_ids)
 
-    def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None:
+    def has_keys(self, request: OpenRequest) -> bool:
+        """Return whether a request has its keys; if not, `collect` will name it. It has to `leave` at last.
+
+        Raises:
+            InvalidRequest: a bad id; names the image's index.
+        """
+        self._requests[request.number] = request
+        return self._keys.find(request)
+
+    def advance(self, request: OpenRequest, but: Container[str] = ()) -> Mapping[str, Processed] | None:
         """Return what was processed for a request if it can be sent now; or None: `collect` will name it.
 
         Either way, and if this raises, it has to `leave` at last.
 
+        Args:
+            but: keys of items that need not be processed.
         Raises:
             InvalidRequest: (often a subclass) the request's first bad image, or a bad id; names its index.
             CacheMiss: images that came as ids only, and are not cached (any more); names the ids.
             ServiceUnavailable: more would wait than may; this request has begun nothing.
             RequestAborted: another file that came with the same id, at the same time, could not be processed.
         """
-        self._requests[request.number] = request
-        if not self._keys.find(request):
+        if not self.has_keys(request):
             return None
-        self._join(request, self.items.missing(request.keys))
+        self._join(request, self.items.missing([key for key in request.keys if key not in but]))
         if not self._flights.is_complete(request.number):
             return None
         return _checked(request, self._flights.outcomes(request.number))

@@ -6,7 +6,7 @@ no workers    NoPreprocessing     no request comes so far
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from mmcached.frontend.caches.item_cache import ItemCache
@@ -28,7 +28,8 @@ class Preprocessing(Protocol):
 
     def fileno(self) -> int: ...
     def check(self, request: OpenRequest) -> None: ...
-    def advance(self, request: OpenRequest) -> Mapping[str, Processed] | None: ...
+    def has_keys(self, request: OpenRequest) -> bool: ...
+    def advance(self, request: OpenRequest, but: Container[str] = ()) -> Mapping[str, Processed] | None: ...
     def collect(self) -> Sequence[OpenRequest]: ...
     def leave(self, number: int, *, has_used: bool) -> None: ...
     def flush(self) -> None: ...
@@ -49,10 +50,10 @@ class NoPreprocessing:
     def fileno(self) -> int:
         return self._mailbox.fileno()
 
-    def check(self, request: OpenRequest) -> NoReturn:
+    def check(self, request: OpenRequest, but: Container[str] = ()) -> NoReturn:
         raise InvariantError("a request was admitted that nobody can serve")
 
-    advance = check
+    has_keys = advance = check
 
     def collect(self) -> list[OpenRequest]:
         return []

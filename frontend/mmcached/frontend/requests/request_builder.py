@@ -42,6 +42,7 @@ def build_request(
     *,
     leases: Sequence[LeaseId | None],
     mirror_seq: int,
+    store_epoch: int = 0,
     config: ServiceConfig,
 ) -> tuple[AddRequest, list[Frame]]:
     """Return the message to the engine, with its payload frames.
@@ -49,6 +50,7 @@ def build_request(
     Args:
         token_ids: from `prompt_tokens`.
         leases: one per item; None for one that is not in the ring.
+        mirror_seq, store_epoch: see `AddRequest`.
     Raises:
         InvalidRequest: with the placeholders the prompt is longer than the model takes.
     """
@@ -70,7 +72,9 @@ def build_request(
             where = item.payload
         mm_hash = hash_in_engine(item, image_id)
         length = item.num_embeds
-        features.append(Feature(mm_hash, "image", offset, length, length, item.nbytes, where, lease))
+        features.append(
+            Feature(mm_hash, "image", offset, length, length, item.nbytes, where, lease, has_output=item.has_output)
+        )
     add = AddRequest(
         request_id=number,
         kind="generate" if isinstance(message, Generate) else "encode",
@@ -80,6 +84,7 @@ def build_request(
         rows=message.rows if isinstance(message, Generate) else None,
         tenant=message.tenant,
         mirror_seq=mirror_seq,
+        store_epoch=store_epoch,
         is_streamed=isinstance(message, Generate) and message.stream_window > 0,
         priority=message.priority if isinstance(message, Generate) else 0,
     )

@@ -22,11 +22,13 @@ import structlog
 from mmcached.frontend.caches.item_cache import ItemCache, OutgoingItem
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.requests.admission import Admission
+from mmcached.frontend.requests.encoder_outputs import EncoderOutputs
 from mmcached.frontend.requests.engine_choice import EngineChoice
 from mmcached.frontend.requests.open_requests import OpenRequest, OpenRequests
 from mmcached.frontend.requests.preprocessing import preprocessing_from_config
 from mmcached.frontend.requests.request_builder import build_request
 from mmcached.frontend.requests.token_streams import TokenStreams
+from mmcached.frontend.store.record_store import RecordStore
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
@@ -64,6 +66,7 @@ class RequestService:
         connections: EngineConnections,
         items: ItemCache,
         *,
+        records: RecordStore,
         send: Send,
         clock: Callable[[], float],
     ) -> None:
@@ -76,6 +79,7 @@ class RequestService:
         self._engines = EngineChoice(config, connections, self._requests)
         self._preprocessing = preprocessing_from_config(config, items)
         self._admission = Admission(config, self._requests, self._preprocessing)
+        self.outputs = EncoderOutputs(config, records, connections, clock=clock)
         self.streams = TokenStreams(send)
         self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
         self.num_done = 0
@@ -109,10 +113,11 @@ class RequestService:
         """Forget all processed items, and let nothing that is being processed be cached or sent."""
         self.items.clear()
         self._preprocessing.flush()
+        self.outputs.flush()
 
     def go_on(self, guard: Guard) -> None:
         """End a turn: advance what has been processed or has waited for an engine, and send what streams have."""
-        for request in (*self._preprocessing.collect(), *self._take_waiting()):
+        for request in (*self._preprocessing.collect(), *self._take_waiting(), *self._take_ready()):
             error = guard.call("a request that goes on", self._advance_or_fail, request)
             if error is not None:
                 guard.call("a request that fails", self.fail, request.number, error)
@@ -126,6 +131,7 @@ class RequestService:
         self._requests.check_integrity()
         self._preprocessing.check_integrity()
         self.streams.check_integrity()
+        self.outputs.check_integrity()
         if left := self.streams.numbers() - {request.number for request in self._requests}:
             raise InvariantError(f"streams of requests that are over: {left}")
 
@@ -176,16 +182,20 @@ class RequestService:
         is_sent = False
         if self._engines.is_possible:
             try:
-                given = self._preprocessing.advance(request)
+                if not self._preprocessing.has_keys(request):
+                    return
+                stored = self.outputs.look(request)
+                given = self._preprocessing.advance(request, stored)
                 if given is None:
                     return
-                is_sent = self._submit(request, given)
+                is_sent = self._submit(request, given, stored)
             except MmcachedError:
                 self._preprocessing.leave(request.number, has_used=False)
+                self.outputs.leave(request.number)
                 raise
         if is_sent:
             self._preprocessing.leave(request.number, has_used=True)
-        else:
+        elif not self.outputs.is_waiting(request.number):
             self._waiting[request.number] = None
 
     def _take_waiting(self) -> list[OpenRequest]:
@@ -195,9 +205,17 @@ class RequestService:
         waiting, self._waiting = self._waiting, {}
         return [request for number in waiting if (request := self._requests.get(number)) is not None]
 
-    def _submit(self, request: OpenRequest, given: Mapping[str, Processed]) -> bool:
-        """Resolve, lease, send; return False if the engine is gone. No lease, pin or mirror has moved then, nor if this
-        raises.
+    def _take_ready(self) -> list[OpenRequest]:
+        """Return and forget those that have waited for what another engine encodes."""
+        ready = self.outputs.take_ready()
+        return [request for number in ready if (request := self._requests.get(number)) is not None]
+
+    def _submit(self, request: OpenRequest, given: Mapping[str, Processed], stored: Mapping[str, int]) -> bool:
+        """Resolve, lease, send; return False if no engine is there, or the request has to wait. No lease, pin or mirror
+        has moved then, nor if this raises.
+
+        Args:
+            stored: key -> number of embeddings, of items whose output the engine loads.
         """
 
         def make(
@@ -206,22 +224,36 @@ class RequestService:
             mirror_seq, config = self.items.next_mirror_seq, self._config
             message, token_ids = request.message, request.token_ids
             add, payload = build_request(
-                request.number, message, token_ids, routed, leases=leases, mirror_seq=mirror_seq, config=config
+                request.number,
+                message,
+                token_ids,
+                routed,
+                leases=leases,
+                mirror_seq=mirror_seq,
+                store_epoch=self.outputs.store_epoch,
+                config=config,
             )
             request.num_prompt_tokens = len(add.prompt_token_ids)
             return add, payload
 
         try:
-            items = self.items.resolve(request.keys, given)
+            resolved = iter(self.items.resolve([key for key in request.keys if key not in stored], given))
+            items = [
+                OutgoingItem(key, 0, stored[key], None, has_output=True) if key in stored else next(resolved)
+                for key in request.keys
+            ]
             chosen = self._engines.choose(request, items)
-            if chosen is None:
+            if chosen is None or self.outputs.has_to_wait(request, chosen.connection.incarnation, stored):
                 return False
-            self.items.sent(self._connections.send_with_leases(chosen.connection, items, make))
+            routed = self._connections.send_with_leases(chosen.connection, items, make)
+            self.items.sent([item for item in routed if not item.has_output])
+            self.items.loaded(len(stored))
         except PeerGone:
             return False
         finally:
             self.items.release()
         self._requests.move(request, chosen.connection.incarnation, chosen.num_waiting)
+        self.outputs.sent(request, chosen.connection.incarnation, stored)
         return True
 
     # ---- from engines: of a request that is not with that engine (any more), nothing
@@ -288,6 +320,7 @@ class RequestService:
             self.fail(request.number, RequestAborted(reason))
             return
         self._requests.move(request, 0)
+        self.outputs.leave(request.number, has_ended=False)
         self._advance_or_fail(request)
 
     def engine_lost(self, connection: EngineConnection, reason: str) -> None:
@@ -307,6 +340,7 @@ class RequestService:
     # ---- deadlines and ends
 
     def check(self, now: float) -> None:
+        self.outputs.check(now)
         for request in self._requests.expired(now):
             timeout_s = min(request.message.timeout_s, self._config.request_timeout_s)
             self._abort_in_engine(request)
@@ -342,6 +376,7 @@ class RequestService:
         """Forget a request, and all that waits for it; return it if it was open."""
         self.streams.close(number)
         self._preprocessing.leave(number, has_used=False)
+        self.outputs.leave(number)
         self._waiting.pop(number, None)
         return self._requests.take(number)
 

@@ -20,12 +20,13 @@ from collections import OrderedDict
 from enum import StrEnum
 from typing import Self
 
-from mmcached.cache.store_keys import store_key
+from mmcached.cache.store_keys import EMBEDDINGS, store_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
 from mmcached.shm.ring.touch_logs import TouchLogs
 from mmcached.shm.store import codec
+from mmcached.shm.store.record_head import TensorRef
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
@@ -125,6 +126,16 @@ class RecordStore(Closeable):
     def has(self, tenant: str, key: str) -> bool:
         """Return whether a key has a record; changes nothing."""
         return self._store.is_cached(store_key(tenant, key))
+
+    def num_rows(self, tenant: str, key: str) -> int:
+        """Return the rows of the tensor `EMBEDDINGS` of a key's record; 0 if it has none. Changes nothing."""
+        handle = self._store.find(store_key(tenant, key))
+        if handle is None:
+            return 0
+        head = codec.head_of(self._store.ring.read(handle))
+        tensor = head.tree.get(EMBEDDINGS)
+        shape = head.tensors[tensor.index][0].shape if isinstance(tensor, TensorRef) else ()
+        return shape[0] if shape else 0
 
     def put(self, tenant: str, key: str, encoded: EncodedRecord, *, epoch: int) -> Refusal | None:
         """Keep a record under a key, unless the key has one already.

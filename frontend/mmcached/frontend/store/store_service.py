@@ -92,6 +92,7 @@ class StoreService(Closeable):
         egress: the rings in which clients lay large puts.
         figures: hits, misses and puts by the names of clients.
         num_protocol_errors: messages that could not be true.
+        on_put: called with the name of each record that is put, and whether it is kept.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class StoreService(Closeable):
         self.egress = EgressRings(config.limits)
         self.figures = ClientFigures(config.limits.max_client_names)
         self.num_protocol_errors = 0
+        self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
         self._clock = clock
@@ -226,6 +228,8 @@ class StoreService(Closeable):
             found = encoded if refusal else self.records.find(message.tenant, message.key)
             for waiter in self.claims.finish(name):
                 self._sender.send_records(waiter.peer, waiter.message, [found])
+        if self.on_put is not None:
+            self.on_put(name, refusal is None)
         answer = to_client.Stored(message.request_id, self.records.epoch, refusal is None, refusal or "")
         self._send(peer, answer)
 

@@ -349,7 +349,9 @@ class RequestFailed(Message, frozen=True):
 
 
 class RequestMissed(Message, frozen=True):
-    """The engine cannot use what was sent for these items; the request waits nowhere: send it again with the data."""
+    """The engine cannot use what was sent for these items, or an output that is not named has gone from the store; the
+    request waits nowhere: send it again with all data.
+    """
 
     request_id: Count
     mm_hashes: list[Text]

@@ -1,0 +1,170 @@
+"""Encoder outputs in the store: says of each image whether an engine loads it, or encodes it, or its request waits.
+
+    in the store                                         loaded: nothing of the image is processed
+    an open request of another engine has it encoded     the request waits, for `output_wait_s` at most
+    else                                                 this request's engine encodes and saves it: the request owns it
+
+    owned ──put: kept──> gone, those who wait go on and find it
+      ├──put: refused──> gone, those who wait have it encoded, all at once
+      └──the owner has ended──> for a moment, in which the put may come; then gone, and the first who waits owns it
+
+A look takes no lease: the engine does, and has the request sent again if the output has gone meanwhile. Requests of one
+engine never wait for each other; it encodes an image once for all of them.
+
+Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from math import inf
+
+from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
+from mmcached.cache.store_keys import output_key, store_key
+from mmcached.frontend.engines.engine_connections import EngineConnections
+from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.store.record_store import RecordStore
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvariantError
+
+GRACE_S = 0.5
+"""How long a put may take that comes behind the answer to the request for which it was encoded."""
+
+
+@dataclass(slots=True)
+class _Owner:
+    number: int
+    engine: int
+    until: float = inf
+
+
+class EncoderOutputs:
+    """Who has what encoded, and who waits for it; requests by number, engines by incarnation."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        records: RecordStore,
+        connections: EngineConnections,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._is_on = config.shares_encoder_outputs
+        self._wait_s = config.limits.output_wait_s
+        self._max_embeds = max_embeds_per_item(config)
+        self._records = records
+        self._connections = connections
+        self._clock = clock
+        self._owners: dict[str, _Owner] = {}
+        self._waiting: dict[int, str] = {}  # number -> name of what it waits for
+        self._give_up_at: dict[int, float] = {}
+        self._ready: dict[int, None] = {}
+        self.num_waits = 0
+
+    @property
+    def store_epoch(self) -> int:
+        """The epoch in which engines save what they encode; 0: they do not."""
+        is_saved = self._is_on and self._connections.encoder_fingerprint and self._records.ring.announcement is not None
+        return self._records.epoch if is_saved else 0
+
+    def look(self, request: OpenRequest) -> dict[str, int]:
+        """Return key -> number of embeddings, of images whose output is in the store. One that is sent again has
+        everything encoded.
+        """
+        found = {}
+        for key, _, output in self._names(request):
+            num_embeds = self._records.num_rows(request.message.tenant, output)
+            if 0 < num_embeds <= self._max_embeds:
+                found[key] = num_embeds
+        return found
+
+    def has_to_wait(self, request: OpenRequest, engine: int, stored: Container[str]) -> bool:
+        """Return whether a request for an engine waits for what another one encodes; `take_ready` will name it.
+
+        Args:
+            stored: from `look`.
+        """
+        now = self._clock()
+        for key, name, _ in self._names(request):
+            owner = self._owners.get(name)
+            if key in stored or owner is None or owner.engine == engine or owner.number == request.number:
+                continue
+            if now < self._give_up_at.setdefault(request.number, now + self._wait_s):
+                self.num_waits += 1
+                self._waiting[request.number] = name
+                return True
+        return False
+
+    def is_waiting(self, number: int) -> bool:
+        return number in self._waiting
+
+    def sent(self, request: OpenRequest, engine: int, stored: Container[str]) -> None:
+        """Take note that a request is with an engine, which encodes all but what it loads."""
+        for key, name, _ in self._names(request):
+            if key not in stored:
+                self._owners.setdefault(name, _Owner(request.number, engine))
+
+    def leave(self, number: int, *, has_ended: bool = True) -> None:
+        """Forget a request that waits for nothing any more.
+
+        Args:
+            has_ended: what it had encoded may be put in a moment; else it never was.
+        """
+        self._waiting.pop(number, None)
+        self._ready.pop(number, None)
+        self._give_up_at.pop(number, None)
+        until = self._clock() + GRACE_S if has_ended else -inf
+        for owner in self._owners.values():
+            if owner.number == number:
+                owner.until = min(owner.until, until)
+
+    def put(self, name: str, is_kept: bool) -> None:
+        """Take note that the store was offered a record under a name; those of others change nothing."""
+        if self._owners.pop(name, None) is None:
+            return
+        for number in self._release(name):
+            if not is_kept:
+                self._give_up_at[number] = -inf
+
+    def flush(self) -> None:
+        """Let nobody wait for what was begun until now."""
+        self._owners.clear()
+        self._ready |= dict.fromkeys(self._waiting)
+        self._waiting.clear()
+
+    def check(self, now: float) -> None:
+        """Look at deadlines."""
+        for name in [name for name, owner in self._owners.items() if owner.until <= now]:
+            del self._owners[name]
+            self._release(name)
+        for number in [number for number in self._waiting if self._give_up_at[number] <= now]:
+            del self._waiting[number]
+            self._ready[number] = None
+
+    def take_ready(self) -> list[int]:
+        """Return and forget the requests that need wait no more."""
+        ready, self._ready = self._ready, {}
+        return list(ready)
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if somebody waits for what nobody owns."""
+        if lost := {name for name in self._waiting.values() if name not in self._owners}:
+            raise InvariantError(f"{len(lost)} encoder outputs are waited for, but nobody has them encoded")
+
+    def _names(self, request: OpenRequest) -> Iterable[tuple[str, str, str]]:
+        """Yield key, name in the store and output key, each once, of images whose output may be in the store."""
+        fingerprint = self._connections.encoder_fingerprint
+        if not self._is_on or not fingerprint or request.num_resends:
+            return
+        keys = (key for key, image_id in zip(request.keys, request.image_ids, strict=True) if image_id is None)
+        for key in dict.fromkeys(keys):
+            output = output_key(fingerprint, key)
+            yield key, store_key(request.message.tenant, output), output
+
+    def _release(self, name: str) -> list[int]:
+        released = [number for number, waits_for in self._waiting.items() if waits_for == name]
+        for number in released:
+            del self._waiting[number]
+            self._ready[number] = None
+        return released

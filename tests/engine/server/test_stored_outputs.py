@@ -1,0 +1,184 @@
+"""Leases of encoder outputs in an EngineServer between a fake frontend, fake workers and a fake store."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcached.cache.store_keys import output_key
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CacheMiss, CorruptImage
+from mmcached.wire.messages import engine as to_engine
+from mmcached.wire.messages import frontend as from_engine
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.messages.parts import Feature, StoredOutput
+from tests.clock import Clock
+from tests.engine.fake_peers import Bench
+
+CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
+HASH = "m" * 64
+KEY = output_key("", HASH)
+
+
+class Lease:
+    """A hit: what it leases is free when nobody refers to it any more."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+
+
+class Store:
+    """In the place of a client: keys with a token, or None for one that is a copy."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, str | None] = {KEY: "token"}
+        self.leases: list[weakref.ref[Lease]] = []
+        self.dropped: list[str] = []
+
+    def get(self, key: str, **options: object) -> Lease | None:
+        if key not in self.tokens:
+            return None
+        lease = Lease(self.tokens[key])
+        self.leases.append(weakref.ref(lease))
+        return lease
+
+    def drop(self, key: str, **options: object) -> None:
+        self.dropped.append(key)
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def num_leased(self) -> int:
+        gc.collect()
+        return sum(lease() is not None for lease in self.leases)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def bench(run_dir: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr("mmcached.engine.server.server.contact", lambda run_dir: store)
+    with Bench(run_dir, CONFIG, Clock()) as bench:
+        bench.connect()
+        yield bench
+        bench.engine.check_integrity()
+
+
+def add(bench: Bench, request_id: int, **options: Any) -> None:
+    feature = Feature(HASH, "image", 2, 2, 2, 0, None, has_output=True)
+    fields = {"max_tokens": 1, "rows": None, "tenant": "t", "store_epoch": 9} | options
+    bench.send(to_engine.AddRequest(request_id, "generate", [*b"ab", 258, 258, *b"cd"], [feature], **fields))
+
+
+def loads(plan: to_worker.StepPlan) -> list[str]:
+    return [item.payload.token for item in plan.encode if isinstance(item.payload, StoredOutput)]
+
+
+def test_every_rank_loads_under_the_engines_lease_which_ends_with_the_request(bench: Bench, store: Store) -> None:
+    add(bench, 1)
+    plans = bench.plans()
+    assert [loads(plan) for plan in plans] == [["token"]] * 2
+    assert plans[0].encode[0].store_epoch == 0, "what was loaded is not saved"
+    assert store.num_leased == bench.engine.stats().leases_held == 1
+    bench.answer(plans)
+    bench.expect(from_engine.RequestGenerated)
+    assert store.num_leased == 0
+
+
+def test_what_is_in_the_books_is_not_loaded(bench: Bench) -> None:
+    for request_id in (1, 2):
+        add(bench, request_id)
+        plans = bench.plans()
+        assert loads(plans[0]) == (["token"] if request_id == 1 else [])
+        bench.answer(plans)
+        bench.expect(from_engine.RequestGenerated)
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_an_output_that_cannot_be_leased_is_missed(bench: Bench, store: Store, has_copy: bool) -> None:
+    store.tokens = {KEY: None} if has_copy else {}
+    add(bench, 1)
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, [])
+    assert store.num_leased == 0
+    bench.serve(2)
+
+
+def test_the_lease_outlives_a_request_that_is_aborted_in_its_step(bench: Bench, store: Store) -> None:
+    add(bench, 1)
+    plans = bench.plans()
+    bench.send(to_engine.AbortRequest(1))
+    bench.turns()
+    assert store.num_leased == 1, "a rank may still open it"
+    bench.answer(plans)
+    bench.pump(lambda: bench.engine.stats().steps == 1 and bench.engine.stats().requests_running == 0)
+    assert store.num_leased == 0
+
+
+def test_an_output_that_a_worker_cannot_load_is_dropped_and_its_request_sent_again(bench: Bench, store: Store) -> None:
+    add(bench, 1)
+    bench.add(2)  # in the same step
+    bench.run_step(error=CacheMiss([HASH]))
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(1, [])
+    assert store.dropped == [KEY]
+    bench.run_step()
+    assert bench.expect(from_engine.RequestGenerated).request_id == 2
+    assert store.num_leased == 0
+
+
+def test_new_weights_load_nothing_of_before(bench: Bench, store: Store) -> None:
+    """The second request is in no step yet when the weights change; the first has loaded what it needs, and goes on."""
+    add(bench, 1, max_tokens=2)
+    plans = bench.plans()
+    add(bench, 2)
+    bench.send(to_engine.FlushEngine(7))
+    bench.expect(from_engine.EngineFlushed)
+    bench.answer(plans)
+    assert bench.expect(from_engine.RequestMissed) == from_engine.RequestMissed(2, [])
+    bench.run_step()
+    assert bench.expect(from_engine.RequestGenerated).request_id == 1
+    assert store.num_leased == 0
+
+
+def test_a_request_that_is_half_answered_is_not_begun_anew(bench: Bench) -> None:
+    """After a failed step and new weights it would need its output again, which is of the former ones."""
+    add(bench, 1, max_tokens=3, is_streamed=True)
+    bench.run_step()
+    bench.expect(from_engine.TokensCommitted)
+    plans = bench.plans()
+    bench.send(to_engine.FlushEngine(7))
+    bench.expect(from_engine.EngineFlushed)
+    bench.replace(0)
+    bench.attach(bench.workers[0])
+    bench.workers[1].channel.send(bench.workers[1].output(plans[1]))
+    failed = bench.expect(from_engine.RequestFailed)
+    assert (failed.request_id, failed.error.code, failed.error.retryable) == (1, "request_aborted", True)
+
+
+def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store: Store) -> None:
+    add(bench, 1)
+    bench.add(2)
+    bench.run_step(error=CorruptImage("images[0]", "x", "no image"))
+    for _ in range(2):  # both are suspects, computed one by one
+        bench.run_step()
+    answered = {bench.expect(from_engine.RequestGenerated).request_id for _ in range(2)}
+    assert answered == {1, 2}
+    assert store.num_leased == 0
+
+
+def test_another_frontend_ends_the_leases(bench: Bench, store: Store) -> None:
+    add(bench, 1, max_tokens=50)
+    bench.run_step()
+    plans = bench.plans()
+    bench.send(to_engine.Ring(2, bench.ring.announcement))
+    bench.expect(from_engine.ReaderHello)
+    bench.answer(plans)
+    bench.pump(lambda: store.num_leased == 0)

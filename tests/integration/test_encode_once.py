@@ -1,0 +1,126 @@
+"""What one engine has encoded, the others load out of the store: every answer is the same, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmcached.cli.demo.run import all_caches_off
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import AsyncClient, Client, MmcachedError
+from mmcached.wire.stats import ServiceStats, WorkerStats
+from tests.integration.local_service import LocalService
+from tests.integration.processes import eventually, role_pids, small_config, stats_of
+from tests.integration.test_bit_identical import base, quiet_stats, uncached
+from tests.integration.workloads import Answer, assert_same, photo, play, random_rounds
+
+NUM_IMAGES = 8
+
+
+def total(stats: ServiceStats, figure: Callable[[WorkerStats], int]) -> int:
+    """Return a figure of all workers of all engines together."""
+    return sum(figure(worker) for engine in stats.engines for worker in engine.workers)
+
+
+def encoded(stats: ServiceStats) -> int:
+    return total(stats, lambda worker: worker.items_encoded)
+
+
+def loaded(stats: ServiceStats) -> int:
+    return total(stats, lambda worker: worker.items_loaded)
+
+
+def saved(stats: ServiceStats) -> int:
+    return total(stats, lambda worker: worker.outputs_saved)
+
+
+def settled(run_dir: Path) -> ServiceStats:
+    """Return the figures when all that was encoded is saved."""
+    return eventually(lambda: stats_of(run_dir), lambda stats: saved(stats) == encoded(stats) > 0, "all is saved")
+
+
+QUESTION = "what is " + "<image>" * NUM_IMAGES
+IMAGES = [photo(index) for index in range(NUM_IMAGES)]
+
+
+async def ask_at_once(run_dir: Path, num_times: int) -> list[Answer]:
+    """Ask for all images, so many times at once; a generation, since a client finds embeddings by itself."""
+    async with AsyncClient(run_dir) as client:
+        asks = (client.generate(QUESTION, IMAGES, 4, hidden_states=True) for _ in range(num_times))
+        return list(await asyncio.gather(*asks))
+
+
+@pytest.fixture(scope="module")
+def wanted() -> Answer:
+    """The answer of a service that has no caches."""
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
+        config = all_caches_off(small_config(world_size=1))
+        with LocalService(Path(scratch), config), Client(scratch) as client:
+            return client.generate(QUESTION, IMAGES, 4, hidden_states=True)
+
+
+@pytest.mark.parametrize("mode", ["shm", "lru"])
+def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, run_dir: Path, wanted: Answer) -> None:
+    config = small_config(
+        world_size=1, data_parallel_size=2, routing_policy="round_robin", mm_processor_cache_type=mode
+    )
+    with LocalService(run_dir, config, saves_outputs=True):
+        eventually(lambda: stats_of(run_dir), lambda stats: len(stats.engines) == 2, "two engines")
+        before = settled(run_dir)
+        assert_same(asyncio.run(ask_at_once(run_dir, 4)), [wanted] * 4)
+        assert_same(asyncio.run(ask_at_once(run_dir, 4)), [wanted] * 4)
+        stats = quiet_stats(run_dir)
+    assert encoded(stats) - encoded(before) == NUM_IMAGES
+    assert loaded(stats) == NUM_IMAGES, "by the other engine, at the latest when it is asked again"
+    assert stats.resends == 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> None:
+    rounds = random_rounds(5)
+    config = base(world_size=world_size, data_parallel_size=2, routing_policy="round_robin")
+    with LocalService(run_dir, config, saves_outputs=True) as service:
+        eventually(lambda: stats_of(run_dir), lambda stats: len(stats.engines) == 2, "two engines")
+        for _ in range(2):
+            assert_same(asyncio.run(play(run_dir, rounds)), list(uncached(5)))
+        stats = quiet_stats(run_dir)
+    assert not service.errors
+    assert stats.resends == 0
+    assert loaded(stats) > 0
+
+
+def test_what_was_encoded_before_a_kill_is_loaded_by_the_successors(run_dir: Path, wanted: Answer) -> None:
+    """Each role but the supervisor is killed in turn; the frontend leaves its store to the next one."""
+    directory = run_dir / "s"
+    with ChildService(directory, small_config(world_size=1), run_dir / "config.json") as service:
+        assert_same(asyncio.run(ask_at_once(directory, 1)), [wanted])
+        before = settled(directory)
+        for role in ("worker", "frontend", "engine"):
+            _kill(service.process.pid, role)
+            answer = eventually(lambda: _answers(directory), lambda found: found is not None, "an answer")
+            assert_same(answer or [], [wanted])
+        stats = eventually(lambda: stats_of(directory), lambda found: bool(found.engines), "its figures")
+    assert loaded(stats) - loaded(before) >= 2 * NUM_IMAGES, "worker and engine begin with empty caches"
+    assert encoded(stats) - encoded(before) <= 2, "the images with which the supervisor asks whether all is well"
+
+
+def _kill(supervisor: int, role: str) -> None:
+    """Kill a role, and return when it has a successor."""
+    (pid,) = role_pids(supervisor)[role]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: role_pids(supervisor)[role], lambda pids: pids not in ([], [pid]), f"another {role}")
+
+
+def _answers(run_dir: Path) -> list[Answer] | None:
+    try:
+        return asyncio.run(ask_at_once(run_dir, 1))
+    except MmcachedError as error:
+        if not error.retryable:
+            raise
+        return None

@@ -1,0 +1,145 @@
+"""What a worker saves of what it has encoded, and what it takes for an output; the store is the test's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmcached.cache.store_keys import output_key
+from mmcached.wire.errors import CacheMiss
+from mmcached.wire.messages.parts import StoredOutput
+from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
+from mmcached.worker.steps.runner import ModelRunner
+from tests.worker.oracle import random_image
+from tests.worker.plans import plan
+from tests.worker.rings import inline_frames
+from tests.worker.steps.test_runner import CONFIG, CPU, inline_item, run, run_failing, tensor_of
+
+IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
+NUM_EMBEDS = 6
+
+
+class Store:
+    """In the place of a client: what was put, by key; `open` takes a key for a token."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+
+    def contains_many(self, keys: list[str], **options: object) -> list[bool]:
+        return [key in self.records for key in keys]
+
+    def put(self, key: str, record: object, **options: object) -> bool:
+        self.records[key], self.options[key] = record, options
+        return True
+
+    def open(self, token: str, **options: object) -> SimpleNamespace | None:
+        return SimpleNamespace(record=self.records[token]) if token in self.records else None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    store = Store()
+    monkeypatch.setattr("mmcached.worker.steps.runner.contact", lambda run_dir: store)
+    return store
+
+
+@contextmanager
+def runner_with_store(rank: int = 0) -> Iterator[ModelRunner]:
+    with ModelRunner(CONFIG, rank=rank, device=CPU, run_dir=Path("/nowhere")) as runner:
+        yield runner
+
+
+def item(key: str = "a", store_epoch: int = 5) -> EncodeItem:
+    inline = inline_item(key, IMAGE)
+    return EncodeItem(inline.key, inline.mm_hash, inline.num_embeds, inline.payload, None, "t", store_epoch)
+
+
+def key_of(runner: ModelRunner, mm_hash: str = "a") -> str:
+    return output_key(runner.encoder_fingerprint, mm_hash)
+
+
+def save_all(runner: ModelRunner) -> None:
+    """Have saved what the last step has encoded, and wait for it."""
+    waiting = runner.stats().items_encoded
+    runner.save_outputs()
+    deadline = time.monotonic() + 30.0
+    while runner.stats().outputs_saved < waiting:
+        assert time.monotonic() < deadline, "it is never saved"
+
+
+def load(token: str, num_embeds: int = NUM_EMBEDS) -> StepPlan:
+    stored = EncodeItem("b", "a", num_embeds, StoredOutput(token))
+    return plan(1, encode=[stored], emit=[EmitEmbedding(1, 0, "b")])
+
+
+def test_what_one_worker_has_encoded_another_loads_bit_for_bit(store: Store) -> None:
+    with runner_with_store() as first, runner_with_store() as second:
+        step = plan(1, encode=[item()], emit=[EmitEmbedding(1, 0, "a")])
+        output, payload = run(first, step, inline_frames(IMAGE))
+        wanted = tensor_of(output.embeddings[0], payload)
+        assert store.records == {}, "not before the step is answered"
+        save_all(first)
+        key = key_of(first)
+        assert (store.options[key]["tenant"], store.options[key]["store_epoch"]) == ("t", 5)
+        store.records[key] = {name: tensor.clone() for name, tensor in store.records[key].items()}
+        output, payload = run(second, load(key))
+        assert np.array_equal(tensor_of(output.embeddings[0], payload), wanted)
+        assert (second.stats().items_encoded, second.stats().items_loaded) == (0, 1)
+        store.records[key]["embeddings"].zero_()
+        output, payload = run(second, plan(2, emit=[EmitEmbedding(1, 0, "b")]))
+        assert np.array_equal(tensor_of(output.embeddings[0], payload), wanted), "it owns its bytes"
+
+
+@pytest.mark.parametrize(("rank", "store_epoch"), [(1, 5), (0, 0)])
+def test_rank_0_alone_saves_and_only_where_there_is_a_store(store: Store, rank: int, store_epoch: int) -> None:
+    with runner_with_store(rank) as runner:
+        run(runner, plan(1, encode=[item(store_epoch=store_epoch)]), inline_frames(IMAGE))
+        runner.save_outputs()
+    assert store.records == {}
+
+
+def test_a_step_that_failed_saves_nothing(store: Store) -> None:
+    with runner_with_store() as runner:
+        lost = EncodeItem("b", "b", NUM_EMBEDS, StoredOutput("nowhere"))
+        failed = run_failing(runner, plan(1, encode=[item(), lost]), inline_frames(IMAGE))
+        assert failed.error.details["mm_hashes"] == ["b"]
+        runner.save_outputs()
+        assert runner.encoder_cache.keys() == []
+    assert store.records == {}
+
+
+FORGED: dict[str, Any] = {
+    "gone": None,
+    "no tensors": {"embeddings": "six"},
+    "another name": {"embedding": torch.zeros(NUM_EMBEDS, 8, dtype=torch.int32)},
+    "one more": {"embeddings": torch.zeros(NUM_EMBEDS, 8, dtype=torch.int32), "more": torch.zeros(1)},
+    "another dtype": {"embeddings": torch.zeros(NUM_EMBEDS, 8, dtype=torch.int64)},
+    "another width": {"embeddings": torch.zeros(NUM_EMBEDS, 9, dtype=torch.int32)},
+    "another length": {"embeddings": torch.zeros(NUM_EMBEDS + 1, 8, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_record_that_is_no_output_of_this_encoder_is_missed(store: Store, what: str) -> None:
+    if FORGED[what] is not None:
+        store.records["t"] = FORGED[what]
+    with runner_with_store() as runner:
+        failed = run_failing(runner, load("t"))
+    assert failed.error.code == CacheMiss.code
+    assert failed.error.details["mm_hashes"] == ["a"]
+
+
+def test_a_worker_without_a_store_misses_everything() -> None:
+    assert run_failing(ModelRunner(CONFIG, rank=0, device=CPU), load("t")).error.code == CacheMiss.code
