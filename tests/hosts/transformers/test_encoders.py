@@ -29,6 +29,8 @@ from mmcached.worker.encoders.tower import load_tower
 from tests.hosts.transformers.checkpoints import OUTPUTS, PICTURES, PROCESSORS, alone, save
 
 CPU = torch.device("cpu")
+SERVED = ("clip", "dinov2", "qwen3_vl", "gemma3")
+"""Families with which a service is started each time: one with each form of outputs."""
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,10 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
         CheckpointEncoder(config_of(folder).encoder, CPU)
 
 
-@pytest.mark.parametrize("family", ["clip", "dinov2", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize(
+    "family",
+    [family if family in SERVED else pytest.param(family, marks=pytest.mark.soak) for family in PROCESSORS],
+)
 def test_a_service_says_the_same_and_encodes_once(run_dir: Path, tmp_path: Path, family: str) -> None:
     folder = save(family, tmp_path / "checkpoint")
     names = OUTPUTS.get(family, ["embeddings"])

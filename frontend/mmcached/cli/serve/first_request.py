@@ -9,6 +9,8 @@ from mmcached.client import Client
 from mmcached.wire.errors import MmcachedError
 
 TIMEOUT_S = 10.0
+DECODER_TIMEOUT_S = 60.0
+"""For a service whose decoders bring Transformers: one that is not ready in time is ended, and begins again."""
 TINY_PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5ErkJggg=="
 )
@@ -26,7 +28,7 @@ def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: i
     with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
         for number in range(num_engines):
             if not generates:
-                client.encode([TINY_PNG], image_ids=[f"ready {number}"], timeout_s=timeout_s)
+                client.encode([TINY_PNG], image_ids=[f"ready {number}"], timeout_s=DECODER_TIMEOUT_S)
                 continue
             generation = client.generate(f"{number}: ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
             if len(generation.tokens) != 1:
