@@ -21,6 +21,7 @@ from mmcached.wire.errors import (
     CacheMiss,
     CorruptImage,
     DeadlineExceeded,
+    InvalidRequest,
     RemoteProtocolError,
     error_to_wire,
 )
@@ -131,6 +132,17 @@ def test_several_outputs_of_an_encoder_keep_their_names() -> None:
     one, several = embeddings_from(message, [struct.pack("<f", value) for value in range(3)])
     assert one.tolist() == [0.0]
     assert [(name, tensor.tolist()) for name, tensor in several.items()] == [("b", [1.0]), ("a", [2.0])]
+
+
+def test_outputs_come_in_the_library_that_is_asked_for() -> None:
+    message = Encoded(1, [{"embeddings": Tensor(0, "bfloat16", (1, 2))}])
+    payload = [struct.pack("<HH", 0x3F80, 0x4000)]
+    [tensor] = embeddings_from(message, payload)
+    assert (str(tensor.dtype), tensor.tolist()) == ("torch.bfloat16", [[1.0, 2.0]])
+    [plain] = embeddings_from(message, payload, "bytes")
+    assert plain.tobytes() == payload[0]
+    with pytest.raises(InvalidRequest, match="numpy has no bfloat16"):
+        embeddings_from(message, payload, "numpy")
 
 
 def test_an_answer_of_another_kind_is_a_protocol_error(run_dir: Path, make: Make) -> None:

@@ -136,6 +136,7 @@ class Calls:
         *,
         image_ids: Sequence[str | None] = (),
         view: bool = False,
+        tensors: Library = "torch",
         timeout_s: float | None = None,
     ) -> Verb[list[Any]]:
         """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
@@ -146,11 +147,12 @@ class Calls:
         Args:
             images, image_ids: as for `generate`.
             view: what is found there in place, without a copy: see `get`. **Read it, never write.**
+            tensors: as for `get`.
             timeout_s: deadline of this call.
         Raises:
             As `generate`.
         """
-        ids, contact, reading = checked_image_ids(image_ids, images), self.contact, reading_of("torch", view)
+        ids, contact, reading = checked_image_ids(image_ids, images), self.contact, reading_of(tensors, view)
         files, deadline = read_images(images, ids), contact.deadline(timeout_s)
         outputs = yield from self._known_outputs(files, ids, reading, deadline)
         missing = [index for index, output in enumerate(outputs) if output is None]
@@ -158,7 +160,7 @@ class Calls:
             wanted = [ids[index] for index in missing] if ids else []
             request = Encode(contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, wanted)
             message, payload = yield from self._ask(request, timeout_s, [files[index] for index in missing])
-            made = embeddings_from(expect(message, Encoded), payload)
+            made = embeddings_from(expect(message, Encoded), payload, tensors)
             if len(made) != len(missing):
                 raise RemoteProtocolError(f"{len(made)} outputs for {len(missing)} images", "outputs")
             for index, output in zip(missing, made, strict=True):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mmcached.shm.store.codec import MAKERS, Library
+from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
     Claims,
@@ -130,30 +132,26 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
     return RowRange(rows.key, rows.first, _owned_tensor(rows.tensor, payload))
 
 
-def embeddings_from(message: Encoded, payload: Sequence[Frame]) -> list[Any]:
+def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library = "torch") -> list[Any]:
     """Return of each image the encoder's output, or all by name if there are several; cpu, owned."""
-    return [plain({name: _owned_tensor(tensor, payload) for name, tensor in each.items()}) for each in message.outputs]
+    return [
+        plain({name: _owned_tensor(tensor, payload, tensors) for name, tensor in each.items()})
+        for each in message.outputs
+    ]
 
 
-def plain(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | Mapping[str, torch.Tensor]:
+def plain(outputs: Mapping[str, Any]) -> Any:
     """Return the one tensor, or all by name if there are several."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
-def _owned_tensor(tensor: Tensor, payload: Sequence[Frame]) -> torch.Tensor:
-    import torch
-
-    dtype = getattr(torch, tensor.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise RemoteProtocolError(f"{tensor.dtype!r} is no dtype", "tensor.dtype")
+def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = "torch") -> Any:
     if tensor.frame >= len(payload):
         raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    data = bytearray(payload[tensor.frame])
-    if len(data) != count * dtype.itemsize:
-        raise RemoteProtocolError(f"{len(data)} bytes for shape {list(tensor.shape)} of {tensor.dtype}", "tensor.shape")
-    if not data:
-        return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)
+    kind = TensorType.checked(tensor.dtype, list(tensor.shape), "tensor")
+    data = memoryview(payload[tensor.frame])
+    if data.nbytes != kind.nbytes:
+        raise RemoteProtocolError(
+            f"{data.nbytes} bytes for shape {list(tensor.shape)} of {tensor.dtype}", "tensor.shape"
+        )
+    return MAKERS[library](kind, data, 0, copy=True)

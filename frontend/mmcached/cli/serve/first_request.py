@@ -28,7 +28,8 @@ def first_request(run_dir: Path, timeout_s: float = TIMEOUT_S, *, num_engines: i
     with Client(run_dir, connect_timeout_s=timeout_s, fail_open=False) as client:
         for number in range(num_engines):
             if not generates:
-                client.encode([TINY_PNG], image_ids=[f"ready {number}"], timeout_s=DECODER_TIMEOUT_S)
+                # As bytes: here, torch would take more memory than all the rest.
+                client.encode([TINY_PNG], image_ids=[f"ready {number}"], tensors="bytes", timeout_s=DECODER_TIMEOUT_S)
                 continue
             generation = client.generate(f"{number}: ready? <image>", [TINY_PNG], max_tokens=1, timeout_s=timeout_s)
             if len(generation.tokens) != 1:

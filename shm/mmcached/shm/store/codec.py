@@ -123,7 +123,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
         InvalidRequest: a dtype that the wanted library does not have.
     """
     head, _, whole = _head_of(buffer)
-    make, made = _MAKERS[tensors], []
+    make, made = MAKERS[tensors], []
     for kind, offset in head.tensors:  # not a list of its own, which is one call more
         made.append(make(kind, whole, offset, copy))
     return _fill(head.tree, made)  # type: ignore[no-any-return]  # a head's tree is a dict
@@ -132,7 +132,7 @@ def decode(buffer: Bytes1D, *, tensors: Library, copy: bool = False) -> Record:
 def decode_record_frames(frames: Sequence[Frame], *, tensors: Library) -> Record:
     """Read a record that came as frames; its tensors are views that keep their frames alive. Raises as `decode`."""
     head, _, views = _read_frames(frames)
-    make = _MAKERS[tensors]
+    make = MAKERS[tensors]
     made = [make(kind, view, 0, False) for (kind, _), view in zip(head.tensors, views, strict=True)]
     return _fill(head.tree, made)  # type: ignore[no-any-return]
 
@@ -210,7 +210,7 @@ def _fill(value: Any, made: list[Any]) -> Any:
     return value
 
 
-_MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch, "bytes": bytes_of}
+MAKERS: dict[Library, Callable[..., Any]] = {"numpy": to_numpy, "torch": to_torch, "bytes": bytes_of}
 
 
 def _path(wrong: NotCarried) -> str:
