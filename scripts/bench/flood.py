@@ -57,6 +57,7 @@ FLOODS = {
     "taken": words(said.TokensTaken(ID, 1, 16)),
     "cancel": words(said.Cancel(ID, 1)),
     "stats": words(said.GetStats(1)),
+    "processor info": words(said.GetProcessorInfo(1)),
     "probe": words(said.Probe(1, 5.0)),
     "flush": words(said.Flush(1)),
     "reader": words(said.RegisterReader(ID, 1, 2, 3, 4)),

@@ -88,6 +88,7 @@ FLOODS: dict[str, bytes] = {
     "taken": words(to_frontend.TokensTaken(STRANGER, 1, 16)),
     "cancel": words(to_frontend.Cancel(STRANGER, 1)),
     "stats": words(to_frontend.GetStats(1)),
+    "processor info": words(to_frontend.GetProcessorInfo(1)),
     "probe": words(to_frontend.Probe(1, 5.0)),
     "flush": words(to_frontend.Flush(1)),
     "epoch": words(to_frontend.Flush(1, True)),

@@ -81,6 +81,7 @@ def _messages(client_id: str, number: int) -> list[object]:
         said.TokensTaken(other, number, 5),
         said.Cancel(other, number),
         said.GetStats(number),
+        said.GetProcessorInfo(number),
         said.Probe(number, 1.0),
         said.Flush(number),
         said.Flush(number, new_epoch=True),
