@@ -33,11 +33,11 @@ def known(service: StoreService) -> StoreService:
     return service
 
 
-def put(run_dir: Path, *files: bytes, tenant: str = "", names: list[str | None] | None = None) -> torch.Tensor:
+def put(run_dir: Path, *files: bytes, tenant: str = "") -> torch.Tensor:
     """Put an output for each file, as a worker does that has encoded it; return the last."""
     with Client(run_dir, tenant=tenant) as worker:
         output = torch.empty(0)
-        for key in output_keys(welcome(), files, names or [], tenant) or ():
+        for key in output_keys(welcome(), files, [], tenant).values():
             output = torch.arange(6, dtype=torch.int32).reshape(2, 3) + len(key)
             assert worker.put(key, {"embeddings": output})
     return output
@@ -52,10 +52,10 @@ def test_names_are_those_of_the_service(algorithm: Literal["blake3", "sha256"]) 
         item_fingerprint=processing.fingerprint,
         hasher_algorithm=algorithm,
     )
-    keys = [processing.key(FILES[0], "tenant"), processing.key_of_id("cat", "tenant", index=1)]
-    assert output_keys(said, [FILES[0], b""], [None, "cat"], "tenant") == [output_key("f", key) for key in keys]
-    assert output_keys(said, FILES, [], "tenant") == [output_key("f", processing.key(file, "tenant")) for file in FILES]
-    assert output_keys(welcome(""), FILES, [], "tenant") is None
+    key = output_key("f", processing.key(FILES[0], "tenant"))
+    assert output_keys(said, [FILES[0], b""], [None, "cat"], "tenant") == {0: key}, "the service saves none of a name"
+    assert list(output_keys(said, FILES, [], "tenant")) == [0, 1]
+    assert output_keys(welcome(""), FILES, [], "tenant") == {}
 
 
 def test_what_was_encoded_before_is_found_without_asking(known: StoreService, client: Any, run_dir: Path) -> None:
@@ -76,12 +76,12 @@ def test_only_what_is_not_there_is_asked_for(known: StoreService, client: Any, r
     assert asked.image_ids == []
 
 
-def test_a_named_image_is_found_under_its_name(known: StoreService, client: Any, run_dir: Path) -> None:
-    output = put(run_dir, b"", names=["cat"])
-    cat, other = client.encode([None, FILES[0]], image_ids=["cat", "dog"])
-    assert torch.equal(cat, output)
-    assert other.numpy().tobytes() == FILES[0]
-    assert [message.image_ids for message in known.received if isinstance(message, Encode)] == [["dog"]]
+def test_a_named_image_is_asked_for(known: StoreService, client: Any, run_dir: Path) -> None:
+    output = put(run_dir, FILES[0])
+    found, named = client.encode([FILES[0], FILES[0]], image_ids=[None, "cat"])
+    assert torch.equal(found, output)
+    assert named.numpy().tobytes() == FILES[0]
+    assert [message.image_ids for message in known.received if isinstance(message, Encode)] == [["cat"]]
 
 
 def test_a_view_is_a_lease_and_another_tenants_output_is_none(known: StoreService, client: Any, run_dir: Path) -> None:

@@ -367,10 +367,11 @@ class Calls:
             if self._welcome is None or self.contact.is_over:
                 raise
         keys = output_keys(self._welcome, files, image_ids, self.contact.options.tenant)
-        if keys is None:
-            return [None] * len(files)
-        hits = yield from self._store.look(keys, reading, deadline)
-        return [None if hit is None else plain(hit.record) for hit in hits]
+        outputs: list[Any] = [None] * len(files)
+        hits = (yield from self._store.look(list(keys.values()), reading, deadline)) if keys else []
+        for index, hit in zip(keys, hits, strict=True):
+            outputs[index] = None if hit is None else plain(hit.record)
+        return outputs
 
     def _generate(
         self,

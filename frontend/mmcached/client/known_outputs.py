@@ -1,9 +1,9 @@
 """Names what the encoder says of an image as the service does: a client finds it in the store without asking.
 
-    bytes of the file, or the name that the caller gave it ──> key of the item ──> key of the encoder's output
+    bytes of the file ──> key of the item ──> key of the encoder's output
 
 A fingerprint of the service's processor and one of its encoder are part of the keys: a service that would say something
-else has other keys.
+else has other keys. Of an image that has the name that its caller gave it, the store keeps no output.
 """
 
 from __future__ import annotations
@@ -19,24 +19,21 @@ from mmcached.wire.messages.client import Welcome
 
 def output_keys(
     welcome: Welcome, files: Sequence[bytes], image_ids: Sequence[str | None], tenant: str
-) -> list[str] | None:
-    """Return the keys of the encoder's outputs for some images; None if the service has not said what is in them.
+) -> dict[int, str]:
+    """Return the keys of the encoder's outputs by the index of the image, of those whose output may be in the store.
 
     Args:
-        files: encoded image files; what is named is not looked at.
+        welcome: what the service has said of itself.
+        files: encoded image files.
         image_ids: one per image, or none at all.
     """
     if not welcome.encoder_fingerprint:
-        return None
-    hasher, fingerprint = _hasher(welcome.hasher_algorithm), welcome.item_fingerprint
-    keys = []
+        return {}
+    hasher, keys = _hasher(welcome.hasher_algorithm), {}
     for index, file in enumerate(files):
-        name = image_ids[index] if image_ids else None
-        if name is None:
-            key = hasher.item_key(file, modality="image", fingerprint=fingerprint, tenant=tenant)
-        else:
-            key = hasher.caller_key(name, modality="image", fingerprint=fingerprint, tenant=tenant)
-        keys.append(output_key(welcome.encoder_fingerprint, key))
+        if not image_ids or image_ids[index] is None:
+            key = hasher.item_key(file, modality="image", fingerprint=welcome.item_fingerprint, tenant=tenant)
+            keys[index] = output_key(welcome.encoder_fingerprint, key)
     return keys
 
 
