@@ -14,6 +14,7 @@ adapters_transformers   a model of Transformers, and an image processor, with an
 flood           a client's cheapest call beside a flood
 
 replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`
+fleet           the same for several engines, by routing policy: `python -m scripts.bench.fleet TRACE`
 harness         the command line, the clock, the table, the bounds
 peers           makes vLLM's and vllm-omni's modules importable, runs Redis
 

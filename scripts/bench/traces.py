@@ -111,16 +111,19 @@ class Prompt:
     Attributes:
         block_ids: of all its blocks, the last one perhaps not full.
         num_full: how many of them are.
+        arrival_s: seconds from the trace's begin.
         is_counted: whether it belongs to the service whose hit rate is asked for; else it shares no block with those.
     """
 
     block_ids: list[int]
     num_full: int
     is_counted: bool = True
+    arrival_s: float = 0.0
 
 
 def read_trace(path: Path) -> list[Prompt]:
-    """Read a file in the Mooncake format: one JSON object a line, with `input_length` in tokens and `hash_ids`.
+    """Read a file in the Mooncake format: one JSON object a line, with `input_length` in tokens, `hash_ids`,
+    and perhaps a `timestamp` in ms.
 
     Raises:
         ValueError: a line is not of that kind, or an id occurs behind different ids; the text names the line.
@@ -132,6 +135,7 @@ def read_trace(path: Path) -> list[Prompt]:
             try:
                 record = json.loads(line)
                 block_ids, num_tokens = [int(block_id) for block_id in record["hash_ids"]], int(record["input_length"])
+                arrival_s = float(record.get("timestamp", 0)) / 1000
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{path}:{number}: no request in the Mooncake format: {error!r}") from error
             if len(block_ids) != -(-num_tokens // BLOCK_TOKENS) or not block_ids:
@@ -139,7 +143,7 @@ def read_trace(path: Path) -> list[Prompt]:
             for parent, block_id in zip([None, *block_ids], block_ids, strict=False):
                 if parents.setdefault(block_id, parent) != parent:
                     raise ValueError(f"{path}:{number}: block {block_id} is behind {parent} and {parents[block_id]}")
-            prompts.append(Prompt(block_ids, num_tokens // BLOCK_TOKENS))
+            prompts.append(Prompt(block_ids, num_tokens // BLOCK_TOKENS, arrival_s=arrival_s))
     return prompts
 
 
