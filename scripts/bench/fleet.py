@@ -123,6 +123,7 @@ def play(prompts: Sequence[Prompt], policy: RoutingPolicy, num_blocks: int, num_
         for engine in engines:
             engine.go_on(now_s)
         chosen = router.choose([engine.candidate(index, request, now_s) for index, engine in enumerate(engines)])
+        router.pass_turn(chosen.index)
         num_hit, finish_s = engines[chosen.index].add(request, prompt.num_full, now_s)
         num_found += num_hit
         num_asked += request.num_tokens

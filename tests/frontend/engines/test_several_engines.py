@@ -10,12 +10,17 @@ import pytest
 
 from mmcached.cache.hashing.block_hash import extend_block_hashes
 from mmcached.engine import Request
+from mmcached.frontend.caches.item_cache import OutgoingItem
+from mmcached.frontend.engines.held_content import HeldContent
+from mmcached.frontend.requests.hashed_prompt import PromptHasher
+from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import StreamedTokens
+from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, png
@@ -105,6 +110,26 @@ def test_each_in_turn(bench: Bench, engines: list[WireEngine]) -> None:
         generate(bench, number, length)
         chosen.append(who_gets_it(bench, engines)[0])
     assert chosen == [0, 1] * 3
+
+
+def test_what_an_engine_has_to_do_for_a_prompt() -> None:
+    message = to_frontend.Generate("client", 1, "", 4, None, 60.0, image_ids=[None, "name", None])
+    token_ids = [7, IMAGE_TOKEN_ID, *range(10, 30), IMAGE_TOKEN_ID, IMAGE_TOKEN_ID, 9]
+    request = OpenRequest(1, b"", message, [b"", b"", b""], 1.0, token_ids=token_ids)
+    items = [
+        OutgoingItem("first", 100, 20, None),
+        OutgoingItem("second", 100, 8, None),
+        OutgoingItem("stored", 100, 30, None, has_output=True),
+    ]
+    prompt = PromptHasher(CONFIG).hashed(request, items)
+    assert (prompt.num_tokens, len(prompt.block_hashes)) == (80, 4), "the fifth has the last token"
+    nothing, some = HeldContent(9, 9), HeldContent(9, 9)
+    some.take(to_frontend.CacheChanged(True, [*prompt.block_hashes[:2], prompt.block_hashes[3]], [], ["second:8"]))
+    assert prompt.num_uncached(nothing) == 80 + 20 + 8
+    assert prompt.num_uncached(some) == 80 - 32
+    encode = OpenRequest(2, b"", to_frontend.Encode("client", 2, 60.0), [b"", b""], 1.0)
+    encode.token_ids = [IMAGE_TOKEN_ID, IMAGE_TOKEN_ID]
+    assert PromptHasher(CONFIG).hashed(encode, items[:2]).block_hashes == []
 
 
 def hold(bench: Bench, engine: WireEngine, add: to_engine.AddRequest, *, blocks: int, has_items: bool = False) -> None:

@@ -9,8 +9,11 @@ Where several are equal, the one with the fewest requests; of these, the next on
 Knows nothing of sockets, requests or clocks, so a benchmark routes with it too.
 
 >>> router = Router("least_loaded")
->>> [router.choose([Candidate(0, num_waiting), Candidate(1, 200)]).index for num_waiting in (0, 300, 200, 200)]
-[0, 1, 0, 1]
+>>> [router.choose([Candidate(0, num_waiting), Candidate(1, 200)]).index for num_waiting in (0, 300, 200)]
+[0, 1, 0]
+>>> router.pass_turn(0)
+>>> router.choose([Candidate(0, 200), Candidate(1, 200)]).index
+1
 >>> router = Router("cache_aware")
 >>> router.choose([Candidate(0, 0, num_uncached=900), Candidate(1, 500, num_uncached=200)]).index
 1
@@ -56,12 +59,14 @@ class Router:
         self._last = -1
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
-        """Return one of at least one engine, and pass the turn on."""
+        """Return one of at least one engine. Changes nothing: the request may have to wait."""
         num_turns = 1 + max(candidate.index for candidate in candidates)
 
         def key(candidate: Candidate) -> tuple[int, ...]:
             return (*self._cost(candidate), (candidate.index - self._last - 1) % num_turns)
 
-        chosen = min(candidates, key=key)
-        self._last = chosen.index
-        return chosen
+        return min(candidates, key=key)
+
+    def pass_turn(self, index: int) -> None:
+        """Take note that an engine has been sent a request."""
+        self._last = index

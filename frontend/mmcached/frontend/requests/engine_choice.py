@@ -50,6 +50,10 @@ class EngineChoice:
         )
         return Chosen(ready[chosen.index], chosen.num_uncached)
 
+    def sent(self, chosen: Chosen) -> None:
+        """Take note that the request has been sent there."""
+        self._router.pass_turn(chosen.connection.index)
+
     def _uncached(
         self, request: OpenRequest, items: Sequence[OutgoingItem], ready: Sequence[EngineConnection]
     ) -> Mapping[int, int]:

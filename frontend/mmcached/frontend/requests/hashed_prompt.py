@@ -38,10 +38,14 @@ class HashedPrompt:
         return len(self.token_ids)
 
     def num_uncached(self, held: HeldContent) -> int:
-        """Return how many tokens and embeddings an engine that holds this has to compute."""
+        """Return how many tokens and embeddings an engine that holds this has to compute; what it can load is none."""
         num_cached = held.num_blocks_of(self.block_hashes) * self.block_size
-        behind = {each.mm_hash: each.num_embeds for each in self.features if each.offset + each.length > num_cached}
-        return self.num_tokens - num_cached + sum(n for mm_hash, n in behind.items() if not held.has_item(mm_hash))
+        to_encode = {
+            each.mm_hash: each.num_embeds
+            for each in self.features
+            if each.offset + each.length > num_cached and not each.has_output and not held.has_item(each.mm_hash)
+        }
+        return self.num_tokens - num_cached + sum(to_encode.values())
 
 
 class PromptHasher:
@@ -59,7 +63,16 @@ class PromptHasher:
         """
         token_ids, offsets = expand(request.token_ids, [item.num_embeds for item in items])
         features = [
-            Feature(hash_in_engine(item, name), "image", offset, item.num_embeds, item.num_embeds, item.nbytes, None)
+            Feature(
+                mm_hash=hash_in_engine(item, name),
+                modality="image",
+                offset=offset,
+                length=item.num_embeds,
+                num_embeds=item.num_embeds,
+                nbytes=item.nbytes,
+                payload=None,
+                has_output=item.has_output,
+            )
             for item, name, offset in zip(items, request.image_ids, offsets, strict=True)
         ]
         prompt = HashedPrompt(token_ids, features, request.message.tenant, self._block_size)

@@ -252,6 +252,7 @@ class RequestService:
             return False
         finally:
             self.items.release()
+        self._engines.sent(chosen)
         self._requests.move(request, chosen.connection.incarnation, chosen.num_waiting)
         self.outputs.sent(request, chosen.connection.incarnation, stored)
         return True
