@@ -16,8 +16,9 @@ import pytest
 
 from mmcached.frontend.processing import decoder_pool
 from mmcached.frontend.processing.decoder_process import Decoder, DecoderDiedError, Pixels
+from mmcached.frontend.processing.pixel_budget import PixelBudget
 from mmcached.frontend.processing.pool import NotWantedError
-from mmcached.pictures.messages import MAX_TENSORS, Made, Opened, Processed, Ready
+from mmcached.pictures.messages import MAX_TENSORS, Made, Opened, OutOfMemory, Processed, Ready
 from mmcached.pictures.settings import PictureSettings
 from mmcached.wire.errors import CorruptImage, ImageTooLarge, MmcachedError, ServiceUnavailable
 from mmcached.wire.messages.parts import TensorForm
@@ -258,14 +259,30 @@ def test_tensors_that_cannot_be_are_not_read(
     decode_with_liar([Ready(), Opened(1), Processed(forms)], settings, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("pixels", "folder", "expected"),
+    [
+        (30_000_000, "/a/checkpoint", ImageTooLarge),
+        (10_000_000, "/a/checkpoint", ServiceUnavailable),
+        (30_000_000, "", ServiceUnavailable),
+    ],
+)
+def test_a_processor_takes_more_memory_for_a_picture_than_a_codec(
+    pixels: int, folder: str, expected: type[MmcachedError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_liar([Ready(), Opened(pixels), OutOfMemory()], tmp_path, monkeypatch)
+    settings = msgspec.structs.replace(SETTINGS, processor_folder=folder)
+    pool = decoder_pool.DecoderPool(1, settings, PixelBudget(1 << 30))
+    with pytest.raises(expected):
+        pool.decode(GOOD, lambda: True)
+    pool.close()
+
+
 def decode_with_liar(
     said: list[object], settings: PictureSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Have a picture decoded by a process that says these messages, and see it end."""
-    liar = tmp_path / "liar"
-    liar.write_text(LIAR.format(python=sys.executable, packets=[msgspec.msgpack.encode(packet) for packet in said]))
-    liar.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(liar))
+    write_liar(said, tmp_path, monkeypatch)
     decoder = Decoder(settings)
 
     def decode() -> None:
@@ -276,3 +293,10 @@ def decode_with_liar(
         decode()
     assert not decoder.is_alive
     decoder.close()
+
+
+def write_liar(said: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    liar = tmp_path / "liar"
+    liar.write_text(LIAR.format(python=sys.executable, packets=[msgspec.msgpack.encode(packet) for packet in said]))
+    liar.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(liar))

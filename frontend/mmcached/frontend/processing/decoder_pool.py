@@ -37,6 +37,9 @@ MAX_DEATHS = 2
 BYTES_PER_PIXEL = 20
 """More than any codec takes for a picture, with its conversion to RGB: measured, see DECISIONS."""
 
+PROCESSED_BYTES_PER_PIXEL = 70
+"""More than the image processors of Transformers take for a picture that they do not enlarge; Qwen's: 64."""
+
 _MAX_FAILED_STARTS = 3
 _BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
 _LOOK_S = 0.1
@@ -89,7 +92,8 @@ class DecoderPool:
         if died.was_cpu_limit:
             limit = f"at most {self._settings.cpu_s} s of CPU time for a picture"
             return ImageTooLarge("image", "too much work", limit)
-        if died.was_out_of_memory and died.pixels * BYTES_PER_PIXEL > memory_bytes:
+        per_pixel = PROCESSED_BYTES_PER_PIXEL if self._settings.processor_folder else BYTES_PER_PIXEL
+        if died.was_out_of_memory and died.pixels * per_pixel > memory_bytes:
             limit = f"at most {memory_bytes} bytes of memory for a picture"
             return ImageTooLarge("image", f"{died.pixels} pixels", limit)
         if num_deaths < MAX_DEATHS:
