@@ -121,7 +121,7 @@ $(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
 $(TRANSFORMERS_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS) tests/hosts/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(TRANSFORMERS_HOST)
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
-	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[server]' \
+	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[hf]' \
 	  $(TRANSFORMERS)
 	$(TRANSFORMERS_HOST)/bin/python -m pip install --quiet --no-deps $(TORCHVISION)
 	$(TRANSFORMERS_HOST)/bin/python -c 'import torchvision' 2>/dev/null || \
