@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TEXT_WIDTH = 128
 MAX_LENGTH = 8192
 DEFAULT_MAX_PIXELS = 448 * 448
 """Of an image after the processor. vLLM encodes one of the largest size when it starts."""
+LLAVA_PATCHES = 8
+"""Along an edge of LLaVA's square."""
 CHAT = """\
 {% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
@@ -113,6 +116,48 @@ def qwen(family: str, folder: Path, vision: dict[str, Any], text: dict[str, Any]
     save(getattr(transformers, f"{family}ForConditionalGeneration"), config, processor, folder)
 
 
+def llava(folder: Path, tower: Tower, max_pixels: int) -> None:
+    """Every image is made a square of one size, as CLIP wants it: an item has always as many rows."""
+    patch, width = 14, TEXT_WIDTH
+    side = patch * min(int(max_pixels**0.5) // patch, LLAVA_PATCHES)
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"]
+    tokenizer = byte_tokenizer(special, "<image>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in special}
+    text = language_model(ids["<|endoftext|>"], ids["<|im_end|>"], ids["<|endoftext|>"])
+    vision = {
+        "hidden_size": tower.width,
+        "intermediate_size": tower.mlp_width,
+        "num_hidden_layers": tower.depth,
+        "num_attention_heads": tower.width // 64,
+        "image_size": side,
+        "patch_size": patch,
+        "projection_dim": width,
+    }
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**text),
+        vision_config=transformers.CLIPVisionConfig(**vision),
+        image_token_index=ids["<image>"],
+        tie_word_embeddings=False,
+    )
+    processor = transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(
+            size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+        ),
+        tokenizer=tokenizer,
+        patch_size=patch,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+    save(transformers.LlavaForConditionalGeneration, config, processor, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name in [name for name in weights if "vision_tower." in name and "vision_model." not in name]:
+        # What vLLM reads are the names that Transformers has written before 5.
+        weights[name.replace("vision_tower.", "vision_tower.vision_model.")] = weights.pop(name)
+    save_file(weights, file, {"format": "pt"})
+
+
 def byte_tokenizer(special: list[str], image: str, **names: str) -> Any:
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -156,7 +201,7 @@ def save(model_class: Any, config: Any, processor: Any, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-MAKERS = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}
+MAKERS = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl, "llava": llava}
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ UNNAMED = NO_PREFIXES | {"mm-processor-cache-gb": 0}
         pytest.param("qwen2_5_vl", SMALL_STEPS | NO_PREFIXES, id="no prefixes", marks=pytest.mark.soak),
         pytest.param("qwen2_5_vl", ONE_STEP, id="one step per prompt", marks=pytest.mark.soak),
         pytest.param("qwen3_vl", ONE_STEP | NO_PREFIXES, id="several outputs, one step", marks=pytest.mark.soak),
+        pytest.param("llava", SMALL_STEPS, id="images of one size", marks=pytest.mark.soak),
     ],
 )
 def test_answers_are_those_of_a_server_alone(
