@@ -18,8 +18,8 @@ DEADLINE_S = 60.0
 POLL_S = 0.02
 
 
-NUM_ROLE_CLIENTS = 2
-"""Of one engine: itself and rank 0 talk to the store as clients, once they have something to load or save."""
+NUM_ROLE_CLIENTS = 3
+"""An engine and its ranks, two by default, talk to the store as clients, once they have something to load or save."""
 
 
 def small_config(**changes: object) -> ServiceConfig:

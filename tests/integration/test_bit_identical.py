@@ -81,7 +81,8 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
     assert not service.errors
     assert stats.desyncs == 0
     assert stats.resends == 0
-    assert len({(w.items_encoded, w.tokens_computed) for w in stats.engines[0].workers}) == 1, "ranks do the same work"
+    ranks = {(rank.items_encoded + rank.items_loaded, rank.tokens_computed) for rank in stats.engines[0].workers}
+    assert len(ranks) == 1, "ranks do the same work"
     return stats
 
 

@@ -95,6 +95,20 @@ def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> 
     assert loaded(stats) > 0
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_ranks_of_an_engine_encode_each_image_once_together(world_size: int, run_dir: Path, wanted: Answer) -> None:
+    with LocalService(run_dir, small_config(world_size=world_size), saves_outputs=True) as service:
+        before = stats_of(run_dir)
+        assert_same(asyncio.run(ask_at_once(run_dir, 1)), [wanted])
+        stats = quiet_stats(run_dir)
+    assert not service.errors
+    assert encoded(stats) - encoded(before) == NUM_IMAGES
+    assert loaded(stats) - loaded(before) == (world_size - 1) * NUM_IMAGES
+    workers = stats.engines[0].workers
+    assert all(worker.items_encoded for worker in workers), "each has its share"
+    assert len({(worker.items_encoded + worker.items_loaded, worker.tokens_computed) for worker in workers}) == 1
+
+
 def test_what_was_encoded_before_a_kill_is_loaded_by_the_successors(run_dir: Path, wanted: Answer) -> None:
     """Each role but the supervisor is killed in turn; the frontend leaves its store to the next one."""
     directory = run_dir / "s"

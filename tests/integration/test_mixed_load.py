@@ -216,7 +216,9 @@ def _check_books(stats: ServiceStats) -> None:
     assert processor.items_processed <= 2 * NUM_IMAGES + ring.evictions + processor.inline_fallbacks
     assert processor.hits > 0
     assert (stats.desyncs, stats.protocol_errors, ring.fenced_readers, ring.lost_leases) == (0, 0, 0, 0)
-    ranks = {(worker.items_encoded, worker.tokens_computed) for worker in stats.engines[0].workers}
+    ranks = {
+        (worker.items_encoded + worker.items_loaded, worker.tokens_computed) for worker in stats.engines[0].workers
+    }
     assert len(ranks) == 1, "both workers have done the same"
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -41,6 +41,11 @@ class Store:
         self.records[key], self.options[key] = record, options
         return True
 
+    def get_or_compute(self, key: str, fn: Callable[[], Any], **options: object) -> Any:
+        if key not in self.records:
+            self.records[key] = fn()
+        return self.records[key]
+
     def open(self, token: str, **options: object) -> SimpleNamespace | None:
         return SimpleNamespace(record=self.records[token]) if token in self.records else None
 
@@ -55,10 +60,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-@contextmanager
-def runner_with_store(rank: int = 0) -> Iterator[ModelRunner]:
-    with ModelRunner(CONFIG, rank=rank, device=CPU, run_dir=Path("/nowhere")) as runner:
-        yield runner
+def runner_with_store(rank: int = 0, world_size: int = 1) -> ModelRunner:
+    config = msgspec.structs.replace(CONFIG, world_size=world_size)
+    return ModelRunner(config, rank=rank, device=CPU, run_dir=Path("/nowhere"))
 
 
 def item(key: str = "a", store_epoch: int = 5) -> EncodeItem:
@@ -102,12 +106,26 @@ def test_what_one_worker_has_encoded_another_loads_bit_for_bit(store: Store) -> 
         assert np.array_equal(tensor_of(output.embeddings[0], payload), wanted), "it owns its bytes"
 
 
-@pytest.mark.parametrize(("rank", "store_epoch"), [(1, 5), (0, 0)])
-def test_rank_0_alone_saves_and_only_where_there_is_a_store(store: Store, rank: int, store_epoch: int) -> None:
-    with runner_with_store(rank) as runner:
-        run(runner, plan(1, encode=[item(store_epoch=store_epoch)]), inline_frames(IMAGE))
+def test_without_a_store_nothing_is_saved(store: Store) -> None:
+    with runner_with_store() as runner:
+        run(runner, plan(1, encode=[item(store_epoch=0)]), inline_frames(IMAGE))
         runner.save_outputs()
     assert store.records == {}
+
+
+def test_of_two_ranks_one_encodes_and_both_say_the_same(store: Store) -> None:
+    with runner_with_store(0, 2) as first, runner_with_store(1, 2) as second:
+        digests = {run(each, plan(1, encode=[item()]), inline_frames(IMAGE))[0].digest for each in (first, second)}
+        assert len(digests) == 1
+        assert [each.stats().items_encoded for each in (first, second)] == [1, 0]
+        assert [each.stats().items_loaded for each in (first, second)] == [0, 1]
+
+
+def test_a_rank_that_finds_something_else_in_the_place_of_an_output_encodes(store: Store) -> None:
+    with runner_with_store(1, 2) as runner:
+        store.records[key_of(runner)] = {"embeddings": torch.zeros(2, 2)}
+        run(runner, plan(1, encode=[item()]), inline_frames(IMAGE))
+        assert (runner.stats().items_encoded, runner.stats().items_loaded) == (1, 0)
 
 
 def test_a_step_that_failed_saves_nothing(store: Store) -> None:

@@ -286,6 +286,7 @@ class Calls:
         view: bool = False,
         tensors: Library = "torch",
         timeout_s: float | None = None,
+        tenant: str | None = None,
     ) -> Verb[Record]:
         """Return the record of a key; if it has none, one caller on this host computes it while the others wait.
 
@@ -296,9 +297,12 @@ class Calls:
             fn: returns the record. What it raises is raised here, and the next who waits computes. `AsyncClient` also
                 takes a coroutine function; a plain one keeps its event loop waiting.
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
+            tenant: as for `get`.
         """
         check_function(fn)
-        return self._store.get_or_compute(checked_key(key), fn, reading_of(tensors, view), timeout_s)
+        return self._store.get_or_compute(
+            checked_key(key), fn, reading_of(tensors, view), timeout_s, checked_tenant(tenant)
+        )
 
     def drop(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[bool]:
         """Forget the record of a key; return whether that is certain. Who reads it goes on."""

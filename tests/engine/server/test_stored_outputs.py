@@ -16,7 +16,7 @@ from mmcached.wire.errors import CacheMiss, CorruptImage
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.parts import Feature, StoredOutput
+from mmcached.wire.messages.parts import Feature, Inline, StoredOutput
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
 
@@ -161,6 +161,19 @@ def test_a_request_that_is_half_answered_is_not_begun_anew(bench: Bench) -> None
     bench.workers[1].channel.send(bench.workers[1].output(plans[1]))
     failed = bench.expect(from_engine.RequestFailed)
     assert (failed.request_id, failed.error.code, failed.error.retryable) == (1, "request_aborted", True)
+
+
+def test_ranks_that_share_outputs_and_differ_fail_their_step_and_not_the_engine(bench: Bench) -> None:
+    """Whoever may put records may have put another one in the place of what a rank has encoded."""
+    item = Feature("n" * 64, "image", 2, 2, 2, 9, Inline(0, 1))
+    tokens = [*b"ab", 258, 258, *b"cd"]
+    bench.send(to_engine.AddRequest(1, "generate", tokens, [item], 1, None, store_epoch=9), [b"frame"])
+    plans = bench.plans()
+    for rank, (worker, plan) in enumerate(zip(bench.workers, plans, strict=True)):
+        worker.channel.send(worker.output(plan, digest=bytes([rank])))
+    failed = bench.expect(from_engine.RequestFailed)
+    assert (failed.error.code, failed.error.retryable) == ("computation_failed", True)
+    bench.serve(2)
 
 
 def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store: Store) -> None:

@@ -1,6 +1,7 @@
 """Stored outputs are what encoders have said, in the store: this worker saves its own there, and loads those of others.
 
     save ──behind the step's answer, in a thread──> put under the item's key, or dropped: late, no room, weights changed
+    get_or_encode ──one of the ranks──> encoded and put; the others wait for it, in the step
     load ──the engine's lease──> views, to be copied before they are dropped; None: it is gone
 
 Knows nothing of steps and caches. The store is a help: whatever becomes of it, nothing here raises because of it.
@@ -8,7 +9,7 @@ Knows nothing of steps and caches. The store is a help: whatever becomes of it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,29 @@ def contact(run_dir: Path) -> Client:
     return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker")
 
 
+def own_share_first(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int) -> list[int]:
+    """Return the indexes of a step's items in the order in which a rank is to get them: first those it shall encode.
+
+    By the time that it comes to the others', their ranks have encoded them. All ranks share alike, by embeddings.
+
+    >>> from mmcached.wire.messages.parts import StoredOutput
+    >>> items = [EncodeItem("k", "m", num_embeds, StoredOutput("")) for num_embeds in (1, 9, 4, 4)]
+    >>> own_share_first(items, 0, 2, 0), own_share_first(items, 1, 2, 0)
+    ([1, 0, 2, 3], [0, 2, 3, 1])
+
+    Args:
+        turn: begins with another rank each time.
+    """
+    given = [0] * world_size
+    shares: list[list[int]] = [[] for _ in given]
+    for index in sorted(range(len(items)), key=lambda index: -items[index].num_embeds):
+        least = min(range(world_size), key=lambda each: (given[each], (each - turn) % world_size))
+        given[least] += items[index].num_embeds
+        shares[least].append(index)
+    own = sorted(shares[rank])
+    return own + [index for index in range(len(items)) if index not in own]
+
+
 class StoredOutputs(Closeable):
     """The store as one worker sees it. It is contacted when it is first needed.
 
@@ -40,6 +64,7 @@ class StoredOutputs(Closeable):
 
     def __init__(self, config: ServiceConfig, make_client: Callable[[], Client], fingerprint: str) -> None:
         self._max_bytes = config.limits.max_unsaved_mb << 20
+        self._wait_s = max(config.limits.output_wait_s, 0.001)
         self._make_client = make_client
         self._fingerprint = fingerprint
         self._client: Client | None = None
@@ -59,6 +84,22 @@ class StoredOutputs(Closeable):
             lambda: {name: tensor.cpu() for name, tensor in output.items()},
             tenant=item.tenant,
             store_epoch=item.store_epoch,
+        )
+
+    def get_or_encode(self, item: EncodeItem, encode: Callable[[], Mapping[str, torch.Tensor]]) -> Mapping[str, Any]:
+        """Return the record of an item; if it has none, one process of this host encodes it, and the others wait.
+
+        Who has waited for too long, or finds no service, encodes. **Read a record that was found, never write.**
+
+        Args:
+            encode: raises what this raises.
+        """
+        return self._contact().get_or_compute(
+            output_key(self._fingerprint, item.mm_hash),
+            lambda: {name: tensor.cpu() for name, tensor in encode().items()},
+            view=True,
+            timeout_s=self._wait_s,
+            tenant=item.tenant,
         )
 
     def load(self, token: str) -> Mapping[str, Any] | None:

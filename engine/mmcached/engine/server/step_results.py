@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mmcached.client import Hit
 from mmcached.engine.scheduling.step import ScheduledStep
-from mmcached.wire.errors import ErrorInfo, InvariantError
+from mmcached.wire.errors import ComputationFailed, ErrorInfo, InvariantError, error_to_wire
 from mmcached.wire.messages.engine import PrefixReport, StepFailed, StepOutput
 from mmcached.wire.sockets.channels import Frame
 
@@ -22,6 +22,7 @@ class StepResults:
     Attributes:
         given_to: epochs, by rank, of the workers that were sent its plan.
         outputs: leases of the encoder outputs that its workers load.
+        is_shared: true if each rank has of the others what these have encoded, out of the store.
         plan_error: reason why no plan could be made of it, nor sent.
     """
 
@@ -30,6 +31,7 @@ class StepResults:
         self.deadline = deadline
         self.given_to: dict[int, int] = {}
         self.outputs: Sequence[Hit] = ()
+        self.is_shared = False
         self.plan_error: ErrorInfo | None = None
         self._world_size = world_size
         self._results: dict[int, tuple[Result, list[Frame]]] = {}
@@ -60,6 +62,9 @@ class StepResults:
         for rank, error in failures.items():
             if error.code == InvariantError.code:
                 raise InvariantError(f"step {self.step.step_id}: rank {rank} contradicts the engine: {error.message}")
+        if not failures and self.is_shared and self._differing():
+            # Not ours alone: whoever may put records has put another one in the place of an output.
+            return error_to_wire(ComputationFailed("encoder outputs that differ", retryable=True))
         return next(iter(failures.values()), self.plan_error)
 
     def encoder_keys(self) -> dict[int, list[str] | None]:
@@ -72,12 +77,15 @@ class StepResults:
 
     def answer(self) -> tuple[StepOutput, list[Frame]]:
         """Return rank 0's output with its payload. Raises InvariantError if the ranks computed different things."""
-        outputs = self._outputs()
-        first = outputs[0]
-        differing = [rank for rank, output in outputs.items() if output.digest != first.digest]
+        differing = self._differing()
         if differing:
             raise InvariantError(f"step {self.step.step_id}: ranks {differing} computed something else than rank 0")
-        return first, self._results[0][1]
+        return self._outputs()[0], self._results[0][1]
+
+    def _differing(self) -> list[int]:
+        """Return the ranks that have computed something else than rank 0."""
+        outputs = self._outputs()
+        return [rank for rank, output in outputs.items() if output.digest != outputs[0].digest]
 
     def _outputs(self) -> dict[int, StepOutput]:
         return {rank: result for rank, (result, _) in self._results.items() if isinstance(result, StepOutput)}

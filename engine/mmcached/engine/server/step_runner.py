@@ -70,6 +70,7 @@ class StepRunner:
         results.outputs = self._outputs.keep([request.request_id for request, *_ in step.encode])
         try:
             plan, payload = build_plan(step, self._items, engine_incarnation=self._incarnation, worker_epoch=0)
+            results.is_shared = len(links) > 1 and any(item.store_epoch for item in plan.encode)
             # Noted before the first plan is sent: a fast worker's read_done may not come first.
             self._leases.reading(leases_read(step), self._group.epochs, step.step_id)
         except CacheMiss as miss:

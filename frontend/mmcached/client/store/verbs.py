@@ -155,11 +155,13 @@ class StoreVerbs:
         return (yield from self._guarded("drop", verb, False))
 
     def get_or_compute(
-        self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None
+        self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None, tenant: str | None = None
     ) -> Verb[Record]:
         deadline = self._contact.deadline(timeout_s)
         self._guard.count_queries(1, 0)
-        found = yield from self._guarded("get_or_compute", self._claim(key, reading, deadline), None)
+        found = yield from self._guarded(
+            "get_or_compute", self._claim(key, reading, deadline, self._tenant(tenant)), None
+        )
         if isinstance(found, Hit):
             self._guard.count(hits=1)
             return found.record
@@ -169,7 +171,7 @@ class StoreVerbs:
             record: Record = yield fn
             encoded = encode(record)  # judges it, whether it can be stored or not
             if found is not None and not self._contact.is_over:  # in a child that `fn` has forked it is the parent's
-                put = self._put(key, encoded, self._contact.deadline(timeout_s), found)
+                put = self._put(key, encoded, self._contact.deadline(timeout_s), found, tenant=tenant)
                 is_stored = yield from self._guarded("put", put, False)
             return record
         finally:
@@ -278,14 +280,13 @@ class StoreVerbs:
         message, _ = yield from self._contact.exchange(ask, deadline)
         return not expect(message, Stored).is_stored
 
-    def _claim(self, key: str, reading: Reading, deadline: Deadline) -> Verb[Hit | Grant | None]:
+    def _claim(self, key: str, reading: Reading, deadline: Deadline, tenant: str) -> Verb[Hit | Grant | None]:
         """Return a record or the right to compute it; None: neither, compute it without storing."""
-        if (hits := self._find([key], reading)) is not None and hits[0] is not None:
+        if (hits := self._find([key], reading, tenant)) is not None and hits[0] is not None:
             return hits[0]
         session = yield from self._in_contact(deadline)
-        if hits is None and (hits := self._find([key], reading)) is not None and hits[0] is not None:
+        if hits is None and (hits := self._find([key], reading, tenant)) is not None and hits[0] is not None:
             return hits[0]
-        tenant = self._contact.options.tenant
         ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.incarnation)
         message, payload = yield from self._contact.exchange(ask, deadline)
         if isinstance(message, Claimed):

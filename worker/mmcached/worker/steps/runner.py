@@ -20,6 +20,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
-from mmcached.worker.stored_outputs import StoredOutputs, contact
+from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share_first
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class ModelRunner(Closeable):
         model = config.model
         self._config = config
         self._device = device
+        self._rank = rank
         self._returns_tensors = rank == 0
         self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
         self._encoder = _make_encoder(config, self._model, device)
@@ -208,12 +210,10 @@ class ModelRunner(Closeable):
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
                 slots = batch.slots_cpu
-            for item, read in zip(plan.encode, reads, strict=True):
-                if isinstance(item.payload, StoredOutput):
-                    made.used += self._load(item, item.payload).values()
-                else:
-                    encoded = self._encode(item, item.payload, frames, payloads, read=read, viewed=made.viewed)
-                    made.used += encoded.values()
+            for index in own_share_first(plan.encode, self._rank, self._config.world_size, plan.step):
+                self._make(plan.encode[index], frames, payloads, reads[index], made.viewed)
+            for item in plan.encode:
+                made.used += self.encoder_cache.get(item.key).values()
             for emit in plan.emit:
                 self._emit(emit, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
@@ -298,23 +298,49 @@ class ModelRunner(Closeable):
         self.encoder_cache.put(item.key, outputs)
         self._items_encoded += 1
         self._embeds_encoded += item.num_embeds
-        if item.store_epoch and self._returns_tensors:
+        if item.store_epoch and self._config.world_size == 1:
             self._unsaved.append(item)
         return outputs
 
-    def _load(self, item: EncodeItem, stored: StoredOutput) -> Outputs:
-        """Copy an output out of the store into the encoder cache and return it.
+    def _make(
+        self,
+        item: EncodeItem,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        read: Read | None,
+        viewed: set[Read],
+    ) -> None:
+        """Put the output of one item into the encoder cache, wherever it comes from."""
+        payload = item.payload
+        if isinstance(payload, StoredOutput):
+            self._load(item, payload)
+            return
+        encode = partial(self._encode, item, payload, frames, payloads, read=read, viewed=viewed)
+        if self._outputs is None or not item.store_epoch or self._config.world_size == 1:
+            encode()
+            return
+        record = self._outputs.get_or_encode(item, encode)
+        if item.key not in self.encoder_cache and not self._keep(item, record):
+            encode()  # somebody has put something else under its key
+
+    def _keep(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
+        """Copy a record into the encoder cache, unless it is no output of this encoder; return whether it is."""
+        outputs = outputs_in(record, self.measured.form, item.num_embeds)
+        if outputs is None:
+            return False
+        self.encoder_cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
+        self._items_loaded += 1
+        return True
+
+    def _load(self, item: EncodeItem, stored: StoredOutput) -> None:
+        """Copy an output that is under the engine's lease into the encoder cache.
 
         Raises:
             CacheMiss: it is gone, or it is none of this encoder's: whoever may put records has put something else.
         """
         record = None if self._outputs is None else self._outputs.load(stored.token)
-        outputs = None if record is None else outputs_in(record, self.measured.form, item.num_embeds)
-        if outputs is None:
+        if record is None or not self._keep(item, record):
             raise CacheMiss([item.mm_hash])
-        self.encoder_cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
-        self._items_loaded += 1
-        return self.encoder_cache.get(item.key)
 
     def _emit(self, emit: EmitEmbedding, made: StepResult) -> None:
         for name, tensor in self.encoder_cache.get(emit.key).items():
