@@ -96,8 +96,12 @@ def check_encoder(config: ServiceConfig) -> None:
     Raises:
         ConfigError: as `checkpoint_of`; or a package is not installed.
     """
-    if checkpoint_of(config) is None:
-        return
+    if checkpoint_of(config) is not None:
+        check_packages()
+
+
+def check_packages() -> None:
+    """Raise ConfigError if a package of the extra is not installed."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise ConfigError(

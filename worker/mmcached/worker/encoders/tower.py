@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint
+from mmcached.cache.checkpoints.checkpoint import FIELD, Checkpoint, check_packages
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.errors import ConfigError
 from mmcached.worker.encoders.families import FAMILIES, Family, find_family
@@ -39,8 +39,10 @@ def load_tower(checkpoint: Checkpoint, dtype: str, device: torch.device) -> tupl
     Args:
         dtype: as `EncoderConfig` has it.
     Raises:
-        ConfigError: Transformers cannot load it, or weights of the vision part are missing or of another shape.
+        ConfigError: Transformers is not installed, or cannot load it; or weights of the vision part are missing, or of
+            another shape.
     """
+    check_packages()
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
