@@ -8,7 +8,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 PEER_AREAS := ring caches kv scheduler prefix sidecar
-AREAS ?= $(PEER_AREAS) eviction flood
+AREAS ?= $(PEER_AREAS) encode eviction flood
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 VENV := .venv

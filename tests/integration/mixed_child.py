@@ -191,7 +191,7 @@ def main(run_dir: str, questions: str, seed: str) -> int:
     return 0
 
 
-def frames_of(message: Encoded, payload: Sequence[Any]) -> list[Any]:
+def frames_of(message: Encoded, payload: Sequence[Any], *how: object) -> list[Any]:
     """As `embeddings_from`, without torch."""
     return [payload[tensor.frame] for outputs in message.outputs for tensor in outputs.values()]
 

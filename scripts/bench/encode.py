@@ -1,0 +1,145 @@
+"""Measures how often an image is encoded on one host, and what it costs to keep what is never asked for again.
+
+engines   four engines are each asked for the same new images at once: runs of the encoder, and the time, against one
+          engine alone
+ranks     one engine of four ranks is asked for new images: runs of the encoder per image
+one use   every image is new: the time of an embedding with the store, against a service without one
+
+Services of real processes, the reference encoder on CPUs; the machine's cores are shared by all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from PIL import Image
+
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import AsyncClient, Client
+from mmcached.wire.config import ModelConfig, ServiceConfig
+from scripts.bench import harness
+from scripts.bench.harness import Bound, Row, compare, row
+
+NUM_IMAGES = 32
+NUM_ENGINES = 4
+WORLD_SIZE = 4
+SIDE = 256
+MODEL = ModelConfig(encoder_width=384)
+ROUNDS = 7
+QUICK_ROUNDS = 2
+BOUNDS = [
+    Bound("reach", "encoder runs", f"{NUM_ENGINES} engines, {NUM_IMAGES} images, each by each", "images", 1.0),
+    Bound("reach", "time of all answers", f"{NUM_ENGINES} engines, {NUM_IMAGES} images, each by each", "one", 1.3),
+    Bound("reach", "encoder runs", f"{WORLD_SIZE} ranks, {NUM_IMAGES} images", "images", 1.0),
+    Bound("reach", "time of an embedding", "every image is new", "no store", 1.03),
+]
+_seeds = count()
+
+
+def new_images(number: int) -> list[bytes]:
+    """Return so many pictures that nobody has seen."""
+    images = []
+    for _ in range(number):
+        noise = random.Random(next(_seeds)).randbytes(3 * 16 * 16)
+        buffer = io.BytesIO()
+        Image.frombytes("RGB", (16, 16), noise).resize((SIDE, SIDE)).save(buffer, "PNG", compress_level=1)
+        images.append(buffer.getvalue())
+    return images
+
+
+@contextlib.contextmanager
+def service(**settings: object) -> Iterator[Path]:
+    fields: dict[str, object] = {"world_size": 1, "device": "cpu", "model": MODEL, "log_level": "error"}
+    config = ServiceConfig(**(fields | settings))  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
+        run_dir = Path(scratch) / "s"
+        with ChildService(run_dir, config, Path(scratch) / "config.json"):
+            yield run_dir
+
+
+def runs(run_dir: Path) -> int:
+    """Return how often encoders of a service have run, all ranks and engines together, when all is at rest."""
+    with Client(run_dir) as client:
+        before = -1
+        while True:
+            stats = client.stats()
+            now = sum(worker.items_encoded for engine in stats.engines for worker in engine.workers)
+            if now == before and not stats.requests_open:
+                return now
+            before = now
+            time.sleep(1.5)  # figures are published four times a second
+
+
+async def ask(run_dir: Path, images: list[bytes], num_times: int) -> float:
+    """Return the milliseconds until each image has been asked about so many times, all at once."""
+    async with AsyncClient(run_dir) as client:
+        began = time.perf_counter()
+        await asyncio.gather(*(client.generate("<image>", [image], 1) for image in images for _ in range(num_times)))
+        return (time.perf_counter() - began) * 1e3
+
+
+def engines(num_rounds: int) -> Iterator[Row]:
+    params = f"{NUM_ENGINES} engines, {NUM_IMAGES} images, each by each"
+    routed = {"data_parallel_size": NUM_ENGINES, "routing_policy": "round_robin", "enable_prefix_caching": False}
+    with service(**routed) as several, service(enable_prefix_caching=False) as one:
+        before = runs(several)
+        samplers = {
+            "several": lambda: asyncio.run(ask(several, new_images(NUM_IMAGES), NUM_ENGINES)),
+            "one": lambda: asyncio.run(ask(one, new_images(NUM_IMAGES), 1)),
+        }
+        taken = compare(samplers, num_rounds)
+        num_runs = (runs(several) - before) / (num_rounds + 1)
+    yield row("encoder runs", params, num_runs, "runs", peer="images", peer_value=NUM_IMAGES)
+    yield row("time of all answers", params, taken["several"], "ms", peer="one", peer_value=taken["one"])
+
+
+def ranks(num_rounds: int) -> Iterator[Row]:
+    with service(world_size=WORLD_SIZE) as run_dir:
+        before = runs(run_dir)
+        for _ in range(num_rounds):
+            asyncio.run(ask(run_dir, new_images(NUM_IMAGES), 1))
+        num_runs = (runs(run_dir) - before) / num_rounds
+    params = f"{WORLD_SIZE} ranks, {NUM_IMAGES} images"
+    yield row("encoder runs", params, num_runs, "runs", peer="images", peer_value=NUM_IMAGES)
+
+
+def one_use(num_rounds: int) -> Iterator[Row]:
+    def embed(client: Client) -> float:
+        images = new_images(NUM_IMAGES)
+        began = time.perf_counter()
+        for image in images:
+            client.encode([image])
+        return (time.perf_counter() - began) / NUM_IMAGES * 1e3
+
+    with service() as kept, service(store_gb=0) as off, Client(kept) as client, Client(off) as without:
+        taken = compare({"ours": partial(embed, client), "no store": partial(embed, without)}, 3 * num_rounds)
+    yield row(
+        "time of an embedding",
+        "every image is new",
+        taken["ours"],
+        "ms",
+        peer="no store",
+        peer_value=taken["no store"],
+    )
+
+
+SECTIONS = {"engines": engines, "ranks": ranks, "one use": one_use}
+
+
+if __name__ == "__main__":
+    harness.main(
+        "encoder outputs",
+        SECTIONS,
+        lambda undo: SECTIONS,
+        rounds=(ROUNDS, QUICK_ROUNDS),
+        bounds=BOUNDS,
+    )
