@@ -123,7 +123,7 @@ class Traffic:
             if answer.tokens != question.tokens:
                 raise WrongAnswerError(f"{question}: {answer.tokens}")
             return
-        found: Any = await client.encode(images, image_ids=ids, timeout_s=timeout_s)
+        found: Any = await client.encode(images, image_ids=ids, tensors="numpy", timeout_s=timeout_s)
         digests = [digest_of(frame) for frame in found]
         if digests != question.digests:
             raise WrongAnswerError(f"{question}: {digests}")
