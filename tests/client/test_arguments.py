@@ -23,7 +23,7 @@ NAN, HUGE = float("nan"), 10**5000
 def answer(message: FromClient) -> list[ToClient]:
     if isinstance(message, Generate):
         return [Generated(message.request_id, [1], "length", 1, 0)]
-    return [Encoded(message.request_id, [])] if isinstance(message, Encode) else []
+    return [Encoded(message.request_id, [{}] * len(message.image_ids))] if isinstance(message, Encode) else []
 
 
 class Unprintable:
@@ -119,7 +119,8 @@ def test_numbers_of_numpy_and_any_bytes_are_taken(run_dir: Path, make: Make, tmp
     with fake_service(run_dir, answer) as received, make(run_dir) as client:
         for prompt in ([np.int64(1), 2], np.array([1, 2], np.uint16), (1, 2), range(1, 3)):
             client.generate(prompt, max_tokens=np.int32(3), priority=np.int8(-1), timeout_s=np.float32(9))
-        client.encode([bytearray(b"file"), memoryview(b"file"), b"file", tmp_path / "cat.png"])
+        files = [bytearray(b"file"), memoryview(b"file"), b"file", tmp_path / "cat.png"]
+        client.encode(files, image_ids=[None] * 4)
         asked = [message for message in received if isinstance(message, Generate)]
     assert [(message.prompt, message.max_tokens, message.priority) for message in asked] == [([1, 2], 3, -1)] * 4
 
