@@ -80,7 +80,7 @@ def _kill_a_client(run_dir: Path, *, mode: str) -> None:
 
 def test_sigterm_drains(run_dir: Path, tmp_path: Path) -> None:
     """Open requests are answered, new ones refused, the exit status is 0, and nothing of ours is left."""
-    with ChildService(run_dir / "s", small_config(), tmp_path / "config.json") as service:
+    with ChildService(run_dir / "s", small_config(world_size=1), tmp_path / "config.json") as service:
         answers: list[Generation | BaseException] = []
 
         async def ask() -> None:
@@ -129,10 +129,10 @@ def _refusal(client: Client) -> MmcachedError | None:
 def test_kill_of_the_supervisor_leaves_no_orphan_and_the_next_start_adopts_or_cleans_up(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    first = ChildService(run_dir / "s", small_config(), tmp_path / "config.json")
+    first = ChildService(run_dir / "s", small_config(world_size=1), tmp_path / "config.json")
     first.wait_until_ready()
     pids = descendants(first.process.pid)
-    assert len(pids) == 5, "frontend, engine, two workers, and the decoder of the picture that said it was ready"
+    assert len(pids) == 4, "frontend, engine, worker, and the decoder of the picture that said it was ready"
     ring = segments_of(pids)
     assert len(ring) == 4, "two objects of each ring: the processor cache and the store"
     first.process.kill()
