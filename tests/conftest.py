@@ -9,6 +9,7 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 import contextlib
+import gc
 import shutil
 import signal
 import sys
@@ -29,6 +30,12 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 adopt_orphans()
 
 _call_failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the garbage collector look no more at thousands of tests and all that they import: it runs often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -140,6 +140,7 @@ def compare(samplers: Mapping[Name, Sampler], num_rounds: int, *, num_unmeasured
     """
     samples: dict[Name, list[float]] = defaultdict(list)
     names = list(samplers)
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
@@ -150,7 +151,8 @@ def compare(samplers: Mapping[Name, Sampler], num_rounds: int, *, num_unmeasured
                 if number >= num_unmeasured:
                     samples[name].append(value)
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
     return {name: statistics.median(samples[name]) for name in names}
 
 
