@@ -11,6 +11,7 @@ import torch
 
 from mmcached.cache.store_keys import output_key
 from mmcached.client import Client
+from mmcached.client.contact import Contact, Deadline
 from mmcached.client.known_outputs import output_keys
 from mmcached.frontend.processing.item_processor import Processing
 from mmcached.wire.config import ServiceConfig
@@ -103,6 +104,21 @@ def test_it_is_found_while_the_frontend_hangs(known: StoreService, client: Any, 
     assert torch.equal(client.encode([FILES[0]])[0], output)
     with pytest.raises(DeadlineExceeded):
         client.encode([FILES[1]], timeout_s=0.1)
+
+
+def test_what_is_looked_for_first_does_not_make_a_call_longer(
+    known: StoreService, client: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[Deadline] = []
+    take = Contact.deadline
+
+    def deadline(contact: Contact, timeout_s: float | None) -> Deadline:
+        deadlines.append(take(contact, timeout_s))
+        return deadlines[-1]
+
+    monkeypatch.setattr(Contact, "deadline", deadline)
+    assert client.encode([FILES[0]], timeout_s=9.0)[0].numpy().tobytes() == FILES[0]
+    assert [each.timeout_s for each in deadlines] == [9.0]
 
 
 def test_another_encoder_is_asked(known: StoreService, client: Any, run_dir: Path) -> None:

@@ -159,7 +159,8 @@ class Calls:
         if missing or not files:
             wanted = [ids[index] for index in missing] if ids else []
             request = Encode(contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, wanted)
-            message, payload = yield from self._ask(request, timeout_s, [files[index] for index in missing])
+            yield from contact.connect(deadline)
+            message, payload = yield from contact.exchange(request, deadline, [files[index] for index in missing])
             made = embeddings_from(expect(message, Encoded), payload, tensors)
             if len(made) != len(missing):
                 raise RemoteProtocolError(f"{len(made)} outputs for {len(missing)} images", "outputs")
