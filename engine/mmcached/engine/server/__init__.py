@@ -9,6 +9,6 @@ stored_outputs        leases that requests hold on encoder outputs in the store
 item_frames           items that came inline                frame_cache
 probes                test items that pass through every worker
 poisonous_requests    requests that have killed workers
-held_content        tells the frontend what the caches hold
+held_content          tells the frontend what the caches hold
 kv_event_publisher    publishes changes of the prefix cache
 """
