@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def frontend_of(service: ChildService) -> int | None:
     return pids["frontend"][0] if pids["frontend"] else None
 
 
-def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path) -> None:
+def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_others = set(shown_segments())
     config = small_config(world_size=0, restart_backoff_s=0.05, keep_cache=True)
     with (
@@ -76,12 +77,29 @@ def test_a_service_without_workers_is_a_store(run_dir: Path, tmp_path: Path) -> 
     assert [state for _, state in shown_segments() - of_others] == ["kept", "kept"]
     sweep()
     follower = small_config(world_size=0, log_level="info")
-    with ChildService(run_dir / "s", follower, tmp_path / "config.json") as service, Client(service.run_dir) as client:
-        assert holds_kept(client)
-        use_the_store(client)
-        assert page(service, "/status")
-        assert service.stop() == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(run_dir / "notify"))
+        systemd.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(run_dir / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+        with (
+            ChildService(run_dir / "s", follower, tmp_path / "config.json") as service,
+            Client(service.run_dir) as client,
+        ):
+            assert holds_kept(client)
+            use_the_store(client)
+            assert page(service, "/status")
+            hear(systemd, "READY=1", "STATUS=ready", "WATCHDOG=1")
+            assert service.stop() == 0
+        hear(systemd, "STOPPING=1")
     assert shown_segments() <= of_others
+
+
+def hear(systemd: socket.socket, *words: str) -> None:
+    """Return when the service has said all of this, in this order, among other things."""
+    for word in words:
+        while word not in systemd.recv(4096).decode().splitlines():
+            pass
 
 
 def holds_kept(client: Client) -> bool:

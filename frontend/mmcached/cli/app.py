@@ -60,6 +60,7 @@ def serve(
     stop = StopFlag()  # before what takes long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
     from mmcached.cli.logs.lines import set_up_logging
+    from mmcached.cli.serve.service_manager import ServiceManager
     from mmcached.cli.serve.shm_room import fitted, host_without
     from mmcached.cli.serve.supervisor import Supervisor
 
@@ -72,7 +73,7 @@ def serve(
     if note:
         _tell(note)
     tell = _tell if sys.stderr.isatty() else _tell_nobody
-    with Supervisor(home, chosen, stop=stop, tell=tell) as supervisor:
+    with Supervisor(home, chosen, stop=stop, tell=tell, manager=ServiceManager.from_environment()) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
 

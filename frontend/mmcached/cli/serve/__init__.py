@@ -8,6 +8,7 @@ restarts        when a dead role is started again
 watchdog        finds roles that live and do nothing
 first_request   what has to go through before the service is ready
 seat            the lock on the run directory
+service_manager tells systemd how the service is
 shm_room        checks that the rings fit into /dev/shm
 pidfd           descriptors of processes
 child_service   a whole service as a child process

@@ -3,6 +3,7 @@
     Supervisor ──> RoleGroup ──> frontend, engine, workers      processes, and when they are started again
                ──> Watchdog, ReadinessWatch                     who is silent; whether anything goes through
                ──> AdminServer                                  health, metrics and status
+               ──> ServiceManager                               systemd, if that started us
 
 Every child asks the kernel to die with this process (see `wire.process.death`); the next start removes what a SIGKILL
 leaves in /dev/shm and in the run directory. A role that dies too often ends the service with status 1. Before the
@@ -28,6 +29,7 @@ import structlog
 from mmcached.cli.serve.first_request import first_request
 from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.seat import Seat
+from mmcached.cli.serve.service_manager import ServiceManager
 from mmcached.cli.serve.shm_room import host_without, require_room_for
 from mmcached.cli.serve.watchdog import LOOK_INTERVAL_S, Watchdog
 from mmcached.cli.watch.http_pages import AdminServer
@@ -59,6 +61,7 @@ class Supervisor(Closeable):
     Args:
         stop: what ends it; by default a flag of its own.
         tell: hears in words how the start goes.
+        manager: hears what became of it; by default there is none.
     Raises:
         ServiceUnavailable: another supervisor holds this run directory.
         ConfigError: the directory is not private, its path too long, or the HTTP address cannot be bound.
@@ -72,9 +75,11 @@ class Supervisor(Closeable):
         *,
         stop: StopFlag | None = None,
         tell: Callable[[str], None] = lambda words: None,
+        manager: ServiceManager | None = None,
     ) -> None:
         self.config = config
         self._tell = tell
+        self._manager = manager or ServiceManager()
         named = RunDir(run_dir.absolute())
         named.create()
         self.run_dir = named.path
@@ -121,7 +126,7 @@ class Supervisor(Closeable):
         groups = f"engine and {num_workers} worker(s)"
         groups = groups if num_engines == 1 else f"{num_engines} engines with {num_workers} worker(s) each"
         roles = f"frontend, {groups}" if num_engines else "the frontend alone, a store,"
-        self._tell(f"starting {roles} in {self.run_dir}")
+        self._say(f"starting {roles} in {self.run_dir}")
         self._group.start()
         if not self._wait_until_ready():
             return 0
@@ -129,6 +134,7 @@ class Supervisor(Closeable):
         address = f", {self._admin.url}" if self._admin.url else ""
         sys.stdout.write(f"mmcached ready: {self.run_dir} (pid {os.getpid()}){address}\n")
         sys.stdout.flush()
+        self._manager.ready()
         while not self._stop.is_set:
             self._wait_for_event()
             self.turn(time.monotonic())
@@ -142,12 +148,15 @@ class Supervisor(Closeable):
         """
         self._group.keep_alive(now)
         self._readiness.look(now)
+        if self._readiness.is_ready:
+            self._manager.works(now)
         if now >= self._next_look:
             self._next_look = now + LOOK_INTERVAL_S
             self._look_for_trouble(now)
 
     def close(self) -> None:
         """End all roles in order (frontend first, so that it can drain), remove sockets, let the directory go."""
+        self._manager.stopping()
         self._group.stop(self.config.drain_timeout_s, is_hurried=lambda: self._stop.num_signals > 1)
         if not self.config.keep_cache:
             remove_notes(self.run_dir)  # of a frontend that had to be killed
@@ -197,13 +206,17 @@ class Supervisor(Closeable):
                     reason = str(error)
                 elif not self._readiness.are_all_ready and self._readiness.reason != reason:
                     reason = self._readiness.reason
-                    self._tell(f"not ready yet: {reason}")
+                    self._say(f"not ready yet: {reason}")
                 if now > deadline:
                     raise ServiceUnavailable(f"not ready within {self.config.start_timeout_s} s: {reason}")
                 self._wait_for_event()
             # The thread's client ends with the frontend: `with` would wait for it before that is told to end.
             self._group.frontend.terminate()
         return False
+
+    def _say(self, words: str) -> None:
+        self._tell(words)
+        self._manager.status(words)
 
     # ---- keeping alive
 
@@ -219,6 +232,7 @@ class Supervisor(Closeable):
     def _look_for_trouble(self, now: float) -> None:
         if not self._seat.is_named():
             raise ServiceUnavailable(f"{self.run_dir} is not our directory any more: nobody can reach this service")
+        self._manager.status("ready" if self._readiness.is_ready else f"not ready: {self._readiness.reason}")
         self._admin.keep()
         if now >= self._next_touch:
             self._next_touch = now + TOUCH_INTERVAL_S
