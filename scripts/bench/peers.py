@@ -1,32 +1,26 @@
-"""Brings in the peers: makes vLLM's and vllm-omni's modules importable, runs a Redis server and speaks to it.
+"""Brings in the peers: makes vLLM's and vllm-omni's modules importable, connects to Redis.
 
 All this on a machine without an accelerator and without most of what they depend on. vLLM 0.33's modules import, at
 their top, packages that what is measured never calls. For those that are missing *and* in the list below, a finder at
 the end of `sys.meta_path` serves empty stand-ins; what is installed is never replaced. Of vllm-omni 0.22 the prefix
 cache's own module is imported, beside a vLLM of another version: the package's `__init__` patches the vLLM that it was
 made for, so an empty package with the same path stands in for it. Of 0.30 its package is imported in the same way, out
-of a folder of its own. Redis is spoken to through redis-py, or by a socket and nothing else.
+of a folder of its own. Redis is spoken to through redis-py; `mmcached bench` starts the
+server, and speaks to it by a socket and nothing else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import os
-import shutil
-import socket
-import subprocess
 import sys
-import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from scripts.bench.harness import Unavailable
 
@@ -183,32 +177,8 @@ def _any_schema(cls: type, source: object, handler: object) -> object:
 # ---- Redis
 
 
-def has_redis_server() -> bool:
-    return shutil.which("redis-server") is not None
-
-
 def has_redis_client() -> bool:
     return importlib.util.find_spec("redis") is not None
-
-
-@contextlib.contextmanager
-def redis_server(path: str) -> Iterator[None]:
-    """Run a server at a unix socket, with what another has saved in the same folder; it saves when it is told to.
-
-    Raises:
-        Unavailable: redis-server is not installed.
-    """
-    server = shutil.which("redis-server")
-    if server is None:
-        raise Unavailable("redis-server is not installed")
-    command = [server, "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no"]
-    process = subprocess.Popen(command, cwd=Path(path).parent, stdout=subprocess.DEVNULL)
-    try:
-        _await_answer(path)
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def connect_redis(path: str) -> Any:
@@ -220,55 +190,6 @@ def connect_redis(path: str) -> Any:
     if not has_redis_client():
         raise Unavailable("the Python package redis is not installed")
     return importlib.import_module("redis").Redis(unix_socket_path=path, socket_timeout=DEADLINE_S)
-
-
-class RawRedis:
-    """The fastest client that there can be in Python: it knows how long an answer is, and reads it into one buffer."""
-
-    def __init__(self, path: str, num_bytes: int) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
-        self._answer = memoryview(bytearray(len(f"${num_bytes}\r\n") + num_bytes + len("\r\n")))
-
-    def get(self, key: str) -> Any:
-        """Return the value's last byte; the value lies in the buffer until the next call."""
-        self._socket.sendall(_command(b"GET", key.encode()))
-        received = 0
-        while received < len(self._answer):
-            received += self._socket.recv_into(self._answer[received:])
-        return np.frombuffer(self._answer, np.uint8)[-3]
-
-    def set(self, key: str, value: memoryview) -> None:
-        self._socket.sendall(_command(b"SET", key.encode(), value))
-        if self._socket.recv(16) != b"+OK\r\n":
-            raise RuntimeError("Redis did not take the record")
-
-    def save(self) -> None:
-        """Write everything to a file; return when it is there."""
-        self._socket.sendall(_command(b"SAVE"))
-        if self._socket.recv(16) != b"+OK\r\n":
-            raise RuntimeError("Redis did not save")
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def _command(*words: Any) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-
-
-def _await_answer(path: str) -> None:
-    """Wait until a server answers; it does not while it loads."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            probe.connect(path)
-            probe.sendall(_command(b"PING"))
-            if probe.recv(16) == b"+PONG\r\n":
-                return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"Redis does not answer at {path}")
-        time.sleep(0.01)
 
 
 # ---- files of tensors

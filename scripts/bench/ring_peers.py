@@ -28,6 +28,7 @@ import numpy as np
 import posix_ipc
 import torch
 
+from mmcached.cli.bench.redis import has_redis_server, redis_server
 from scripts.bench import peers
 from scripts.bench.harness import Unavailable
 from scripts.bench.ring_processes import DEADLINE_MS, Link, Options, ReaderEnd, ReaderPool, Shape, WriterEnd
@@ -202,12 +203,12 @@ class RedisWriterEnd(WriterEnd):
     name = "Redis"
 
     def __init__(self, pool: ReaderPool, shape: Shape) -> None:
-        if not (peers.has_redis_server() and peers.has_redis_client()):
+        if not (has_redis_server() and peers.has_redis_client()):
             raise Unavailable("redis-server or the Python package redis is not installed")
         super().__init__(pool, shape.num_readers)
         path = f"{pool.directory}/redis{self.session}"
         with contextlib.ExitStack() as undo:
-            undo.enter_context(peers.redis_server(path))
+            undo.enter_context(redis_server(path))
             self._client = undo.enter_context(peers.connect_redis(path))
             self.open_readers(RedisReaderEnd, {"path": path})
             self._undo = undo.pop_all()

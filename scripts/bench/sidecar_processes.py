@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.cli.serve.roles import PAST_CACHES
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
@@ -28,7 +29,6 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.process.death import environment_for_children
 from scripts.bench import peers
 from scripts.bench.harness import tell_once, wall_us
-from scripts.bench.peers import RawRedis
 
 NUM_BYTES = 4_928_307  # 4.7 MiB
 ROUND_S = 0.4
@@ -50,7 +50,7 @@ def service() -> Iterator[Path]:
         with Client(run_dir, fail_open=False) as client:
             client.put(KEY, {"x": record})
         if redis_kinds():
-            stack.enter_context(peers.redis_server(str(run_dir / "redis")))
+            stack.enter_context(redis_server(str(run_dir / "redis")))
             with contextlib.closing(RawRedis(str(run_dir / "redis"), NUM_BYTES)) as redis:
                 redis.set(KEY, record.data)
         for left_out in sorted({RAW, REDIS_PY} - set(redis_kinds())):
@@ -118,7 +118,7 @@ def answer(process: subprocess.Popen[str]) -> list[float]:
 
 def redis_kinds() -> list[str]:
     """Return the kinds of Redis that can be measured here."""
-    if not peers.has_redis_server():
+    if not has_redis_server():
         return []
     return [RAW, *([REDIS_PY] if peers.has_redis_client() else [])]
 

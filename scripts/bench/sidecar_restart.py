@@ -24,14 +24,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import RunDir
-from scripts.bench import peers
-from scripts.bench.harness import Bound, Row, Unavailable, row
+from scripts.bench.harness import Bound, Row, row
 
 NUM_RECORDS, RECORD_BYTES = 4096, 256 << 10
 PARAMS = "1 GiB, 4,096 records"
@@ -73,7 +73,7 @@ def compare_restarts(num_rounds: int) -> list[Row]:
         ),
         row(FOUND, PARAMS, found, "records", peer="before", peer_value=before),
     ]
-    with contextlib.suppress(Unavailable):
+    if has_redis_server():
         rows.append(row(SERVED, PARAMS, statistics.median(served_s), "s", peer=REDIS, peer_value=_redis_s(record)))
     return rows
 
@@ -169,12 +169,12 @@ def _redis_s(record: npt.NDArray[np.uint8]) -> float:
     """Return the seconds from a kill of Redis until one that was started at once answers with the records."""
     with tempfile.TemporaryDirectory(prefix="mmc-") as folder:
         path = str(Path(folder) / "redis")
-        with peers.redis_server(path), contextlib.closing(peers.RawRedis(path, RECORD_BYTES)) as redis:
+        with redis_server(path), contextlib.closing(RawRedis(path, RECORD_BYTES)) as redis:
             for number in range(NUM_RECORDS):
                 redis.set(str(number), _stamped(record, number)["x"].data)
             redis.save()
         began = time.monotonic()
-        with peers.redis_server(path), contextlib.closing(peers.RawRedis(path, RECORD_BYTES)) as redis:
+        with redis_server(path), contextlib.closing(RawRedis(path, RECORD_BYTES)) as redis:
             seconds = time.monotonic() - began
             redis.get(str(NUM_RECORDS - 1))
             return seconds

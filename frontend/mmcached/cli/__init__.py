@@ -9,6 +9,7 @@
     config/    settings from flags, environment, file and defaults
     logs/      one form for every log line
     demo/      `mmcached demo`
+    bench/     `mmcached bench`
 
 Only the worker role and the demo's proof import torch.
 """

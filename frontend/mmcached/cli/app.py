@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mmcached.cli.admin import verbs
+from mmcached.cli.bench.command import bench
 from mmcached.cli.config import show as config_show
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.cli.installed import installed_version
@@ -126,6 +127,7 @@ def common(
 
 # After the verbs above, so that the help begins with `serve`.
 verbs.register(app)
+app.command()(bench)
 config_show.register(app)
 
 

@@ -1,0 +1,89 @@
+"""Parses `mmcached bench`, measures, and hands the figures to table and page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from mmcached.cli.bench.figures import MIB, OF_REDIS, SIZES, Figure, size_text, this_host
+from mmcached.cli.config.units import in_unit_of
+from mmcached.cli.installed import installed_version
+from mmcached.wire.errors import ConfigError
+
+PAGE = Path("mmcached-bench.html")
+MAX_CLIENTS = 256
+MAX_RECORD_BYTES = 1024 * MIB
+_SIZES = ",".join(f"{each}B" for each in SIZES)
+
+
+def bench(
+    page: Annotated[Path, typer.Option("--page", metavar="FILE", help="The page that is written.")] = PAGE,
+    sizes: Annotated[str, typer.Option("--sizes", metavar="SIZES", help="Of the records: `4KiB,1MiB`.")] = _SIZES,
+    clients: Annotated[str, typer.Option("--clients", metavar="NUMBERS", help="Of client processes: `1,4`.")] = "1,4",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="How long to measure.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure the store on this host beside a copy of memory and Redis; print a table and write a page with plots."""
+    chosen_sizes, chosen_clients = parse_sizes(sizes), parse_clients(clients)
+    if not page.absolute().parent.is_dir():
+        raise ConfigError("page", str(page), "its directory does not exist")
+    from mmcached.cli.bench.run import measure
+
+    figures = measure(chosen_sizes, chosen_clients, seconds)
+    now = datetime.now(UTC).isoformat(timespec="minutes")
+    from mmcached.cli.bench.page import page as page_of
+
+    page.write_text(page_of(figures, this_host(), f"mmcached {installed_version()}, {now}"), encoding="utf-8")
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
+    else:
+        _print(figures, page)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Return sizes in bytes, the smallest first.
+
+    Raises:
+        ConfigError: one of them is no size, or beyond 1 GiB.
+    """
+    found = set()
+    for each in text.split(","):
+        size = in_unit_of("size_bytes", each)
+        if not isinstance(size, int) or not 1 <= size <= MAX_RECORD_BYTES:
+            raise ConfigError("sizes", each, f"must be sizes like 64KiB, from 1B to {size_text(MAX_RECORD_BYTES)}")
+        found.add(size)
+    return sorted(found)
+
+
+def parse_clients(text: str) -> list[int]:
+    """Return numbers of clients, the smallest first.
+
+    Raises:
+        ConfigError: one of them is no number, or beyond what a store takes.
+    """
+    found = set()
+    for each in text.split(","):
+        if not each.strip().isdecimal() or not 1 <= int(each) <= MAX_CLIENTS:
+            raise ConfigError("clients", each, f"must be numbers from 1 to {MAX_CLIENTS}")
+        found.add(int(each))
+    return sorted(found)
+
+
+def _print(figures: Sequence[Figure], page: Path) -> None:
+    from rich.console import Console
+
+    from mmcached.cli.bench.table import tables, verdict
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for table in tables(figures):
+        console.print(table)
+    console.print(verdict(figures), highlight=False)
+    if not {each.kind for each in figures} & set(OF_REDIS):
+        console.print("without Redis: redis-server is not installed", highlight=False)
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)

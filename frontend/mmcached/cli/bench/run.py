@@ -1,0 +1,159 @@
+"""Measures every kind of call at every size, with some numbers of clients, in turns.
+
+The store is a service of its own in a folder of its own, without workers, as is Redis: a service that runs on this host
+is not touched, though it shares the processor.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TimeRemainingColumn
+
+from mmcached.cli.bench.client import READY, key_of, value_of
+from mmcached.cli.bench.figures import MIB, OF_REDIS, READS, Figure, Kind, figure, size_text
+from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import Client
+from mmcached.shm.segment.segment import Host
+from mmcached.wire.config import GIB, ServiceConfig
+from mmcached.wire.errors import ConfigError, ServiceUnavailable
+from mmcached.wire.process.death import environment_for_children
+
+NUM_ROUNDS = 2
+STORE_BYTES = 512 * MIB
+SHARE = 0.5
+"""Of the room in /dev/shm, for the store."""
+RECORDS_IN_STORE = 8
+"""How many records of the largest size the store must hold, so that a put drives out no record that is being put."""
+
+
+def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> list[Figure]:
+    """Return the figures, by number of clients, size and kind; with a progress bar on a terminal.
+
+    Args:
+        sizes: bytes of a record's tensor.
+        clients: numbers of client processes.
+        seconds: for all figures together; beside it some seconds go into starting.
+    Raises:
+        ConfigError: /dev/shm has no room for records of that size.
+        ServiceUnavailable: the store, Redis or a client has not started, or was killed.
+    """
+    store_bytes = _room_for(sizes)
+    kinds = [kind for kind in Kind if kind not in OF_REDIS or has_redis_server()]
+    each_s = seconds / (len(sizes) * len(clients) * len(kinds) * NUM_ROUNDS)
+    # In a pipe it prints nothing at all.
+    bar = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), console=Console(stderr=True))
+    bar.disable = not bar.console.is_terminal
+    found = []
+    with bar, _stores(store_bytes) as (run_dir, redis), Client(run_dir, fail_open=False) as filler:
+        task = bar.add_task("", total=len(sizes) * len(clients) * len(kinds))
+        for num_clients in clients:
+            with _processes(run_dir, redis, num_clients) as processes:
+                for num_bytes in sizes:
+                    bar.update(task, description=f"{num_clients} × {size_text(num_bytes)}")
+                    for each in _turns(kinds, num_bytes, each_s, processes, partial(_fill, filler, redis)):
+                        found.append(each)
+                        bar.advance(task)
+    return found
+
+
+def _room_for(sizes: Sequence[int]) -> int:
+    """Return how large a store there can be; it takes the largest record."""
+    store_bytes = min(STORE_BYTES, int(Host().shm_free_bytes() * SHARE)) // MIB * MIB
+    largest = max(sizes)
+    if largest > store_bytes // RECORDS_IN_STORE:
+        limit = f"of a /dev/shm with room for {Host().shm_free_bytes() // MIB} MiB take at most "
+        raise ConfigError("sizes", size_text(largest), limit + size_text(store_bytes // RECORDS_IN_STORE))
+    return store_bytes
+
+
+@contextmanager
+def _stores(store_bytes: int) -> Iterator[tuple[Path, str | None]]:
+    """Run a store and, if it is installed, Redis; yield the run directory, and the socket of Redis."""
+    with tempfile.TemporaryDirectory(prefix="mmc-bench-") as folder, ExitStack() as stack:
+        run_dir = Path(folder) / "run"
+        config = ServiceConfig(world_size=0, store_gb=store_bytes / GIB, log_level="warning")
+        stack.enter_context(ChildService(run_dir, config, Path(folder) / "config.json"))
+        redis = str(Path(folder) / "redis") if has_redis_server() else None
+        if redis is not None:
+            stack.enter_context(redis_server(redis))
+        yield run_dir, redis
+
+
+@contextmanager
+def _processes(run_dir: Path, redis: str | None, num_clients: int) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "mmcached.cli.bench.client", str(run_dir), *([redis] if redis else [])]
+    with ExitStack() as stack:
+        started = []
+        for _ in range(num_clients):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment_for_children(),
+                process_group=0,  # Ctrl-C is for this process, which closes their input
+            )
+            stack.enter_context(process)  # its end: closes the input, and waits
+            started.append(process)
+        for process in started:
+            if _line(process) != READY:
+                raise ServiceUnavailable("a client process has not started")
+        yield started
+
+
+def _turns(
+    kinds: Sequence[Kind],
+    num_bytes: int,
+    seconds: float,
+    processes: Sequence[subprocess.Popen[str]],
+    fill: Callable[[Kind, int], None],
+) -> Iterator[Figure]:
+    """Let all kinds take turns in each of the rounds; yield a figure of each kind.
+
+    Args:
+        fill: makes sure that a kind of read finds its record.
+    """
+    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in processes] for kind in kinds}
+    for _ in range(NUM_ROUNDS):
+        for kind in kinds:
+            if kind in READS:
+                fill(kind, num_bytes)
+            for process in processes:
+                _tell(process, kind, num_bytes, seconds)
+            for of_process, process in zip(times[kind], processes, strict=True):
+                of_process.extend(json.loads(_line(process)))
+    for kind in kinds:
+        yield figure(kind, num_bytes, times[kind])
+
+
+def _fill(client: Client, redis: str | None, kind: Kind, num_bytes: int) -> None:
+    """Put the record that reads find; puts of other keys may have driven it out."""
+    key, value = key_of(num_bytes), value_of(num_bytes)
+    if kind == Kind.REDIS_GET and redis is not None:
+        with closing(RawRedis(redis, num_bytes)) as connection:
+            connection.set(key, value.data)
+    elif not client.contains_many([key])[0]:
+        client.put(key, {"x": value})
+
+
+def _tell(process: subprocess.Popen[str], kind: Kind, num_bytes: int, seconds: float) -> None:
+    if process.stdin is not None:
+        process.stdin.write(json.dumps([kind, num_bytes, seconds]) + "\n")
+        process.stdin.flush()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    line = "" if process.stdout is None else process.stdout.readline()
+    if not line:
+        raise ServiceUnavailable("a client process has ended; its last words are above")
+    return line

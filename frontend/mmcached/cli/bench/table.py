@@ -1,0 +1,57 @@
+"""Shows the figures as a table: a line for each size, a column for each kind of call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from mmcached.cli.bench.figures import Figure, Kind, find, size_text, time_text
+
+
+def kinds_of(figures: Sequence[Figure]) -> list[Kind]:
+    """Return the kinds that were measured, in their order."""
+    measured = {each.kind for each in figures}
+    return [kind for kind in Kind if kind in measured]
+
+
+def clients_text(num_clients: int) -> str:
+    return f"{num_clients} client{'s' * (num_clients > 1)}"
+
+
+def rows(figures: Sequence[Figure], num_clients: int) -> list[list[str]]:
+    """Return a line for each size: the size, then `p50 / p99` of each kind."""
+    lines = []
+    for num_bytes in sorted({each.num_bytes for each in figures}):
+        found = [find(figures, kind, num_clients, num_bytes) for kind in kinds_of(figures)]
+        cells = ["-" if each is None else f"{time_text(each.p50_us)} / {time_text(each.p99_us)}" for each in found]
+        lines.append([size_text(num_bytes), *cells])
+    return lines
+
+
+def tables(figures: Sequence[Figure]) -> list[Table]:
+    """Return a table for each number of clients."""
+    made = []
+    for num_clients in sorted({each.num_clients for each in figures}):
+        table = Table(title=f"{clients_text(num_clients)}: median / 99th percentile of a call", title_justify="left")
+        for name in ("record", *kinds_of(figures)):
+            table.add_column(name, justify="right")
+        for line in rows(figures, num_clients):
+            table.add_row(*line)
+        made.append(table)
+    return made
+
+
+def verdict(figures: Sequence[Figure]) -> str:
+    """Return a sentence: what a hit of the largest record is, beside a copy and, if it was measured, Redis.
+
+    It speaks of the smallest number of clients.
+    """
+    num_clients = min(each.num_clients for each in figures)
+    num_bytes = max(each.num_bytes for each in figures)
+    times = {kind: find(figures, kind, num_clients, num_bytes) for kind in (Kind.VIEW, Kind.MEMCPY, Kind.REDIS_GET)}
+    hit = times.pop(Kind.VIEW)
+    if hit is None:
+        return ""
+    peers = [f"{hit.p50_us / each.p50_us:.2g} × {kind}" for kind, each in times.items() if each is not None]
+    return f"a hit of {size_text(num_bytes)} in place: {time_text(hit.p50_us)}, {', '.join(peers)}"

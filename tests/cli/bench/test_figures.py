@@ -1,0 +1,89 @@
+"""Figures are summed up, named and refused in the words that people read."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from mmcached.cli.bench.command import parse_clients, parse_sizes
+from mmcached.cli.bench.figures import Figure, Kind, figure, size_text, time_text
+from mmcached.cli.bench.page import page
+from mmcached.cli.bench.table import rows, verdict
+from mmcached.wire.errors import ConfigError
+
+FIGURES = [
+    Figure(kind, num_clients, num_bytes, 100, us * num_clients, 3 * us * num_clients, 1e6 / us)
+    for num_clients in (1, 4)
+    for num_bytes in (4096, 4_928_307)
+    for kind, us in ((Kind.VIEW, 16.0), (Kind.PUT, 1500.0), (Kind.MEMCPY, 320.0), (Kind.REDIS_GET, 1280.0))
+]
+
+
+class Page(HTMLParser):
+    """What a browser would load, and what it would show."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href")]
+        if tag in ("script", "link", "img", "iframe"):
+            self.loaded.append(tag)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["td"]:
+            self.cells.append(data)
+
+
+def test_a_figure_is_of_all_calls_of_all_clients() -> None:
+    found = figure(Kind.VIEW, 4096, [[10.0, 20.0], [30.0, 30.0]])
+    assert (found.num_clients, found.num_calls, found.p50_us) == (2, 4, 25.0)
+    assert found.calls_per_s == pytest.approx(2e6 / 30 + 1e6 / 30)
+
+
+def test_a_page_needs_nothing_beside_it_and_has_every_figure() -> None:
+    shown = Page(page(FIGURES, "<host>", "today"))
+    assert shown.open == []
+    assert shown.loaded == []
+    expected = [cell for num_clients in (1, 4) for line in rows(FIGURES, num_clients) for cell in line]
+    assert shown.cells == expected
+    assert "16 µs / 48 µs" in expected
+
+
+def test_a_verdict_compares_a_hit_with_what_was_measured() -> None:
+    assert verdict(FIGURES) == "a hit of 4.7 MiB in place: 16 µs, 0.05 × memcpy, 0.013 × Redis GET"
+    without = [each for each in FIGURES if each.kind != Kind.REDIS_GET]
+    assert verdict(without) == "a hit of 4.7 MiB in place: 16 µs, 0.05 × memcpy"
+
+
+@pytest.mark.parametrize(("us", "text"), [(0.51, "0.5 µs"), (16.4, "16 µs"), (1400.0, "1.4 ms"), (2.5e6, "2.5 s")])
+def test_times_are_for_people(us: float, text: str) -> None:
+    assert time_text(us) == text
+
+
+def test_sizes_and_clients_are_read_in_any_order() -> None:
+    assert parse_sizes("1MiB, 4KiB,4096B") == [4096, 1 << 20]
+    assert parse_clients("4, 1,4") == [1, 4]
+    assert size_text(4_928_307) == "4.7 MiB"
+
+
+@pytest.mark.parametrize("text", ["", "0B", "4", "x", "1.5B", "2GiB", "4KiB,,"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="sizes"):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "257", "1.5", "one"])
+def test_what_is_no_number_of_clients_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="clients"):
+        parse_clients(text)
