@@ -224,7 +224,7 @@ def test_help_says_that_every_field_is_a_flag(verb: str) -> None:
 SUPERVISOR = """
 import mmcached.cli.serve.supervisor
 class Supervisor:
-    def __init__(self, run_dir, config, stop, tell, manager):
+    def __init__(self, run_dir, config, stop, working, manager):
         import msgspec
         sys.stdout.write(msgspec.json.encode(config).decode())
     def run(self):

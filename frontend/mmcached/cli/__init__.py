@@ -3,6 +3,7 @@
     app.py     parses what people type, then hands over
     role.py    one process of a service, as the supervisor starts it
     installed.py   its version
+    progress.py    a bar on a terminal while something takes long
     serve/     the supervisor and the roles that it starts
     watch/     status, readiness, metrics, and the pages that show them over HTTP
     admin/     verbs that look at a running service and end it

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mmcached.cli.admin import verbs
+from mmcached.cli.admin import info, store_verbs, verbs
 from mmcached.cli.bench.command import bench
 from mmcached.cli.config import show as config_show
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
@@ -61,6 +61,7 @@ def serve(
     stop = StopFlag()  # before what takes long
     from mmcached.cache.checkpoints.checkpoint import check_encoder
     from mmcached.cli.logs.lines import set_up_logging
+    from mmcached.cli.progress import working
     from mmcached.cli.serve.service_manager import ServiceManager
     from mmcached.cli.serve.shm_room import fitted, host_without
     from mmcached.cli.serve.supervisor import Supervisor
@@ -73,8 +74,8 @@ def serve(
     raise_descriptor_limit()
     if note:
         _tell(note)
-    tell = _tell if sys.stderr.isatty() else _tell_nobody
-    with Supervisor(home, chosen, stop=stop, tell=tell, manager=ServiceManager.from_environment()) as supervisor:
+    manager = ServiceManager.from_environment()
+    with Supervisor(home, chosen, stop=stop, working=working, manager=manager) as supervisor:
         status = supervisor.run()
     raise typer.Exit(status)
 
@@ -127,6 +128,8 @@ def common(
 
 # After the verbs above, so that the help begins with `serve`.
 verbs.register(app)
+info.register(app)
+store_verbs.register(app)
 app.command()(bench)
 config_show.register(app)
 
@@ -143,10 +146,6 @@ def main() -> NoReturn:
 
 def _tell(words: str) -> None:
     sys.stderr.write(f"mmcached: {words}\n")
-
-
-def _tell_nobody(words: str) -> None:
-    """Keep a log that programs read free of what only people want to know."""
 
 
 def _as_arguments(workers: str | None, device: str | None) -> tuple[str, ...]:

@@ -8,6 +8,11 @@ lengths, so that no two pairs are the same bytes; of one size, however long the 
 >>> store_key("a", "bc") == store_key("ab", "c"), len(store_key("", ""))
 (False, 64)
 
+A digest cannot be read back, so the two names lie behind their record, too: for who adopts the store, and for people.
+
+>>> tenant_and_key(about_record("a", "bc")), tenant_and_key(b"a")
+(('a', 'bc'), None)
+
 `output_key` is the key of what an encoder says of an item: who encodes puts it, whoever needs it gets it.
 
 >>> output_key("ffff", "aaaa"), is_named("aaaa"), is_named("aaaa:16")
@@ -31,6 +36,25 @@ def store_key(tenant: str, key: str) -> str:
         digest.update(_LENGTH.pack(len(name_bytes)))
         digest.update(name_bytes)
     return digest.hexdigest()
+
+
+def about_record(tenant: str, key: str) -> bytes:
+    """Return what lies behind a record: length of the tenant (u64) │ tenant │ key."""
+    tenant_bytes = tenant.encode("utf-8", "surrogatepass")
+    return _LENGTH.pack(len(tenant_bytes)) + tenant_bytes + key.encode("utf-8", "surrogatepass")
+
+
+def tenant_and_key(about: bytes) -> tuple[str, str] | None:
+    """Return the names that `about_record` has put together; None if these bytes are none."""
+    if len(about) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(about)[0]
+    if end > len(about):
+        return None
+    try:
+        return about[_LENGTH.size : end].decode("utf-8", "surrogatepass"), about[end:].decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
 
 
 def output_key(fingerprint: str, mm_hash: str) -> str:

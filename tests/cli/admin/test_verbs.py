@@ -23,7 +23,6 @@ from mmcached.cli.admin import observe, verbs
 from mmcached.cli.admin.observe import look_at
 from mmcached.cli.serve.seat import Seat, supervisor_pid
 from mmcached.cli.watch.service_status import ServiceStatus, process_state
-from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Flushed, ToClient
@@ -145,25 +144,6 @@ def test_a_supervisor_that_is_just_starting(run_dir: Path) -> None:
     RunDir(run_dir).create()
     with Seat(RunDir(run_dir)), pytest.raises(ServiceUnavailable, match="just starting"):
         supervisor_pid(run_dir)
-
-
-# ---- info
-
-
-def test_info_without_a_service(run_dir: Path) -> None:
-    facts = json.loads(call_at(run_dir, "info", "--json").stdout)
-    assert (facts["run_dir"], facts["config"]) == (str(run_dir), "defaults")
-    assert facts["config_digest"] == ServiceConfig().digest()
-    assert facts["word_store"]
-    assert facts["max_image_bytes"] == ServiceConfig().max_image_bytes
-    assert "config_digest" in call_at(run_dir, "info").stdout
-
-
-def test_info_tells_the_saved_configuration(run_dir: Path) -> None:
-    config = ServiceConfig(world_size=3)
-    config.save(RunDir(run_dir).config)
-    facts = json.loads(call_at(run_dir, "info", "--json").stdout)
-    assert (facts["config"], facts["config_digest"]) == ("saved", config.digest())
 
 
 # ---- shm

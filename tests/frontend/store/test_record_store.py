@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mmcached.cache.store_keys import store_key
+from mmcached.cache.store_keys import about_record, store_key
 from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.record_store import RecordStore, Refusal
 from mmcached.shm import EncodedRecord, ReaderEntry, RingWriter, encode
@@ -64,6 +64,17 @@ def new_ring(config: ServiceConfig) -> RingWriter:
 def tier() -> Iterator[RecordStore]:
     with make_tier() as made:
         yield made
+
+
+def test_a_record_without_its_names_is_not_adopted() -> None:
+    ring = make_ring(ROOM, has_index=True)
+    former = ObjectStoreWriter(ring)
+    for key, about in ((store_key("a", "k"), about_record("a", "k")), (store_key("b", "k"), b"b")):
+        former.put_encoded(key, encoded(1), about)
+    with RecordStore(first_epoch=EPOCH) as tier:
+        tier.adopt(ring)
+        tier.check_integrity()
+        assert (tier.has("a", "k"), tier.has("b", "k")) == (True, False)
 
 
 def test_put_then_get(tier: RecordStore) -> None:

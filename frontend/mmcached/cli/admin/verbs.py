@@ -1,4 +1,4 @@
-"""The verbs that look at a service and end it: ping, status, info, shm ls, shm gc, drain, flush.
+"""The verbs that look at a service and end it: ping, status, shm ls, shm gc, drain, flush.
 
 Exit status of those that judge: 0 ready, 1 there but not ready, 2 no service in that directory. Parses and prints only;
 `observe` looks. No verb imports torch or the HTTP server.
@@ -7,46 +7,37 @@ Exit status of those that judge: 0 ready, 1 there but not ready, 2 no service in
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from mmcached.cli.installed import installed_version
+from mmcached.cli.admin.printing import (
+    NOT_READY,
+    READY,
+    JsonOption,
+    RunDirOption,
+    console,
+    directory_of,
+    no_service,
+    print_json,
+    print_table,
+)
+from mmcached.cli.progress import working
 from mmcached.wire.errors import DeadlineExceeded
-from mmcached.wire.paths import MAX_SOCKET_PATH_BYTES, RunDir, default_run_dir
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mmcached.cli.watch.service_status import ServiceStatus
 
-READY, NOT_READY, NO_SERVICE = 0, 1, 2
 DRAIN_SLACK_S = 30.0
 """Beyond the service's own drain timeout: the roles' ends come after the drain."""
-
-_RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Directory of the service.")]
-_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_LIMITS = (
-    "max_image_bytes",
-    "max_image_pixels",
-    "max_images_per_request",
-    "max_num_requests",
-    "max_model_len",
-    "max_object_bytes",
-    "processor_cache_bytes",
-)
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command()(ping)
     app.command()(status)
-    app.command()(info)
     app.command()(drain)
     app.command()(flush)
     shm = typer.Typer(help="Shared-memory segments of this user.", no_args_is_help=True)
@@ -55,59 +46,35 @@ def register(app: typer.Typer) -> None:
     app.add_typer(shm, name="shm")
 
 
-def ping(run_dir: _RunDirOption = None) -> None:
+def ping(run_dir: RunDirOption = None) -> None:
     """Say whether the service works. Exit status 0: ready, 1: not ready, and why, 2: no service there."""
     found = _look(run_dir)
     typer.echo(f"{'ready' if found.ready else 'not ready'}: {found.reason}")
     raise typer.Exit(READY if found.ready else NOT_READY)
 
 
-def status(run_dir: _RunDirOption = None, as_json: _JsonOption = False) -> None:
+def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
     """Show processes, caches and what is wrong; also when the service hangs. Exit status as `ping`."""
     found = _look(run_dir)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         from mmcached.cli.watch.status_table import show_status
 
-        show_status(found, _console())
+        show_status(found, console())
     raise typer.Exit(READY if found.ready else NOT_READY)
 
 
-def info(run_dir: _RunDirOption = None, as_json: _JsonOption = False) -> None:
-    """Show version, place, configuration and limits; a service need not run."""
-    from mmcached.cli.admin.observe import saved_config
-    from mmcached.shm import WORD_STORE_NAME
-
-    path = _directory(run_dir)
-    config = saved_config(path)
-    facts: dict[str, Any] = {
-        "version": installed_version(),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "run_dir": str(path),
-        "run_dir_max_bytes": MAX_SOCKET_PATH_BYTES,
-        "word_store": WORD_STORE_NAME,
-        "config": "saved" if RunDir(path).config.exists() else "defaults",
-        "config_digest": config.digest(),
-        **{name: getattr(config, name) for name in _LIMITS},
-    }
-    if as_json:
-        _print_json(facts)
-    else:
-        _print_table([list(map(str, fact)) for fact in facts.items()])
-
-
-def shm_ls(as_json: _JsonOption = False) -> None:
+def shm_ls(as_json: JsonOption = False) -> None:
     """List the segments: name, what for, size, whether the writer lives, its pid, and its service."""
     from mmcached.cli.admin.shm_list import list_segments
 
     entries = list_segments()
     if as_json:
-        _print_json(entries)
+        print_json(entries)
     elif entries:
         rows = [[e.name, e.purpose, f"{e.nbytes:,}", e.state, str(e.pid or ""), e.run_dir] for e in entries]
-        _print_table(rows, "name", "purpose", "bytes", "writer", "pid", "run directory")
+        print_table(rows, "name", "purpose", "bytes", "writer", "pid", "run directory")
     else:
         typer.echo("no segments")
 
@@ -116,30 +83,33 @@ def shm_gc() -> None:
     """Remove the segments whose writers are dead and that no service is to adopt, and print their names."""
     from mmcached.shm import sweep
 
-    for name in sweep():
+    with working("removing what the dead have left in /dev/shm"):
+        removed = sweep()
+    for name in removed:
         typer.echo(f"removed {name}")
 
 
 def drain(
-    run_dir: _RunDirOption = None,
+    run_dir: RunDirOption = None,
     timeout: Annotated[float | None, typer.Option("--timeout", min=0, metavar="SECONDS")] = None,
 ) -> None:
     """End the service in order: open requests are answered, new ones refused. Returns when it is gone."""
     from mmcached.cli.admin.observe import saved_config
     from mmcached.cli.serve.seat import supervisor_pid
 
-    path = _directory(run_dir)
+    path = directory_of(run_dir)
     pid = supervisor_pid(path)
     if pid is None:
-        raise _no_service(path)
+        raise no_service(path)
     timeout_s = saved_config(path).drain_timeout_s + DRAIN_SLACK_S if timeout is None else timeout
     started = time.monotonic()
-    _terminate(path, pid, timeout_s)
+    with working(f"draining the service in {path} (pid {pid})"):
+        _terminate(path, pid, timeout_s)
     typer.echo(f"drained in {time.monotonic() - started:.1f} s")
 
 
 def flush(
-    run_dir: _RunDirOption = None,
+    run_dir: RunDirOption = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS")] = 30.0,
     epoch: Annotated[bool, typer.Option("--epoch", help="Weights changed: refuse what is being computed now.")] = False,
 ) -> None:
@@ -147,10 +117,13 @@ def flush(
     from mmcached.cli.serve.seat import supervisor_pid
     from mmcached.client import Client
 
-    path = _directory(run_dir)
+    path = directory_of(run_dir)
     if supervisor_pid(path) is None:
-        raise _no_service(path)
-    with Client(path, connect_timeout_s=timeout, fail_open=False) as client:
+        raise no_service(path)
+    with (
+        working(f"flushing all caches of {path}"),
+        Client(path, connect_timeout_s=timeout, fail_open=False) as client,
+    ):
         if epoch:
             client.invalidate(timeout_s=timeout)
         else:
@@ -183,40 +156,11 @@ def _terminate(run_dir: Path, pid: int, timeout_s: float) -> None:
             os.close(pidfd)
 
 
-def _directory(run_dir: Path | None) -> Path:
-    return (run_dir or default_run_dir()).absolute()
-
-
 def _look(run_dir: Path | None) -> ServiceStatus:
     from mmcached.cli.admin.observe import look_at
 
-    path = _directory(run_dir)
+    path = directory_of(run_dir)
     found = look_at(path)
     if found is None:
-        raise _no_service(path)
+        raise no_service(path)
     return found
-
-
-def _no_service(path: Path) -> typer.Exit:
-    typer.echo(f"no service in {path}; start one: mmcached serve --run-dir {path}", err=True)
-    return typer.Exit(NO_SERVICE)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
-
-
-def _print_table(rows: list[list[str]], *headings: str) -> None:
-    from rich.table import Table
-
-    table = Table(*headings) if headings else Table(show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    _console().print(table)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Off a terminal rich would cut everything at 80 columns, and a name that is cut is of no use to a script.
-    return Console() if sys.stdout.isatty() else Console(width=160)

@@ -51,7 +51,7 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
         f"frontend, engine and {config.world_size} workers"
     )
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         on, survival = _measure(config, users, progress, "all caches on")
         off, _ = _measure(all_caches_off(config), users, progress, "all caches off")
     console.print(make_table(on, off))

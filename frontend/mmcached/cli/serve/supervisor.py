@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import structlog
 
+from mmcached.cli.progress import Tell, Working, unseen
 from mmcached.cli.serve.first_request import first_request
 from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.seat import Seat
@@ -60,7 +60,7 @@ class Supervisor(Closeable):
 
     Args:
         stop: what ends it; by default a flag of its own.
-        tell: hears in words how the start goes.
+        working: shows in words how the start goes.
         manager: hears what became of it; by default there is none.
     Raises:
         ServiceUnavailable: another supervisor holds this run directory.
@@ -74,11 +74,12 @@ class Supervisor(Closeable):
         config: ServiceConfig,
         *,
         stop: StopFlag | None = None,
-        tell: Callable[[str], None] = lambda words: None,
+        working: Working = unseen,
         manager: ServiceManager | None = None,
     ) -> None:
         self.config = config
-        self._tell = tell
+        self._working = working
+        self._tell: Tell = lambda words: None
         self._manager = manager or ServiceManager()
         named = RunDir(run_dir.absolute())
         named.create()
@@ -126,10 +127,12 @@ class Supervisor(Closeable):
         groups = f"engine and {num_workers} worker(s)"
         groups = groups if num_engines == 1 else f"{num_engines} engines with {num_workers} worker(s) each"
         roles = f"frontend, {groups}" if num_engines else "the frontend alone, a store,"
-        self._say(f"starting {roles} in {self.run_dir}")
-        self._group.start()
-        if not self._wait_until_ready():
-            return 0
+        start = f"starting {roles} in {self.run_dir}"
+        with self._working(start) as self._tell:
+            self._say(start)
+            self._group.start()
+            if not self._wait_until_ready():
+                return 0
         self._was_ready = True
         address = f", {self._admin.url}" if self._admin.url else ""
         sys.stdout.write(f"mmcached ready: {self.run_dir} (pid {os.getpid()}){address}\n")

@@ -97,7 +97,7 @@ class Link(ABC, Generic[WaiterT]):
         self._open: dict[object, WaiterT] = {}
         self._mutex = threading.RLock()
         self._is_broken = False
-        self._presence = Presence(directory, client_id)
+        self._presence = Presence(directory, client_id, name=name)
         self._end_presence = weakref.finalize(self, self._presence.close)
         self._end_presence.atexit = False  # the kernel frees the lock
         self._socket = SharedSocket(directory.client_address)

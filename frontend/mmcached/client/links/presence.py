@@ -1,6 +1,7 @@
 """Holds the lock that proves that a client lives; the frontend ends what a dead client has left open.
 
     <run dir>/clients/<client_id>.lock      held for the client's life; free = dead
+                                            says "<pid> <name>", for people
 
 A run directory may be removed and made anew under a living client, and whoever tidies up may remove the file; then the
 lock has no name any more, and is taken again: at a call, when a second has passed, and when the connection was lost.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from mmcached.shm.files.lock_file import LockFile
 from mmcached.wire.errors import MmcachedError, ServiceUnavailable
+from mmcached.wire.messages.frontend import ANY_CLIENT
 from mmcached.wire.paths import RunDir
 
 KEEP_INTERVAL_S = 1.0
@@ -25,17 +27,26 @@ class Presence:
     """The presence of one client, from now until `close` or death.
 
     Args:
+        name: of the client's kind.
         clock: monotonic seconds.
     Raises:
         ServiceUnavailable: no service has ever run in that directory.
         ConfigError: it is not this user's alone.
     """
 
-    def __init__(self, directory: RunDir, client_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        directory: RunDir,
+        client_id: str,
+        *,
+        name: str = ANY_CLIENT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._directory = directory
         self._clock = clock
         self._next_look = clock() + KEEP_INTERVAL_S
         self._path = directory.client_lock(client_id)
+        self._name = name
         self._lock = self._take()
 
     def keep(self) -> None:
@@ -69,12 +80,15 @@ class Presence:
         self._directory.check()
         while True:
             try:
-                return _OwnLock(self._path)
+                lock = _OwnLock(self._path)
             except BlockingIOError:
                 continue  # the frontend took the new file for a dead client's and holds it just to remove it
             except OSError as error:
                 reason = f"no service in {self._directory.path} that a client can enter: {error.strerror or error}"
                 raise ServiceUnavailable(reason) from error
+            with contextlib.suppress(OSError):  # a full disk
+                lock.write(f"{os.getpid()} {self._name}")
+            return lock
 
 
 class _OwnLock(LockFile):

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from enum import StrEnum
 from typing import Self
 
-from mmcached.cache.store_keys import EMBEDDINGS, store_key
+from mmcached.cache.store_keys import EMBEDDINGS, about_record, store_key, tenant_and_key
 from mmcached.frontend.connections.rings import NoRing
 from mmcached.shm import EncodedRecord, ObjectStoreWriter, RingWriter
 from mmcached.shm.crash_points import crash_point
@@ -81,9 +81,12 @@ class RecordStore(Closeable):
             self.epoch = self._first_epoch = former_epoch
         ring.board.set_store_epoch(self.epoch)
         self._touch_logs = ring.touch_logs
-        tenants = {about: about.decode("utf-8", "surrogatepass") for _, about in self._store.adopted.values()}
         for name, (num_bytes, about) in self._store.adopted.items():
-            self._charge(tenants[about], name, num_bytes)
+            names = tenant_and_key(about)
+            if names is None:
+                self._store.discard(name)
+            else:
+                self._charge(names[0], name, num_bytes)
         self._store.adopted.clear()
         if self._quota_bytes is not None:
             for tenant in list(self._tenant_to_books):
@@ -146,7 +149,7 @@ class RecordStore(Closeable):
             None if the key has a record now, else why not. A record that is refused for want of room may have cost its
             tenant others, if it was at its quota.
         """
-        refusal = self._put(tenant, store_key(tenant, key), encoded, epoch)
+        refusal = self._put(tenant, key, encoded, epoch)
         if refusal is None:
             self.num_puts += 1
         else:
@@ -218,16 +221,17 @@ class RecordStore(Closeable):
 
     # ---- how
 
-    def _put(self, tenant: str, name: str, encoded: EncodedRecord, epoch: int) -> Refusal | None:
+    def _put(self, tenant: str, key: str, encoded: EncodedRecord, epoch: int) -> Refusal | None:
         if isinstance(self._store, _NoStore):
             return Refusal.NO_STORE
         if epoch != self.epoch:
             return Refusal.OLD_EPOCH
+        name = store_key(tenant, key)
         if self._store.is_cached(name):
             return None
         if encoded.nbytes > self._store.ring.max_object_bytes:
             return Refusal.TOO_LARGE
-        about = tenant.encode("utf-8", "surrogatepass")  # its books must be made again by whoever adopts the ring
+        about = about_record(tenant, key)  # the tenant's books must be made again by whoever adopts the ring
         num_bytes = self._store.chunk_bytes(name, encoded, about)
         if self._quota_bytes is not None:
             if num_bytes > self._quota_bytes:

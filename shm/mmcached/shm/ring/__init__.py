@@ -5,5 +5,6 @@ reader          a reader's mapping                   reader_entry, received: its
 adoption        what a dead writer has left
 chunks          the state of each chunk              allocator: where the next one goes; places, chain
 lookup          from a key to what lies there        key_index, slot_table: the words for that
+onlooker        a look from outside, for people
 self_lease      leases that readers take without asking    touch_logs: what they have found so
 """

@@ -178,7 +178,7 @@ class ObjectStoreWriter(Closeable):
             raise LocalProtocolError(f"key {key!r} already exists in the store")
 
     def _adopt(self, handle: Handle, note: bytes) -> None:
-        parsed = _parse(note)
+        parsed = parse_note(note)
         if parsed is None or parsed[0] in self._key_to_handle:
             self.ring.discard(handle)
             return
@@ -204,7 +204,7 @@ def _note(key: str, about: bytes) -> bytes:
     return _LENGTH.pack(len(name)) + name + about
 
 
-def _parse(note: bytes) -> tuple[str, bytes] | None:
+def parse_note(note: bytes) -> tuple[str, bytes] | None:
     """Return the key and `about` of a note; None if it is none."""
     if len(note) < _LENGTH.size:
         return None

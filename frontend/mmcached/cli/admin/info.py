@@ -1,0 +1,183 @@
+"""`mmcached info`: every fact and figure of a service as `name:value`, in sections, for scripts; it judges nothing.
+
+    # Server
+    version:0.1.0
+    …
+`status` says whether it works and what is wrong; this says what there is. A field of a statistics record is a line here
+by itself, under its own name. Without a service `server` alone has something to say.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from mmcached.cli.admin.printing import JsonOption, RunDirOption, directory_of, no_service, print_json, shown
+from mmcached.cli.installed import installed_version
+from mmcached.wire.paths import RunDir
+from mmcached.wire.version import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
+    from mmcached.wire.config import ServiceConfig
+
+Facts = dict[str, str | int | float | bool]
+_LIMITS = (
+    "max_image_bytes",
+    "max_image_pixels",
+    "max_images_per_request",
+    "max_num_requests",
+    "max_model_len",
+    "max_object_bytes",
+    "processor_cache_bytes",
+)
+
+
+class Section(StrEnum):
+    """A part of what there is to say."""
+
+    SERVER = "server"
+    CLIENTS = "clients"
+    MEMORY = "memory"
+    STORE = "store"
+    PROCESSOR = "processor"
+    ENCODER = "encoder"
+    KV = "kv"
+    ENGINES = "engines"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(info)
+
+
+def info(
+    section: Annotated[Section | None, typer.Argument(help="Only this one.", show_default=False)] = None,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print all facts and figures as name:value, in sections. Exit status 2: a section needs a service, none runs."""
+    from mmcached.cli.admin.observe import look_at, saved_config
+
+    path = directory_of(run_dir)
+    status = look_at(path)
+    if status is None and section not in (None, Section.SERVER):
+        raise no_service(path)
+    facts = {Section.SERVER: server_facts(path, saved_config(path), status)}
+    if status is not None:
+        facts |= service_facts(status)
+    wanted = facts if section is None else {section: facts[section]}
+    if as_json:
+        print_json(wanted)
+    else:
+        typer.echo("\n\n".join("\n".join(_lines(each, found)) for each, found in wanted.items()))
+
+
+def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None) -> Facts:
+    """Say what runs, where, and with which configuration."""
+    from mmcached.shm import WORD_STORE_NAME
+
+    facts: Facts = {
+        "version": installed_version(),
+        "protocol": PROTOCOL_VERSION,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "word_store": WORD_STORE_NAME,
+        "run_dir": str(path),
+        "is_running": status is not None,
+        "config": "saved" if RunDir(path).config.exists() else "defaults",
+        "config_digest": config.digest(),
+        **{name: getattr(config, name) for name in _LIMITS},
+    }
+    if status is not None:
+        facts |= {
+            "service_version": status.version,
+            "http": status.http,
+            "ready": status.ready,
+            "reason": status.reason,
+            "draining": status.draining,
+        }
+        for role in status.roles:
+            facts[_named(role.name)] = f"pid={role.pid or ''},state={role.state},restarts={role.restarts}"
+    return facts
+
+
+def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
+    """Say what is counted."""
+    stats = status.stats
+    of_frontend = {name: value for name, value in _figures(stats) if "." not in name}
+    is_of_clients = ("clients", "connections", "clients_refused", "clients_disconnected", "protocol_errors")
+    clients: Facts = {name: of_frontend[name] for name in is_of_clients}
+    for name, client in sorted(stats.by_client.items()):
+        clients[f"client_{name}"] = ",".join(f"{field}={value}" for field, value in _figures(client))
+    processor: Facts = dict(_figures(stats.processor))
+    processor |= {f"ring_{name}": value for name, value in _figures(stats.ring)}
+    kv, encoder = Counter[str](), Counter[str]()
+    engines: Facts = {name: value for name, value in of_frontend.items() if name not in is_of_clients}
+    for index, engine in enumerate(stats.engines):
+        kv.update(dict(_figures(engine.kv)))
+        encoder.update(dict(_figures(engine.encoder)))
+        engines[f"engine_{index}"] = ",".join(f"{n}={value}" for n, value in _figures(engine) if "." not in n)
+        for rank, worker in enumerate(engine.workers):
+            engines[f"worker_{index}.{rank}"] = ",".join(f"{name}={value}" for name, value in _figures(worker))
+            encoder.update(
+                {f"workers_{n}": value for n, value in _figures(worker) if n.startswith(("items", "outputs"))}
+            )
+    return {
+        Section.CLIENTS: clients,
+        Section.MEMORY: memory_facts(status.roles, stats.ring.data_bytes, stats.store.ring.data_bytes),
+        Section.STORE: {name.replace(".", "_"): value for name, value in _figures(stats.store)},
+        Section.PROCESSOR: processor,
+        Section.ENCODER: dict(encoder),
+        Section.KV: dict(kv),
+        Section.ENGINES: engines,
+    }
+
+
+def memory_facts(roles: list[RoleStatus], ring_bytes: int, store_bytes: int, proc: Path = Path("/proc")) -> Facts:
+    """Say what the rings take, and each process beside them and the files that it has mapped."""
+    facts: Facts = {"ring_bytes": ring_bytes, "store_bytes": store_bytes}
+    total = 0
+    for role in roles:
+        found = None if role.pid is None else _anonymous_bytes(proc / str(role.pid) / "status")
+        if found is not None:
+            facts[f"{_named(role.name)}_anonymous_bytes"] = found
+            total += found
+    return facts | {"anonymous_bytes": total}
+
+
+def _anonymous_bytes(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    kib = [int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
+    return 1024 * kib[0] if kib else None
+
+
+def _figures(record: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """Yield each number of a record under its field's name, also those of records in it: `ring.chunks`."""
+    for field in type(record).__struct_fields__:
+        value = getattr(record, field)
+        if isinstance(value, msgspec.Struct):
+            yield from _figures(value, f"{prefix}{field}.")
+        elif isinstance(value, int | float):
+            yield prefix + field, value
+
+
+def _lines(section: Section, facts: Mapping[str, object]) -> Iterator[str]:
+    yield f"# {section.capitalize()}"
+    for name, value in facts.items():
+        yield f"{name}:{int(value) if isinstance(value, bool) else shown(str(value))}"
+
+
+def _named(role: str) -> str:
+    return role.replace(" ", "_")

@@ -1,0 +1,61 @@
+"""Prints what a verb has found, for people and for programs; and what all verbs say alike."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from mmcached.wire.paths import default_run_dir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+READY, NOT_READY, NO_SERVICE = 0, 1, 2
+"""Exit statuses of the verbs that judge."""
+
+RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Directory of the service.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def directory_of(run_dir: Path | None) -> Path:
+    return (run_dir or default_run_dir()).absolute()
+
+
+def no_service(path: Path) -> typer.Exit:
+    """Say that nothing runs there, and return what ends the command."""
+    typer.echo(f"no service in {path}; start one: mmcached serve --run-dir {path}", err=True)
+    return typer.Exit(NO_SERVICE)
+
+
+def print_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def print_table(rows: list[list[str]], *headings: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings) if headings else Table(show_header=False)
+    for row in rows:
+        table.add_row(*map(Text, row))  # a name with brackets is no markup
+    console().print(table)
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    # Off a terminal rich would cut everything at 80 columns, and a name that is cut is of no use to a script.
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def shown(text: str) -> str:
+    r"""Return a text that somebody else has chosen as a terminal may have it: what does not print is escaped.
+
+    >>> shown("a\x1b[2J"), shown("Katze")
+    ('a\\x1b[2J', 'Katze')
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -1,0 +1,219 @@
+"""Tells what a store holds and who holds it, out of shared memory alone: nothing is sent, leased or locked.
+
+    <run dir>/store.ring ──> slot table ──note behind each record──> tenant, key
+                                   └── entries of readers ──pid──> <run dir>/clients/*.lock ──> name
+
+So it works whether the frontend answers, hangs or is dead, and costs the service nothing. Each record is as it was at
+one moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from mmcached.cache.store_keys import store_key, tenant_and_key
+from mmcached.shm.files.lock_file import is_held
+from mmcached.shm.ring.key_index import key_digest
+from mmcached.shm.ring.onlooker import RingOnlooker, Row, state_of
+from mmcached.shm.ring.slot_table import FIRST_KEY, GENERATION, NBYTES, SECOND_KEY
+from mmcached.shm.segment.ring_notes import read_note
+from mmcached.shm.store.object_store import parse_note
+from mmcached.shm.store.record_head import MAX_HEAD_BYTES, PREAMBLE, Head, TensorRef, read_head, read_preamble
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import LayoutMismatch, RemoteProtocolError
+from mmcached.wire.paths import RunDir
+from mmcached.wire.version import PROTOCOL_VERSION
+
+_MAX_LOCK_TEXT = 64
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """A process that has leases of one record.
+
+    Attributes:
+        name: that its clients give themselves, several joined by "/"; "" if it has no client any more.
+    """
+
+    pid: int
+    name: str
+    leases: int
+
+
+class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One record.
+
+    Attributes:
+        age: 1 is the newest of all records.
+        nbytes: of the record, without its names.
+    """
+
+    key: str
+    tenant: str
+    nbytes: int
+    age: int
+    readers: list[Reader]
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    """Records that were asked for, the newest first.
+
+    Attributes:
+        num_records: in the store, asked for or not.
+        is_cut: there are more that were asked for.
+    """
+
+    num_records: int
+    is_cut: bool
+    keys: list[StoredKey]
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """One tensor of a record; `path` leads to it as in `hit[path]`, deeper ones as `a.b[0]`."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one key.
+
+    Attributes:
+        state: `valid`: a get finds it. `retired`, `sealed`: it is forgotten, and lies there for those who read it.
+        num_values: list items and keys that are no tensors.
+    """
+
+    key: str
+    tenant: str
+    state: Literal["valid", "retired", "sealed", "absent"]
+    slot: int | None = None
+    generation: int | None = None
+    nbytes: int = 0
+    tensors: list[StoredTensor] = []
+    num_values: int = 0
+    readers: list[Reader] = []
+
+
+class StoreOnlooker(Closeable):
+    """The store of one run directory, served or left behind.
+
+    Raises:
+        ConfigError, ServiceUnavailable: as `RunDir.check`.
+        SegmentError, LayoutMismatch: its ring is gone, or of another version.
+        FileNotFoundError: there is no store.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        directory = RunDir(run_dir)
+        directory.check()
+        note = read_note(run_dir, "store")
+        if note is None:
+            raise FileNotFoundError(run_dir)
+        LayoutMismatch.unless_equal("version", note.version, PROTOCOL_VERSION)
+        self._pid_to_names = _clients(directory)
+        self._ring = RingOnlooker(note.ring)
+        self._readers = self._ring.attached()
+
+    def list_keys(self, glob: str, tenant: str | None, limit: int) -> KeyList:
+        """Return the records whose key matches, the newest first.
+
+        Args:
+            tenant: None for all.
+        """
+        rows = self._ring.rows()
+        valid = np.flatnonzero(rows[:, GENERATION] & np.uint64(1))
+        newest_first = valid[np.argsort(rows[valid, GENERATION])][::-1].tolist()
+        found: list[StoredKey] = []
+        for age, slot in enumerate(newest_first, 1):
+            names = self._names(slot, rows[slot])
+            if names is None or tenant not in (None, names[0]) or not fnmatchcase(names[1], glob):
+                continue
+            if len(found) == limit:
+                return KeyList(len(newest_first), True, found)
+            nbytes, readers = int(rows[slot, NBYTES]), self._holders(slot)
+            found.append(StoredKey(key=names[1], tenant=names[0], nbytes=nbytes, age=age, readers=readers))
+        return KeyList(len(newest_first), False, found)
+
+    def inspect(self, key: str, tenant: str) -> FoundRecord:
+        """Return what is known of a key; of several contents, the one that a get finds."""
+        rows, digest = self._ring.rows(), key_digest(store_key(tenant, key))
+        is_its = (rows[:, FIRST_KEY] == np.uint64(digest[0])) & (rows[:, SECOND_KEY] == np.uint64(digest[1]))
+        slots = np.flatnonzero(is_its & (rows[:, GENERATION] != 0)).tolist()
+        for slot in sorted(slots, key=lambda slot: state_of(rows[slot]) != "valid"):
+            row = rows[slot]
+            head = self._head(slot, row)
+            if head is None:
+                continue  # it went while we looked
+            tree = list(_leaves(head.tree, ""))
+            types = {path: head.tensors[leaf.index][0] for path, leaf in tree if isinstance(leaf, TensorRef)}
+            return FoundRecord(
+                key=key,
+                tenant=tenant,
+                state=state_of(row),  # type: ignore[arg-type]
+                slot=slot,
+                generation=(int(row[GENERATION]) & (1 << 63) - 1) >> 1,
+                nbytes=int(row[NBYTES]),
+                tensors=[StoredTensor(path, t.dtype, t.shape, t.nbytes) for path, t in types.items()],
+                num_values=len(tree) - len(types),
+                readers=self._holders(slot),
+            )
+        return FoundRecord(key=key, tenant=tenant, state="absent")
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _names(self, slot: int, row: Row) -> tuple[str, str] | None:
+        note = self._ring.note(slot, row)
+        parsed = None if note is None else parse_note(note)
+        return None if parsed is None else tenant_and_key(parsed[1])
+
+    def _head(self, slot: int, row: Row) -> Head | None:
+        preamble = self._ring.read(slot, row, 0, PREAMBLE.size)
+        if preamble is None:
+            return None
+        try:
+            head_bytes, _ = read_preamble(memoryview(preamble))
+            head = self._ring.read(slot, row, 0, min(head_bytes, MAX_HEAD_BYTES))
+            return None if head is None else read_head(head)
+        except RemoteProtocolError:
+            return None
+
+    def _holders(self, slot: int) -> list[Reader]:
+        return [
+            Reader(holder.pid, "/".join(sorted(self._pid_to_names.get(holder.pid, ()))), holder.num_leases)
+            for holder in self._ring.holders(slot, self._readers)
+        ]
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield the leaves of a record's tree, each with the way to it."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _clients(directory: RunDir) -> dict[int, set[str]]:
+    """Return the names that the clients of each process give themselves, as far as they live."""
+    names: defaultdict[int, set[str]] = defaultdict(set)
+    for path in directory.clients.glob("*.lock"):
+        if is_held(path):
+            with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+                pid, _, name = file.read(_MAX_LOCK_TEXT).decode("ascii").partition(" ")
+                if name and os.path.exists(f"/proc/{int(pid)}"):
+                    names[int(pid)].add(name)
+    return names

@@ -1,0 +1,104 @@
+"""The verbs that look into the store: keys and inspect. They parse and print; `records` looks.
+
+Exit status of `inspect`: 0 there, 1 not there, 2 no store in that directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmcached.cli.admin.printing import (
+    NO_SERVICE,
+    NOT_READY,
+    READY,
+    JsonOption,
+    RunDirOption,
+    directory_of,
+    print_json,
+    print_table,
+    shown,
+)
+from mmcached.wire.errors import ServiceUnavailable
+
+if TYPE_CHECKING:
+    from mmcached.cli.admin.records import FoundRecord, Reader, StoreOnlooker
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command()(keys)
+    app.command()(inspect)
+
+
+def keys(
+    match: Annotated[str, typer.Option("--match", metavar="GLOB", help="Only keys like this: * ? [abc].")] = "*",
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only records of this tenant.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="So many at most.")] = 100,
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what is in the store, the newest first: key, tenant, size, readers. Also while no frontend answers."""
+    with _look(run_dir) as store:
+        found = store.list_keys(match, tenant, limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [[str(k.age), shown(k.key), shown(k.tenant), f"{k.nbytes:,}", _readers(k.readers)] for k in found.keys]
+    if rows:
+        print_table(rows, "age", "key", "tenant", "bytes", "leased by")
+    more = f"; the newest {limit} of those that match are shown (--limit)" if found.is_cut else ""
+    typer.echo(f"{len(rows)} of {found.num_records} records{more}")
+
+
+def inspect(
+    key: Annotated[str, typer.Argument(help="As it was put.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose record it is.")] = "",
+    run_dir: RunDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one record: whether it is there, its tensors, and who leases it. Exit status 0: there, 1: not."""
+    with _look(run_dir) as store:
+        found = store.inspect(key, tenant)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    raise typer.Exit(READY if found.state == "valid" else NOT_READY)
+
+
+def _show(found: FoundRecord) -> None:
+    whose = f" of tenant {shown(found.tenant)}" if found.tenant else ""
+    if found.slot is None:
+        typer.echo(f"{shown(found.key)}{whose}: not there")
+        return
+    state = "there" if found.state == "valid" else f"forgotten, and {found.state} for those who read it"
+    typer.echo(f"{shown(found.key)}{whose}: {state}")
+    typer.echo(f"{found.nbytes:,} bytes in slot {found.slot}, generation {found.generation}")
+    rows = [[shown(t.path), t.dtype, "x".join(map(str, t.shape)), f"{t.nbytes:,}"] for t in found.tensors]
+    if rows:
+        print_table(rows, "tensor", "dtype", "shape", "bytes")
+    typer.echo(f"{found.num_values} values that are no tensors")
+    typer.echo(f"leased by {_readers(found.readers) or 'nobody'}")
+
+
+def _readers(readers: list[Reader]) -> str:
+    return ", ".join(f"{r.name or '?'} (pid {r.pid}{f', {r.leases} leases' if r.leases > 1 else ''})" for r in readers)
+
+
+@contextmanager
+def _look(run_dir: Path | None) -> Iterator[StoreOnlooker]:
+    from mmcached.cli.admin.records import StoreOnlooker
+
+    path = directory_of(run_dir)
+    try:
+        store = StoreOnlooker(path)
+    except (FileNotFoundError, ServiceUnavailable):
+        typer.echo(f"no store in {path}; start one: mmcached serve --run-dir {path}", err=True)
+        raise typer.Exit(NO_SERVICE) from None
+    with store:
+        yield store

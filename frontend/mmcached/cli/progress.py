@@ -1,0 +1,34 @@
+"""Shows on a terminal that a long work goes on; says nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+Tell = Callable[[str], None]
+"""Says in words what is being done now."""
+Working = Callable[[str], AbstractContextManager[Tell]]
+
+
+@contextmanager
+def working(words: str) -> Iterator[Tell]:
+    """Show a moving bar on stderr, with the time that has passed, until the end of the work; then nothing is left."""
+    if not sys.stderr.isatty():
+        with unseen(words) as tell:
+            yield tell
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    # Not in `rich`'s markup: the words may have a path with brackets in them.
+    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(words, total=None)
+        yield lambda words: progress.update(task, description=words)
+
+
+@contextmanager
+def unseen(words: str) -> Iterator[Tell]:
+    """Do the same work for nobody who watches."""
+    yield lambda words: None

@@ -1,0 +1,167 @@
+"""Looks at a ring from outside, for people: what lies in each slot, and which readers hold it.
+
+    slot table ── row, bytes of the chunk, row again ──> the same twice? then the bytes are the row's
+
+Takes no lease, no entry and no lock, sends nothing, and maps nothing: each answer is read by `pread`, which gives no
+memory to what has none. So writer and readers do not notice, and it works on what a dead writer has left. Everything is
+as of one moment, and may be gone in the next.
+
+Knows nothing of records, or of who a reader is beyond its pid.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcached.shm.files import locks
+from mmcached.shm.files.own_file import open_own
+from mmcached.shm.ring.slot_table import GENERATION, IS_SEALED, NBYTES, NOTE_BYTES, OFFSET
+from mmcached.shm.segment.board import FENCED
+from mmcached.shm.segment.layout import (
+    ATTACHED_WORD,
+    INCARNATION_WORD,
+    MAX_COUNT,
+    PAGE_BYTES,
+    PID_WORD,
+    SLOT_WORDS,
+    SegmentHeader,
+)
+from mmcached.shm.segment.mapped import SHM_DIR
+from mmcached.shm.segment.words import require_word_store
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import LayoutMismatch, SegmentError
+from mmcached.wire.handle import RingAnnouncement
+
+Row = npt.NDArray[np.uint64]
+"""The words of one slot, `(SLOT_WORDS,)`."""
+_MAX_NOTE_BYTES = 1 << 16
+"""More is none; a row that was read while it was written may say anything."""
+_PAIR = struct.Struct("<QQ")
+_WORD = struct.Struct("<Q")
+
+
+class Holder(NamedTuple):
+    """A reader that holds a slot.
+
+    Attributes:
+        pid: of the process that took the entry; for people.
+        num_leases: that are out.
+    """
+
+    reader_id: int
+    pid: int
+    num_leases: int
+
+
+class RingOnlooker(Closeable):
+    """One ring of this user, alive or left behind.
+
+    Raises:
+        SegmentError: it is gone, or another user's.
+        LayoutMismatch: it is of another version, or another ring.
+    """
+
+    def __init__(self, announcement: RingAnnouncement) -> None:
+        self._fds: list[int] = []
+        try:
+            self._ctl = self._open(announcement.ctl_name)
+            header = SegmentHeader.parse(os.pread(self._ctl, PAGE_BYTES, 0))
+            header.check_announced(announcement)
+            self.layout = header.layout
+            self._data = self._open(announcement.data_name)
+            LayoutMismatch.unless_equal("data_bytes", os.fstat(self._data).st_size, self.layout.data_object_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def is_writer_alive(self) -> bool:
+        return not locks.is_free(self._ctl, locks.WRITER_BYTE)
+
+    def rows(self) -> Row:
+        """Return the words of all slots, `(num_slots, SLOT_WORDS)`."""
+        nbytes = 8 * SLOT_WORDS * self.layout.num_slots
+        words = np.frombuffer(self._read(self.layout.slots_offset, nbytes), np.uint64)
+        return words.reshape(self.layout.num_slots, SLOT_WORDS)
+
+    def note(self, slot: int, row: Row) -> bytes | None:
+        """Return what lies behind the payload of a row; None if the slot holds something else by now."""
+        return self.read(slot, row, int(row[NBYTES]), min(int(row[NOTE_BYTES]), _MAX_NOTE_BYTES))
+
+    def read(self, slot: int, row: Row, offset: int, nbytes: int) -> bytes | None:
+        """Return bytes of a chunk, of as many as there are; None if the slot holds something else by now.
+
+        Args:
+            offset: from the beginning of the payload.
+        """
+        end = min(offset + nbytes, int(row[NBYTES]) + int(row[NOTE_BYTES]))
+        first = int(row[OFFSET]) + offset
+        if end < offset or first - offset + end > self.layout.data_bytes:
+            return None
+        found = self._read(first, end - offset)
+        # Against the writer: it changes word 0 before it uses the bytes again. Retired or sealed, they still are as
+        # they were.
+        require_word_store().load_fence()
+        now = np.frombuffer(self._read(self.layout.slots_offset + 8 * SLOT_WORDS * slot, 8 * SLOT_WORDS), np.uint64)
+        return found if _without_state(now) == _without_state(row) else None
+
+    def attached(self) -> list[int]:
+        """Return the readers that may hold leases: attached, or fenced, and alive."""
+        words = np.frombuffer(
+            self._read(self.layout.board_offset + 8 * ATTACHED_WORD, 8 * self.layout.max_readers), np.uint64
+        )
+        return [
+            reader_id
+            for reader_id in np.flatnonzero(words).tolist()
+            if not locks.is_free(self._ctl, locks.reader_byte(reader_id))
+            and int(words[reader_id]) in (FENCED, self._entry(reader_id)[0])
+        ]
+
+    def holders(self, slot: int, readers: list[int]) -> list[Holder]:
+        """Return those of these readers that hold a slot."""
+        held = []
+        for reader_id in readers:
+            granted = _WORD.unpack(self._read(self.layout.granted_offset(reader_id) + 8 * slot, 8))[0]
+            pair = os.pread(self._ctl, _PAIR.size, 8 * self.layout.returned_word(reader_id, slot))
+            returned, taken = _PAIR.unpack(pair)
+            number = (granted + taken - returned) % (1 << 64)
+            if 0 < number < MAX_COUNT:  # a count that was read a moment too late wraps around
+                held.append(Holder(reader_id, self._entry(reader_id)[1], number))
+        return held
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _entry(self, reader_id: int) -> tuple[int, int]:
+        """Return the incarnation of an entry, and its pid."""
+        words = np.frombuffer(os.pread(self._ctl, PAGE_BYTES, self.layout.entry_offset(reader_id)), np.uint64)
+        return int(words[INCARNATION_WORD]), int(words[PID_WORD])
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        return os.pread(self._data, nbytes, offset)
+
+    def _open(self, name: str) -> int:
+        path = SHM_DIR / name.lstrip("/")
+        try:
+            fd = open_own(path)
+        except OSError as error:
+            raise SegmentError(f"{path} cannot be looked at: {error.strerror or error}") from error
+        self._fds.append(fd)
+        return fd
+
+
+def state_of(row: Row) -> str:
+    """Return in a word what has become of a slot: free, valid, retired or sealed."""
+    mark = int(row[GENERATION])
+    if not mark:
+        return "free"
+    return "sealed" if mark & IS_SEALED else "valid" if mark & 1 else "retired"
+
+
+def _without_state(row: Row) -> tuple[int, ...]:
+    return (int(row[GENERATION]) & ~(1 | IS_SEALED), *row[OFFSET:].tolist())

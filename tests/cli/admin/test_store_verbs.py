@@ -1,0 +1,121 @@
+"""keys and inspect against a frontend of its own process, which is dead in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from mmcached.cli.admin import store_verbs
+from mmcached.client import Client
+from mmcached.shm import sweep
+from mmcached.wire.config import MIB, ServiceConfig
+from tests.integration.lone_frontend import LoneFrontend
+from tests.shm.processes import DEADLINE_S
+
+CONFIG = ServiceConfig(world_size=0, store_gb=4 * MIB / (1 << 30), store_max_clients=4)
+RECORD = {"embeds": np.zeros((3, 4), np.float32), "deep": {"stack": [np.arange(5)]}, "note": "x"}
+
+
+@pytest.fixture(scope="module")
+def lone() -> Iterator[LoneFrontend]:
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
+        with LoneFrontend(Path(scratch), CONFIG) as frontend:
+            yield frontend
+        sweep()
+
+
+def call(lone: LoneFrontend, *arguments: str) -> Result:
+    app = typer.Typer()
+    store_verbs.register(app)
+    return CliRunner().invoke(app, [*arguments, "--run-dir", str(lone.directory.path)])
+
+
+def found(lone: LoneFrontend, *arguments: str) -> Any:
+    return json.loads(call(lone, *arguments, "--json").stdout)
+
+
+def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend) -> None:
+    with Client(lone.directory.path, name="vllm") as client:
+        for tenant, key in (("", "image/1"), ("", "image/2"), ("alice", "image/2"), ("", "odd\x1b[2J[red]")):
+            assert client.put(key, RECORD, tenant=tenant)
+        listed = found(lone, "keys")
+        assert (listed["num_records"], listed["is_cut"]) == (4, False)
+        assert [(k["age"], k["tenant"], k["key"]) for k in listed["keys"]] == [
+            (1, "", "odd\x1b[2J[red]"),
+            (2, "alice", "image/2"),
+            (3, "", "image/2"),
+            (4, "", "image/1"),
+        ]
+        assert [k["key"] for k in found(lone, "keys", "--match", "*/2", "--tenant", "")["keys"]] == ["image/2"]
+        cut = found(lone, "keys", "--match", "image*", "--limit", "2")
+        assert (cut["is_cut"], len(cut["keys"])) == (True, 2)
+        table = call(lone, "keys", "--limit", "1").stdout
+        assert "odd\\x1b[2J[red]" in table, "what a client has named is no command to a terminal, and no markup"
+        assert "1 of 4 records" in table
+
+        before = client.stats().store
+        hit = client.get("image/1", view=True)
+        assert hit is not None
+        (reader,) = found(lone, "keys", "--match", "image/1")["keys"][0]["readers"]
+        assert reader == {"pid": os.getpid(), "name": "vllm", "leases": 1}
+        record = found(lone, "inspect", "image/1")
+        assert (record["state"], record["readers"], record["num_values"]) == ("valid", [reader], 1)
+        assert [(t["path"], t["dtype"], t["shape"], t["nbytes"]) for t in record["tensors"]] == [
+            ("embeds", "float32", [3, 4], 48),
+            ("deep.stack[0]", "int64", [5], 40),
+        ]
+        client.drop("image/1")
+        gone = call(lone, "inspect", "image/1")
+        assert gone.exit_code == 1
+        assert "forgotten, and retired for those who read it" in gone.stdout
+        assert f"leased by vllm (pid {os.getpid()})" in gone.stdout
+        del hit
+        assert found(lone, "inspect", "image/1", "--tenant", "bob")["state"] == "absent"
+        assert call(lone, "inspect", "nothing").stdout == "nothing: not there\n"
+        after = client.stats().store
+        assert after.puts == before.puts
+        assert after.queries <= before.queries + 1, "the service has heard of our own get alone"
+    assert lone.at_rest().store.ring.leases == 0
+
+
+def test_they_send_nothing_and_load_no_socket_library(lone: LoneFrontend) -> None:
+    program = (
+        "import sys, typer\nfrom mmcached.cli.admin import store_verbs\n"
+        "app = typer.Typer(); store_verbs.register(app)\n"
+        f"try: app(['keys', '--run-dir', {str(lone.directory.path)!r}])\n"
+        "except SystemExit as error: print(error.code)\n"
+        "print(sorted({'torch', 'zmq'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+    assert done.stdout.splitlines()[-2:] == ["0", "[]"], done.stderr
+
+
+def test_no_store(run_dir: Path) -> None:
+    app = typer.Typer()
+    store_verbs.register(app)
+    for verb in (["keys"], ["inspect", "x"]):
+        result = CliRunner().invoke(app, [*verb, "--run-dir", str(run_dir)])
+        assert result.exit_code == 2
+        assert "no store in" in result.stderr
+
+
+def test_a_dead_frontend_is_looked_at_all_the_same(lone: LoneFrontend) -> None:
+    """The last test of this file: nobody answers any more."""
+    with Client(lone.directory.path) as client:
+        assert client.put("late", RECORD)
+    lone.kill()
+    assert "late" in [k["key"] for k in found(lone, "keys")["keys"]]
+    assert found(lone, "inspect", "late")["state"] == "valid"
