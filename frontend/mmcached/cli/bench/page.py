@@ -44,7 +44,10 @@ def page(figures: Sequence[Figure], host: str, made: str) -> str:
     for num_clients in sorted({each.num_clients for each in figures}):
         name = clients_text(num_clients)
         parts += [f"<h2>{name}: median time of a call</h2>", _chart(name, figures, num_clients, _p50_us, time_text)]
-        parts += [f"<h2>{name}: moved together</h2>", _chart(name, figures, num_clients, _mib_per_s, _rate_text)]
+        parts += [
+            f"<h2>{name}: bytes in their hands per second</h2>",
+            _chart(name, figures, num_clients, _mb_per_s, _rate_text),
+        ]
         parts += [f"<h2>{name}: median / 99th percentile</h2>", _table(kinds, rows(figures, num_clients))]
     parts.append("<h2>What is what</h2><dl>")
     parts += [f"<dt>{escape(kind)}</dt><dd>{_with_code(MEANINGS[kind])}</dd>" for kind in kinds]
@@ -82,12 +85,12 @@ def _p50_us(figure: Figure) -> float:
     return figure.p50_us
 
 
-def _mib_per_s(figure: Figure) -> float:
-    return figure.calls_per_s * figure.num_bytes / (1 << 20)
+def _mb_per_s(figure: Figure) -> float:
+    return figure.calls_per_s * figure.num_bytes / 1e6
 
 
-def _rate_text(mib_per_s: float) -> str:
-    amount, unit = (mib_per_s / 1024, "GiB/s") if mib_per_s >= 1024 else (mib_per_s, "MiB/s")
+def _rate_text(mb_per_s: float) -> str:
+    amount, unit = (mb_per_s / 1000, "GB/s") if mb_per_s >= 1000 else (mb_per_s, "MB/s")
     return f"{amount:,.{1 if amount < 10 else 0}f} {unit}"
 
 
