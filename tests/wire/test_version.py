@@ -17,7 +17,7 @@ from mmcached.wire.sockets.channels import decode_frames, encode_frames, make_de
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import UNIONS
 
-SCHEMA = "9:bd6e3b6298957478"
+SCHEMA = "10:8122e2f62f862173"
 """Of `PROTOCOL_VERSION`: after a change raise the version, then put here what the test found."""
 
 

@@ -5,6 +5,7 @@
         waiting: Annotated[Gauge, Metric("items_waiting")] = 0                  may fall
         ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()  a record in it: `ring.used_bytes`, ...
         by_host: Annotated[dict[str, HostStats], By("host")] = {}               a record for each name: `host="..."`
+        wait: Annotated[Histogram, Metric("wait_seconds")] = Histogram()        as many words as a histogram has
 
 Knows nothing of the records (see `stats`), nor of pages.
 """
@@ -19,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 
 from mmcached.wire.errors import InvariantError
+from mmcached.wire.latency import NUM_WORDS, Histogram
 
 _GAUGE = "gauge"
 Gauge = Annotated[int, _GAUGE]
@@ -61,6 +63,12 @@ class Figure(NamedTuple):
     name: str
     is_gauge: bool
     metrics: tuple[Metric, ...]
+    is_histogram: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The name of each of its words."""
+        return [f"{self.name}.{index}" for index in range(NUM_WORDS)] if self.is_histogram else [self.name]
 
 
 @cache
@@ -69,7 +77,7 @@ def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
     so are dictionaries, whose names nobody knows before.
 
     Raises:
-        InvariantError: a field is neither a whole number, a record, a list nor a dictionary.
+        InvariantError: a field is neither a whole number, a histogram, a record, a list nor a dictionary.
     """
     return tuple(_figures(record, "", Ring("", "")))
 
@@ -78,13 +86,14 @@ def _figures(record: type[msgspec.Struct], prefix: str, ring: Ring) -> Iterator[
     for field, hint in get_type_hints(record, include_extras=True).items():
         kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         name = prefix + field
-        if kind is int:
+        if kind in (int, Histogram):
             metrics = (_resolved(each, prefix, ring) for each in said if isinstance(each, Metric))
-            yield Figure(name, _GAUGE in said, tuple(each for each in metrics if each.within in ("", ring.ring)))
+            said_here = tuple(each for each in metrics if each.within in ("", ring.ring))
+            yield Figure(name, _GAUGE in said, said_here, kind is Histogram)
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             yield from _figures(kind, f"{name}.", next((each for each in said if isinstance(each, Ring)), ring))
         elif get_origin(kind) not in (list, dict):
-            raise InvariantError(f"{record.__name__}.{field} is neither a whole number, a record, a list nor a dict")
+            raise InvariantError(f"{record.__name__}.{field} is no whole number, histogram, record, list or dict")
 
 
 def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
@@ -94,9 +103,19 @@ def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
     return Metric(metric.name.format(**words), needs=needs, within=metric.within, **labels)
 
 
-def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
-    """Yield each metric of a record's figures, whether that is a gauge, and its value."""
+def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
+    """Yield each metric of a record's histograms, and its value."""
     for figure in figures(type(stats)):
+        if figure.is_histogram:
+            for metric in figure.metrics:
+                yield metric, attrgetter(figure.name)(stats)
+
+
+def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
+    """Yield each metric of a record's figures that are numbers, whether that is a gauge, and its value."""
+    for figure in figures(type(stats)):
+        if figure.is_histogram:
+            continue
         value: int = attrgetter(figure.name)(stats)
         for metric in figure.metrics:
             if value or not metric.needs or attrgetter(metric.needs)(stats):

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mmcached.wire.figures import By, Gauge, Metric, Ring
+from mmcached.wire.latency import Histogram
 
 METRICS: Mapping[str, str] = {
     "supervisor_restarts": "restarts of all roles",
@@ -69,6 +70,8 @@ METRICS: Mapping[str, str] = {
     "client_hits": "keys that clients of this name have asked for and found",
     "client_misses": "keys that they have asked for and not found",
     "client_puts": "records of theirs that were kept (or there already)",
+    "hit_seconds": "a client's look-up that finds something, until the client has it; one of 16 is measured",
+    "put_seconds": "a put, from its message until its record is kept",
     "store_quota_evictions": "records that went for their tenant's quota",
     "store_egress_rings": "rings of clients that are mapped, for large puts",
     "store_egress_bytes": "what these take together",
@@ -80,6 +83,8 @@ METRICS: Mapping[str, str] = {
     "store_epochs": "times that all was made unreachable: weights changed",
     "engine_steps": "steps planned",
     "engine_steps_failed": "steps that could not be computed",
+    "step_seconds": "a step, from its plan until it is committed",
+    "queue_seconds": "a request in the engine, from its message until it is first scheduled",
     "engine_deaths_in_steps": "workers that died while they computed a step",
     "engine_poisonous_requests": "requests that failed because they had killed workers",
     "engine_requests": "requests in the scheduler: running, waiting",
@@ -89,6 +94,7 @@ METRICS: Mapping[str, str] = {
     "encoder_embeds": "encoder cache embeddings used, total",
     "encoder_budget_bytes": "the same in bytes: used, total, and step: of one step",
     "worker_items_encoded": "items encoded: runs of the encoder",
+    "encode_seconds": "the encoding of one step's items",
     "worker_items_loaded": "items not encoded: another worker's output was in the store",
     "worker_outputs_saved": "encoder outputs offered to the store, by outcome",
     "worker_embeds_encoded": "embeddings computed",
@@ -188,6 +194,8 @@ class StoreStats(Stats, frozen=True):
     egress_bytes: Annotated[Gauge, Metric("store_egress_bytes")] = 0
     egress_records: Annotated[int, Metric("store_egress_records")] = 0
     new_epochs: Annotated[int, Metric("store_epochs")] = 0
+    hit_latency: Annotated[Histogram, Metric("hit_seconds")] = Histogram()
+    put_latency: Annotated[Histogram, Metric("put_seconds")] = Histogram()
     ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
 
 
@@ -239,6 +247,7 @@ class WorkerStats(Stats, frozen=True):
     """
 
     items_encoded: Annotated[int, Metric("worker_items_encoded")] = 0
+    encode_latency: Annotated[Histogram, Metric("encode_seconds")] = Histogram()
     items_loaded: Annotated[int, Metric("worker_items_loaded"), Metric("saved_work", work="encoding_elsewhere")] = 0
     outputs_saved: Annotated[int, Metric("worker_outputs_saved", outcome="saved")] = 0
     outputs_dropped: Annotated[int, Metric("worker_outputs_saved", outcome="dropped")] = 0
@@ -264,6 +273,8 @@ class EngineStats(Stats, frozen=True):
 
     steps: Annotated[int, Metric("engine_steps")] = 0
     steps_failed: Annotated[int, Metric("engine_steps_failed")] = 0
+    step_latency: Annotated[Histogram, Metric("step_seconds")] = Histogram()
+    queue_latency: Annotated[Histogram, Metric("queue_seconds")] = Histogram()
     deaths_in_steps: Annotated[int, Metric("engine_deaths_in_steps")] = 0
     poisonous_requests: Annotated[int, Metric("engine_poisonous_requests")] = 0
     faults: Annotated[int, Metric("faults")] = 0

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mmcached.client import Client, contact
+from mmcached.client.store.session import MEASURED_ONE_IN
 from mmcached.shm import ReaderEntry
 from mmcached.shm.ring.lookup import Lookup
 from mmcached.wire.errors import (
@@ -88,6 +89,22 @@ def test_many_keys_take_no_message_and_keep_their_order(service: StoreService, c
     assert [hit is not None for hit in client.get_many(many, tensors="numpy")] == client.contains_many(many)
     assert service.count(GetRecords) == service.count(HaveRecords) == 0
     no_leases(service)
+
+
+def test_one_look_up_in_sixteen_that_finds_something_is_measured(service: StoreService, client: Any) -> None:
+    client.put("k", numbers(1))
+    for _ in range(3 * MEASURED_ONE_IN):
+        client.get("none")
+        assert client.get_many(["k", "none", "k"])[0] is not None
+    num_measured = 0
+
+    def look() -> None:
+        nonlocal num_measured
+        service.desk.records.poll_hits()
+        num_measured = service.desk.stats().hit_latency.num
+
+    service.call(look)
+    assert num_measured == 3
 
 
 def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(

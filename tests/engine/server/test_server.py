@@ -86,6 +86,30 @@ def test_whoever_has_an_answer_finds_it_counted_on_the_page(
         assert stats_of(figures.read(), RoleName("engine"), EngineStats).kv.blocks_cached == 0
 
 
+def test_waiting_and_steps_are_measured(bench: Bench, clock: Clock) -> None:
+    """Of two requests: one waits while the other's step is computed, and then both are computed at once."""
+
+    def latencies() -> list[tuple[int, int]]:
+        stats = bench.engine.stats()
+        return [(found.num, found.sum_ns // 10**9) for found in (stats.queue_latency, stats.step_latency)]
+
+    bench.add(1, bench.put_item("a"), max_tokens=2)
+    plans = bench.plans()
+    bench.add(2, bench.put_item("b"))
+    bench.turns()
+    assert latencies() == [(1, 0), (0, 0)], "the other one waits"
+    clock.now += 4
+    for worker, plan in zip(bench.workers, plans, strict=True):
+        worker.channel.send(worker.output(plan))
+    plans = bench.plans()
+    assert latencies() == [(2, 4), (1, 4)]
+    clock.now += 2
+    for worker, plan in zip(bench.workers, plans, strict=True):
+        worker.channel.send(worker.output(plan))
+    bench.expect(from_engine.RequestGenerated)
+    assert latencies() == [(2, 4), (2, 6)]
+
+
 def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Bench) -> None:
     bench.add(1, bench.put_item("a"))
     plans = bench.plans()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -108,6 +109,22 @@ def test_what_one_client_puts_another_reads_in_place(bench: Bench) -> None:
     assert [value_of(reader, answer, index) for index in (0, 2)] == [7, 7]
     stats = store_stats(bench)
     assert (stats.queries, stats.hits, stats.puts, stats.readers, stats.ring.leases) == (3, 2, 1, 1, 0)
+
+
+def test_each_put_that_is_kept_is_measured_and_no_other(bench: Bench, clock: Clock) -> None:
+    records = bench.frontend.store.records
+    put = records.put
+
+    def put_slowly(*args: Any, **named: Any) -> Refusal | None:
+        clock.now += 0.003
+        return put(*args, **named)
+
+    records.put = put_slowly  # type: ignore[method-assign]
+    client = bench.connect_client(is_reader=False)
+    assert client.put("a", record_of(1)).is_stored
+    assert not client.put("b", record_of(1, STORE_BYTES)).is_stored
+    found = store_stats(bench).put_latency
+    assert (found.num, found.sum_ns) == (1, 3_000_000)
 
 
 def test_a_client_without_an_entry_gets_the_same_record_as_frames(bench: Bench) -> None:

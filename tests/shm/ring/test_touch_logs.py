@@ -15,6 +15,7 @@ from mmcached.shm.segment.layout import (
 )
 from mmcached.shm.segment.mapped import layout_of
 from mmcached.wire.handle import Handle
+from mmcached.wire.latency import NUM_BUCKETS, Histogram, Latency
 from tests.shm.rings import attached, make_ring, overwritten, put, reading
 
 
@@ -83,6 +84,34 @@ def test_what_a_reader_has_counted_last_is_counted_although_its_successor_was_at
                 assert ring.attach(0, entry.incarnation)  # its Hello, repeated
         ring.poll_hits()
         assert (ring.touch_logs.num_hits, ring.touch_logs.num_misses) == (2, 2)
+
+
+def test_latencies_of_all_readers_add_up_and_survive_them() -> None:
+    with make_ring() as ring:
+        expected = Latency()
+        for life in range(1, 3):
+            with attached(ring) as entry:
+                for duration_ns in (life * 1_000, 20_000, 10**12 // 64):
+                    entry.count_latency(duration_ns)
+                    expected.add(duration_ns / 1e9)
+                for _ in range(2):
+                    ring.poll_hits()
+                assert ring.touch_logs.latency.histogram() == expected.histogram()
+            assert len(ring.poll_deaths()) == 1
+        assert ring.touch_logs.latency.histogram() == expected.histogram()
+
+
+def test_a_reader_that_says_it_took_years_took_no_time() -> None:
+    with make_ring() as ring, attached(ring) as entry, overwritten(ring.announcement.ctl_name) as words:
+        layout = layout_of(ring.announcement)
+        first = layout.entry_offset(entry.reader_id) // 8 + layout.first_latency_word
+        for word in (0, NUM_BUCKETS):
+            words[first + word] = 1 << 62
+            ring.poll_hits()
+        assert ring.touch_logs.latency.histogram() == Histogram()
+        entry.count_latency(5)
+        ring.poll_hits()
+        assert ring.touch_logs.latency.histogram().num == 1
 
 
 def test_a_log_that_was_overrun_has_lost_touches_and_nothing_else() -> None:

@@ -22,6 +22,7 @@ from mmcached.shm.stats.layout import ALL_ROLES, FIELDS, FIRST_FIELD, PAGE_BYTES
 from mmcached.shm.stats.page import RoleSnapshot, StatsPage, StatsPageReader, StatsPageWriter
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch, SegmentError
 from mmcached.wire.figures import figures as figures_of_record
+from mmcached.wire.latency import Histogram, Latency
 from mmcached.wire.stats import (
     EngineStats,
     FrontendStats,
@@ -31,6 +32,7 @@ from mmcached.wire.stats import (
     RoleName,
     ServiceStats,
     Stats,
+    StoreStats,
     SupervisorStats,
     WorkerStats,
 )
@@ -145,6 +147,18 @@ def test_a_counter_that_begins_anew_inside_a_role_goes_on(path: Path) -> None:
             writer.publish(EngineStats(kv=KVCacheStats(queries=queries, blocks_used=blocks_used)))
             writer.check_integrity()
         assert snapshot(path, ENGINE).stats == EngineStats(kv=KVCacheStats(queries=10 + 4 + 2, blocks_used=9))
+
+
+def test_a_histogram_goes_on_over_a_death_bucket_by_bucket(path: Path) -> None:
+    latencies = [Latency(), Latency()]
+    for life, latency in enumerate(latencies):
+        latency.add(0.001)
+        latency.add(10.0**life)
+        publish_once(path, FRONTEND, FrontendStats(store=StoreStats(put_latency=latency.histogram())))
+    found = snapshot(path, FRONTEND).stats
+    assert isinstance(found, FrontendStats)
+    assert found.store.put_latency == latencies[0].histogram() + latencies[1].histogram()
+    assert found.store.hit_latency == Histogram()
 
 
 @contextmanager

@@ -120,6 +120,7 @@ def test_images_are_encoded_kept_emitted_and_placed() -> None:
     output, payload = run(runner, plan(2, chunk(1, tokens, [1, 2, 3], spans=spans, hidden=True)))
     replaced = {1 + index: embeddings[index] for index in range(6)} | {8: embeddings[3], 9: embeddings[4]}
     assert np.array_equal(tensor_of(output.rows[0], payload), ORACLE.hidden_states(tokens, replaced))
+    assert runner.stats().encode_latency.num == 1, "the second step encodes nothing"
 
 
 def test_what_is_measured_of_one_embedding_is_what_is_kept_of_each() -> None:

@@ -4,6 +4,7 @@ server                the loop of the process
 frontend_connection   the connection to the frontend, and the engine's entry of its ring
 worker_group          the workers: connected, attached, what goes to all of them
 step_runner           one step: plan, outputs, commit       plan, step_results
+engine_latency        how long requests wait, and steps take
 leases                leases that requests hold on chunks of the ring
 stored_outputs        leases that requests hold on encoder outputs in the store
 item_frames           items that came inline                frame_cache

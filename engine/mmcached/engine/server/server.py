@@ -304,6 +304,7 @@ class EngineServer(Closeable):
             self._end_with(request_id, error)
         else:
             self._requests[request_id] = request
+            self._steps.latency.arrive(request_id)
             self._results.open(request, is_streamed=message.is_streamed)
 
     def _check_room(self) -> None:
@@ -341,6 +342,7 @@ class EngineServer(Closeable):
     def _forget(self, request_id: int) -> None:
         """Let go of all that a request held outside the scheduler; of its leases as soon as nobody reads."""
         self._requests.pop(request_id, None)
+        self._steps.latency.forget(request_id)
         self._items.forget(request_id)
         self._results.forget(request_id)
         self._outputs.forget(request_id)
@@ -456,6 +458,7 @@ class EngineServer(Closeable):
         self._results.gather(output, payload)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
         finished = self._scheduler.commit(step, sampled, results.prefix_report(), output.missing)
+        self._steps.latency.commit()
         if self._config.debug_check_workers:
             table = self._scheduler.encoder_cache_manager
             check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
@@ -516,6 +519,8 @@ class EngineServer(Closeable):
         return EngineStats(
             steps=self._steps.num_steps,
             steps_failed=self._num_steps_failed,
+            step_latency=self._steps.latency.step.histogram(),
+            queue_latency=self._steps.latency.queue.histogram(),
             deaths_in_steps=self._num_deaths_in_steps,
             poisonous_requests=self._num_poisonous,
             faults=self._guard.num_faults,

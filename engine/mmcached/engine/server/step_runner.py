@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from mmcached.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from mmcached.engine.server.engine_latency import EngineLatency
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.leases import HeldLeases
 from mmcached.engine.server.plan import build_plan, leases_read
@@ -53,6 +54,7 @@ class StepRunner:
         self._clock = clock
         self._in_flight: StepResults | None = None
         self._void: StepResults | None = None
+        self.latency = EngineLatency(clock)
         self.num_steps = 0
 
     @property
@@ -65,6 +67,7 @@ class StepRunner:
         step = self._scheduler.schedule()
         if step is None:
             return None
+        self.latency.start(step)
         links = self._group.in_rank_order()
         results = StepResults(step, len(links), self._clock() + self._timeout_s)
         results.outputs = self._outputs.keep([request.request_id for request, *_ in step.encode])

@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from mmcached.cli.installed import installed_version
 from mmcached.cli.watch.service_status import ServiceView, Snapshots, role_statuses
 from mmcached.shm.segment.words import WORD_STORE_NAME
-from mmcached.wire.figures import samples
+from mmcached.wire.figures import histograms, samples
+from mmcached.wire.latency import BOUNDS_NS
 from mmcached.wire.stats import METRICS
 
 PREFIX = "mmcached_"
-Family = CounterMetricFamily | GaugeMetricFamily
+BOUNDS = [*(str(bound / 1e9) for bound in BOUNDS_NS), "+Inf"]
+"""The label `le` of each bucket of a histogram, in seconds."""
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class StatsCollector(Collector):
@@ -65,15 +74,24 @@ class StatsCollector(Collector):
 
 def figures_of(snapshots: Snapshots) -> Iterator[Family]:
     """Yield what the slots of the page say, one family per metric, each sample with its role."""
-    families: dict[str, Family] = {}
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    of_histograms: dict[str, HistogramMetricFamily] = {}
     for role, snapshot in snapshots.items():
+        for metric, histogram in histograms(snapshot.stats):
+            if metric.name not in of_histograms:
+                of_histograms[metric.name] = HistogramMetricFamily(
+                    PREFIX + metric.name, METRICS[metric.name], labels=["role"]
+                )
+            buckets = list(zip(BOUNDS, map(float, accumulate(histogram.counts)), strict=True))
+            of_histograms[metric.name].add_metric([str(role)], buckets, histogram.sum_ns / 1e9)
         for metric, is_gauge, value in samples(snapshot.stats):
             if metric.name not in families:
                 kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
                 labels = ["role", *metric.labels]
                 families[metric.name] = kind(PREFIX + metric.name, METRICS[metric.name], labels=labels)
             families[metric.name].add_metric([str(role), *metric.labels.values()], value)
-    yield from (families[name] for name in METRICS if name in families)
+    found: dict[str, Family] = {**families, **of_histograms}
+    yield from (found[name] for name in METRICS if name in found)
 
 
 def make_registry(look: Callable[[], ServiceView], read_page: Callable[[], Snapshots]) -> CollectorRegistry:

@@ -16,6 +16,7 @@ views or at once.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -36,6 +37,8 @@ from mmcached.wire.sockets.channels import Frame
 
 Place = Handle | Inline | None
 T = TypeVar("T")
+MEASURED_ONE_IN = 16
+"""Of look-ups that find something: the clock is measured to cost less than a hundredth of a hit then."""
 
 
 class StoreSession:
@@ -54,6 +57,7 @@ class StoreSession:
         self.is_attached = self._is_announced = self._is_counting = False
         self.why_inline = ""
         self.seen_epoch = 0
+        self._num_until_measured = 1
         self._lock = threading.RLock()
         self._reader: ReaderEntry | None = None
         if ring is not None:
@@ -93,6 +97,7 @@ class StoreSession:
             RemoteProtocolError, ChecksumMismatch: a record is not what it should be.
             InvalidRequest: a dtype that the wanted library does not have.
         """
+        started_ns = time.perf_counter_ns() if self._num_until_measured == 1 else 0
         digests = [_digest_of(tenant, key) for key in keys]
 
         def take(reader: ReaderEntry | None) -> tuple[list[Place], bool] | None:
@@ -103,13 +108,18 @@ class StoreSession:
             places = self._taken([look.find(digest) for digest in digests], reader)
             hits = [place for place in places if isinstance(place, Handle)]
             reader.count(hits, len(places) - len(hits) if counts_misses else 0)
+            if hits:
+                self._num_until_measured = self._num_until_measured - 1 or MEASURED_ONE_IN
             # So much that others would find no room: copies, then.
             return places, reading.view and bool(hits) and not look.may_hold(reader.taken_bytes)
 
         if (taken := self._alone(take)) is None:
             return None
         places, is_copied = taken
-        return self._hits(places, (), replace(reading, view=False) if is_copied else reading, are_found=True)
+        hits = self._hits(places, (), replace(reading, view=False) if is_copied else reading, are_found=True)
+        if started_ns and hits.count(None) < len(hits):
+            self._count_latency(time.perf_counter_ns() - started_ns)
+        return hits
 
     def open(self, answer: Records, payload: Sequence[Frame], reading: Reading) -> list[Hit | None]:
         """Turn an answer into hits, in its order; what has gone from the ring meanwhile is as good as not there.
@@ -188,6 +198,8 @@ class StoreSession:
             reader.close()
             raise
         self._reader = reader
+        # Anywhere among the first: else what each client finds first, and slowest, would be measured.
+        self._num_until_measured = reader.incarnation % MEASURED_ONE_IN + 1
         self._returns = LeaseReturns(reader)
         self._store = ObjectStoreReader(mapping)
         mapping.when_unmapped(self._returns.close_reader)
@@ -203,6 +215,11 @@ class StoreSession:
                 return count(self._reader)
             finally:
                 self._is_counting = False
+
+    def _count_latency(self, duration_ns: int) -> None:
+        with self._lock:
+            if self._reader is not None:
+                self._reader.count_latency(duration_ns)
 
     def _may_take(self, reader: ReaderEntry) -> bool:
         if not self.is_attached:

@@ -31,6 +31,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheFull, InvariantError, LocalProtocolError
 from mmcached.wire.handle import Handle
+from mmcached.wire.latency import Histogram
 
 
 class Refusal(StrEnum):
@@ -104,6 +105,11 @@ class RecordStore(Closeable):
     @property
     def num_hits(self) -> int:
         return self._num_hits + (self._touch_logs.num_hits if self._touch_logs else 0)
+
+    @property
+    def hit_latency(self) -> Histogram:
+        """How long look-ups of readers themselves took that they have measured."""
+        return self._touch_logs.latency.histogram() if self._touch_logs else Histogram()
 
     @property
     def num_epochs(self) -> int:

@@ -48,6 +48,7 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.handle import Handle, RingAnnouncement
+from mmcached.wire.latency import Latency
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import Inline
@@ -113,6 +114,7 @@ class StoreService(Closeable):
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
         self._clock = clock
+        self._put_latency = Latency()
         self._max_wait_s = config.request_timeout_s
         self._late_ring = late_store_ring(config, home)
         self._look_for_room(clock())
@@ -214,12 +216,14 @@ class StoreService(Closeable):
             self.cancel(message.client_id, message.request_id)
 
     def _put(self, peer: bytes, message: received.PutRecord, payload: Sequence[Frame]) -> None:
+        started = self._clock()
         name = store_key(message.tenant, message.key)
         encoded = self._record_of(message, payload)
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
         refusal = self.records.put(message.tenant, message.key, encoded, epoch=message.store_epoch)
         if refusal is None:
+            self._put_latency.add(self._clock() - started)
             self.figures.put(message.client_id)
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to those who wait either: somebody else must compute it from the new weights.
@@ -341,6 +345,8 @@ class StoreService(Closeable):
             egress_bytes=self.egress.num_bytes,
             egress_records=self.egress.num_records,
             new_epochs=records.num_epochs,
+            hit_latency=records.hit_latency,
+            put_latency=self._put_latency.histogram(),
             ring=records.ring.stats(),
         )
 

@@ -46,6 +46,7 @@ from mmcached.shm.segment.words import require_word_store
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import LocalProtocolError, SegmentError
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from mmcached.wire.latency import NUM_BUCKETS, NUM_WORDS, bucket_of
 
 _WORD_MASK = (1 << 64) - 1
 
@@ -65,6 +66,7 @@ class ReaderEntry(Closeable):
         self._received = ReceivedLeases(incarnation)
         self._control: Control | None = control
         self._first_touch_word = control.layout.first_touch_word
+        self._first_latency_word = control.layout.first_latency_word
         self._words = require_word_store()
 
     @classmethod
@@ -183,6 +185,12 @@ class ReaderEntry(Closeable):
         words[HITS_WORD] += len(hits)
         words[MISSES_WORD] += num_misses
 
+    def count_latency(self, duration_ns: int) -> None:
+        """Tell the writer how long a look-up took that has found something."""
+        words, first = self._open_control().words, self._first_latency_word
+        words[first + bucket_of(duration_ns)] += 1
+        words[first + NUM_BUCKETS] += duration_ns
+
     def is_worker_alive(self, rank: int) -> bool:
         """Return whether some process holds the byte of a rank. If not: its former holder reads no more."""
         control = self._open_control()
@@ -212,9 +220,11 @@ class ReaderEntry(Closeable):
 
 
 def _reset_impossible_counts(control: Control) -> None:
-    """Zero each count that, left by a stray write, the writer would refuse to attach."""
-    counts = np.frombuffer(control.words, np.uint64)[TAKEN_BYTES_WORD : control.layout.first_touch_word]
-    counts[counts > MAX_COUNT] = 0
+    """Zero each count that, left by a stray write, the writer would refuse to attach, or this reader cannot raise."""
+    words, layout = np.frombuffer(control.words, np.uint64), control.layout
+    latency = slice(layout.first_latency_word, layout.first_latency_word + NUM_WORDS)
+    for counts in (words[TAKEN_BYTES_WORD : layout.first_touch_word], words[latency]):
+        counts[counts > MAX_COUNT] = 0
 
 
 def _lock_engine_byte(control: Control, reader_id: int) -> None:

@@ -1,4 +1,5 @@
-"""Reads what readers have found by themselves: which slots, for the order of eviction, and how often, for the figures.
+"""Reads what readers have found by themselves: which slots, for the order of eviction, and how often and how fast, for
+the figures.
 
 A reader writes the slots that it has found into a small ring of words, and counts. The writer takes in what is new;
 what has been overwritten meanwhile, or is torn, is a touch less. The words of a reader may hold anything: a touch of
@@ -19,9 +20,12 @@ from mmcached.shm.segment.layout import (
     TOUCHES_WORD,
 )
 from mmcached.shm.segment.mapped import Control
+from mmcached.wire.latency import NUM_BUCKETS, NUM_WORDS, Latency
 
 MAX_NEW = 1 << 32
 """More hits or misses than one reader can have between two looks; what has more was overwritten."""
+MAX_NEW_NS = 1 << 36
+"""The same of the time that they took, a minute; so no reader can fill a word of the stats page in a year."""
 _MODULUS = 1 << 64
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 _GENERATION_MASK = (1 << (64 - SLOT_BITS)) - 1
@@ -36,6 +40,7 @@ class TouchLogs:
         on_count: told the incarnation of a reader, and how many hits and misses of it are new.
         on_end: told an incarnation of which nothing more comes.
         num_hits, num_misses: of all readers since this writer began.
+        latency: how long their look-ups took that they have measured.
     """
 
     def __init__(self, control: Control, touch: Callable[[int, int], None]) -> None:
@@ -44,8 +49,9 @@ class TouchLogs:
         self.on_count: Callable[[int, int, int], None] | None = None
         self.on_end: Callable[[int], None] | None = None
         self._incarnations: dict[int, int] = {}
-        self._last: dict[int, tuple[int, int, int]] = {}
+        self._last: dict[int, list[int]] = {}
         self.num_hits = self.num_misses = 0
+        self.latency = Latency()
 
     def begin(self, reader_id: int, incarnation: int) -> None:
         """Count from here on what this incarnation counts, after the rest of what a former one of the entry has."""
@@ -91,7 +97,11 @@ class TouchLogs:
         if new == old:
             return
         self._last[reader_id] = new
-        more_hits, more_misses = ((new[index] - old[index]) % _MODULUS for index in (1, 2))
+        more_hits, more_misses, *more_latency = (
+            (now - then) % _MODULUS for now, then in zip(new[1:], old[1:], strict=True)
+        )
+        if max(more_latency[:NUM_BUCKETS]) <= MAX_NEW and more_latency[NUM_BUCKETS] <= MAX_NEW_NS:
+            self.latency.add_words(more_latency)
         if max(more_hits, more_misses) <= MAX_NEW:
             self.num_hits += more_hits
             self.num_misses += more_misses
@@ -103,9 +113,13 @@ class TouchLogs:
             word = self._control.words[first + self._control.layout.first_touch_word + number % TOUCH_LOG_WORDS]
             self._touch(word & _SLOT_MASK, word >> SLOT_BITS)
 
-    def _read(self, reader_id: int) -> tuple[int, int, int]:
-        words, first = self._control.words, self._control.layout.entry_offset(reader_id) // 8
-        return words[first + TOUCHES_WORD], words[first + HITS_WORD], words[first + MISSES_WORD]
+    def _read(self, reader_id: int) -> list[int]:
+        """Return the counts of touches, hits and misses, and the words of the latency."""
+        words, layout = self._control.words, self._control.layout
+        first = layout.entry_offset(reader_id) // 8
+        latency = first + layout.first_latency_word
+        counts = (words[first + word] for word in (TOUCHES_WORD, HITS_WORD, MISSES_WORD))
+        return [*counts, *words[latency : latency + NUM_WORDS].tolist()]
 
 
 def is_of_generation(generation: int, bits: int) -> bool:

@@ -19,6 +19,7 @@ process; one object has the writer's words, the other those of the readers.
     │ granted, reader 0:       │                  │    +72  slot 0: taken    │
     │   count of slot 0, 1, …  │                  │    +80  slot 1 …         │
     │ granted, reader 1 …      │                  │    touch log             │
+    │                          │                  │    latency of hits       │
     └──────────────────────────┘                  └──────────────────────────┘ + entry_bytes
 
 The header:
@@ -76,8 +77,9 @@ from dataclasses import dataclass
 
 from mmcached.wire.errors import InvalidRequest, LayoutMismatch
 from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.latency import NUM_WORDS
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 MAGIC = int.from_bytes(b"MMCRING\0", "little")
 PAGE_BYTES = 4096
 ALIGNMENT = 64
@@ -145,12 +147,17 @@ class Layout:
 
     @property
     def entry_bytes(self) -> int:
-        return round_up(8 * (self.first_touch_word + TOUCH_LOG_WORDS), PAGE_BYTES)
+        return round_up(8 * (self.first_latency_word + NUM_WORDS), PAGE_BYTES)
 
     @property
     def first_touch_word(self) -> int:
         """Of an entry."""
         return FIRST_COUNT_WORD + 2 * self.num_slots
+
+    @property
+    def first_latency_word(self) -> int:
+        """Of an entry: a histogram, as `mmcached.wire.latency` has it."""
+        return self.first_touch_word + TOUCH_LOG_WORDS
 
     @property
     def ctl_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Defines the layout of the stats page: what each word of the file means, and how a record becomes words and back.
 
 Knows nothing of files, locks or processes. The fields are those of the records of `mmcached.wire.stats`, flattened with
-dotted names (`kv.queries`). All words are 8 bytes, aligned, in the order of this machine.
+dotted names (`kv.queries`); a histogram has a word for each bucket, and its sum. All words are 8 bytes, aligned, in the
+order of this machine.
 
     ┌──────────────────────────┐ 0      magic; layout version and number of slots (u32 each);
     │ header                   │        digest of all names and kinds of fields (16 bytes)
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -36,6 +38,7 @@ from mmcached.shm.files.locks import MAX_RANKS
 from mmcached.wire.config import MAX_ENGINES
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
+from mmcached.wire.latency import Histogram
 from mmcached.wire.stats import ClientStats, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
 
 LAYOUT_VERSION = 3
@@ -74,25 +77,33 @@ class Fields:
     def __init__(self, record: type[Stats]) -> None:
         found = figures(record)
         self.record = record
-        self.names = [figure.name for figure in found]
-        self.is_gauge = [figure.is_gauge for figure in found]
-        self._read = attrgetter(*self.names)
-        if FIRST_FIELD + len(found) > SLOT_WORDS:
-            raise InvariantError(f"{record.__name__} has {len(found)} figures: a slot is too small")
+        self.names = [word for figure in found for word in figure.words]
+        self.is_gauge = [figure.is_gauge for figure in found for _ in figure.words]
+        self._figures = found
+        self._read = attrgetter(*(figure.name for figure in found))
+        if FIRST_FIELD + len(self.names) > SLOT_WORDS:
+            raise InvariantError(f"{record.__name__} has {len(self.names)} words of figures: a slot is too small")
 
     def values(self, stats: Stats) -> tuple[int, ...]:
-        values: tuple[int, ...] = self._read(stats)
-        return values
+        values: list[int] = []
+        for value in self._read(stats):
+            if isinstance(value, Histogram):
+                values += value.words()
+            else:
+                values.append(value)
+        return tuple(values)
 
     def build(self, values: list[int]) -> Stats:
         """Return the record with these values; lists are empty."""
         nested: dict[str, Any] = {}
-        for name, value in zip(self.names, values, strict=True):
-            *parents, leaf = name.split(".")
+        words = iter(values)
+        for figure in self._figures:
+            *parents, leaf = figure.name.split(".")
             place = nested
             for parent in parents:
                 place = place.setdefault(parent, {})
-            place[leaf] = value
+            own = list(islice(words, len(figure.words)))
+            place[leaf] = msgspec.structs.asdict(Histogram.of_words(own)) if figure.is_histogram else own[0]
         return msgspec.convert(nested, self.record)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from mmcached.wire.errors import (
     error_to_wire,
 )
 from mmcached.wire.handle import Handle
+from mmcached.wire.latency import Latency
 from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
@@ -95,6 +97,7 @@ class ModelRunner(Closeable):
             self._outputs = StoredOutputs(config, partial(contact, run_dir), self.encoder_fingerprint)
         self._unsaved: list[EncodeItem] = []
         self._items_encoded = 0
+        self._encode_latency = Latency()
         self._items_loaded = 0
         self._embeds_encoded = 0
         self._tokens_computed = 0
@@ -162,6 +165,7 @@ class ModelRunner(Closeable):
         saver = SaverCounters() if self._outputs is None else self._outputs.counters
         return WorkerStats(
             items_encoded=self._items_encoded,
+            encode_latency=self._encode_latency.histogram(),
             items_loaded=self._items_loaded,
             outputs_saved=saver.saved,
             outputs_dropped=saver.dropped,
@@ -206,6 +210,7 @@ class ModelRunner(Closeable):
         self._rows.begin(plan)
         self._unsaved.clear()
         slots = torch.empty(0, dtype=torch.int64)
+        started, num_encoded = time.perf_counter(), self._items_encoded
         try:
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
@@ -214,6 +219,9 @@ class ModelRunner(Closeable):
                 self._make(plan.encode[index], frames, payloads, reads[index], made.viewed)
             for item in plan.encode:
                 made.used += self.encoder_cache.get(item.key).values()
+            if self._items_encoded > num_encoded:
+                _wait_for(made.used)
+                self._encode_latency.add(time.perf_counter() - started)
             for emit in plan.emit:
                 self._emit(emit, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
@@ -383,6 +391,12 @@ class ModelRunner(Closeable):
                 )
             rows = encoded[span.start : span.start + span.length]
             embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
+
+
+def _wait_for(tensors: Sequence[torch.Tensor]) -> None:
+    """Wait until tensors are computed, on whichever device they are."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def _make_encoder(config: ServiceConfig, model: ReferenceModel, device: torch.device) -> Encoder:
