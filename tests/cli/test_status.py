@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from mmcached.cli.watch.latencies import LatencyStatus, histograms_of
 from mmcached.cli.watch.service_status import (
     Readiness,
     RoleStatus,
@@ -26,15 +27,18 @@ from mmcached.cli.watch.service_status import (
     role_statuses,
     view_of_page,
 )
-from mmcached.cli.watch.status_table import show_status
+from mmcached.cli.watch.status_table import WORK, show_status
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.latency import Latency
 from mmcached.wire.stats import (
     ClientStats,
     EncoderCacheStats,
     EngineStats,
     FrontendStats,
     RoleName,
+    ServiceStats,
     SupervisorStats,
+    WorkerStats,
 )
 from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, page_of
 from tests.shm.processes import wait_until
@@ -174,3 +178,26 @@ def test_the_table_has_a_line_for_each_name_of_clients_if_there_is_more_than_one
             shown.append([line for line in text.getvalue().splitlines() if "puts" in line])
     lines = ["store, sglang: 0 hits, 3 misses, 0 puts", "store, vllm: 4,000 hits, 2 misses, 1 puts"]
     assert shown == [[], lines]
+
+
+def test_latencies_are_said_of_all_roles_together_and_not_of_what_was_never_done(run_dir: Path) -> None:
+    """Two workers: half of their steps took 2 to 5 ms, half of them 50 to 100 ms."""
+    others = [RoleName("worker", 0, 0), RoleName("worker", 1, 0)]
+    with page_of(run_dir, FRONTEND, ENGINE, RoleName("engine", 1), *others) as (reader, writers):
+        for role, seconds in zip(others, (0.004, 0.08), strict=True):
+            latency = Latency()
+            for _ in range(100):
+                latency.add(seconds)
+            writers[role].publish(WorkerStats(encode_latency=latency.histogram()))
+        status = gather_status(FakeView(run_dir)(), reader.read(), Readiness(True, "why"))
+    assert status.latency == {"encode": LatencyStatus(num=200, p50_s=0.005, p99_s=0.099)}
+    assert msgspec.json.decode(msgspec.json.encode(status), type=ServiceStatus) == status
+    text = io.StringIO()
+    show_status(status, Console(width=120, file=text))
+    (line,) = (line for line in text.getvalue().splitlines() if "encoding of a step" in line)
+    assert [word in line for word in (" 200 ", " 5 ms ", " 99 ms ")] == [True] * 3
+
+
+def test_every_latency_has_a_name_for_people() -> None:
+    stats = ServiceStats(engines=[EngineStats(workers=[WorkerStats()])])
+    assert histograms_of(stats).keys() == WORK.keys()

@@ -21,6 +21,7 @@ from mmcached.shm.stats.layout import FIELDS, Fields
 from mmcached.shm.stats.page import RoleSnapshot, StatsPageReader, StatsPageWriter
 from mmcached.wire.figures import Metric as FigureMetric
 from mmcached.wire.figures import figures
+from mmcached.wire.latency import Latency
 from mmcached.wire.stats import (
     METRICS,
     ClientStats,
@@ -134,6 +135,19 @@ def test_clients_are_told_apart_by_their_names(page: Page) -> None:
         for figure in ("hits", "misses", "puts"):
             value = a_sample(page, f"mmcached_client_{figure}_total", client=name, role="frontend")
             assert value == getattr(stats, figure)
+
+
+def test_a_histogram_has_its_buckets_added_up_as_prometheus_wants(page: Page) -> None:
+    latency = Latency()
+    for seconds in (0.5e-6, 0.001, 0.001, 1000.0):
+        latency.add(seconds)
+    page[2][FRONTEND].publish(FrontendStats(store=StoreStats(put_latency=latency.histogram())))
+    expected = {"1e-06": 1, "0.0005": 1, "0.001": 3, "100.0": 3, "+Inf": 4}
+    found = {le: a_sample(page, "mmcached_put_seconds_bucket", role="frontend", le=le) for le in expected}
+    assert found == expected
+    assert a_sample(page, "mmcached_put_seconds_count", role="frontend") == 4
+    assert a_sample(page, "mmcached_put_seconds_sum", role="frontend") == pytest.approx(1000.002)
+    assert a_sample(page, "mmcached_step_seconds_count", role="engine 0") == 0
 
 
 def test_queries_and_hits_come_together(page: Page) -> None:

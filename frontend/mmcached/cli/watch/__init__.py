@@ -2,6 +2,7 @@
 
 service_status    the one record of it             status_table: the same for people
 readiness         asks whether an item goes through the data path       readiness_watch: the same without waiting
+latencies         how long things take
 metrics           the page for Prometheus
 http_pages        health, metrics and status over HTTP                  http_server
 """

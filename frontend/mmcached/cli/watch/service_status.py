@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from mmcached.cli.installed import installed_version
+from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats, SupervisorStats
 
@@ -102,6 +103,7 @@ class Readiness(msgspec.Struct, frozen=True):
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at once. `source`: gathered by the supervisor, or from the page because it did not answer.
 
+    `latency` has the quantiles of `hit`, `put`, `encode`, `step` and `queue`, as far as there was any.
     `http` is the address of the TCP port for health and metrics, "" if there is none.
     """
 
@@ -115,6 +117,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     source: Literal["supervisor", "page"] = "supervisor"
     roles: list[RoleStatus]
+    latency: dict[str, LatencyStatus] = {}
     stats: ServiceStats
 
 
@@ -131,6 +134,7 @@ def gather_status(
 
     frontend = stats_of(snapshots, RoleName("frontend"), FrontendStats)
     engines = sorted(role.engine for role in snapshots if role.kind == "engine")
+    stats = service_stats(snapshots, frontend, engines)
     return ServiceStatus(
         run_dir=str(view.run_dir),
         http=http,
@@ -142,7 +146,8 @@ def gather_status(
         draining=view.is_draining,
         source=source,
         roles=role_statuses(view, snapshots),
-        stats=service_stats(snapshots, frontend, engines),
+        latency=latencies_of(histograms_of(stats)),
+        stats=stats,
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
+from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
 from mmcached.wire.figures import samples
 from mmcached.wire.stats import ServiceStats
@@ -19,6 +20,14 @@ CACHES = {
     "tensor_prefix": "tensor prefix (rows)",
 }
 """By the label of the metrics page: what people call it, and what its queries ask for."""
+WORK = {
+    "hit": "hit (one in 16)",
+    "put": "put",
+    "queue": "request, until scheduled",
+    "step": "step",
+    "encode": "encoding of a step",
+}
+"""By the name in `ServiceStatus.latency`: what people call it."""
 
 
 def show_status(status: ServiceStatus, console: Console) -> None:
@@ -30,6 +39,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
         console.print(f"health and metrics: {status.http}", markup=False, highlight=False)
     console.print(_roles(status.roles))
     console.print(_caches(status.stats))
+    if status.latency:
+        console.print(_latencies(status.latency))
     stats = status.stats
     console.print(
         f"requests: {stats.requests_open} open, {stats.requests_done} done, {stats.requests_failed} failed; "
@@ -63,6 +74,13 @@ def _caches(stats: ServiceStats) -> Table:
     for cache, title in CACHES.items():
         rate = f"{hits[cache] / queries[cache]:.0%}" if queries[cache] else ""
         table.add_row(title, f"{queries[cache]:,}", f"{hits[cache]:,}", rate)
+    return table
+
+
+def _latencies(latency: dict[str, LatencyStatus]) -> Table:
+    table = Table("latency", "measured", "p50", "p99")
+    for name, found in latency.items():
+        table.add_row(WORK[name], f"{found.num:,}", in_words(found.p50_s), in_words(found.p99_s))
     return table
 
 

@@ -1,0 +1,56 @@
+"""Says how long things take: of each histogram that the roles have, added up, the quantiles that people ask for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mmcached.wire.figures import histograms
+from mmcached.wire.latency import Histogram
+from mmcached.wire.stats import ServiceStats
+
+_SUFFIX = "_seconds"
+
+
+class LatencyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one kind of work.
+
+    Attributes:
+        num: how often; of hits one in 16 is measured.
+        p50_s, p99_s: what half of them, and 99 of 100, did not exceed.
+    """
+
+    num: int
+    p50_s: float
+    p99_s: float
+
+
+def histograms_of(stats: ServiceStats) -> dict[str, Histogram]:
+    """Return the histogram of each kind of work, over all roles: `hit`, `put`, and so on."""
+    found: dict[str, Histogram] = {}
+    workers = [worker for engine in stats.engines for worker in engine.workers]
+    for record in (stats, *stats.engines, *workers):
+        for metric, histogram in histograms(record):
+            name = metric.name.removesuffix(_SUFFIX)
+            found[name] = found[name] + histogram if name in found else histogram
+    return found
+
+
+def latencies_of(found: dict[str, Histogram]) -> dict[str, LatencyStatus]:
+    """Return the quantiles of each kind of work that was measured at all."""
+    return {
+        name: LatencyStatus(num=histogram.num, p50_s=p50_s, p99_s=p99_s)
+        for name, histogram in found.items()
+        if (p50_s := histogram.quantile(0.5)) is not None and (p99_s := histogram.quantile(0.99)) is not None
+    }
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration as people read it.
+
+    >>> [in_words(seconds) for seconds in (0.0000123, 0.0456, 0.9996, 1.5, 100.0)]
+    ['12.3 µs', '45.6 ms', '1 s', '1.5 s', '100 s']
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
