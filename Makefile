@@ -11,6 +11,9 @@ PEER_AREAS := ring caches kv scheduler prefix sidecar
 AREAS ?= $(PEER_AREAS) encode eviction flood
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
+# The tests start hundreds of processes, and one that may keep no bytecode compiles each module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

@@ -32,10 +32,16 @@ adopt_orphans()
 _call_failed = pytest.StashKey[bool]()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the garbage collector look no more at thousands of tests and all that they import: it runs often."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Have the garbage collector look at thousands of tests, and all that they import, once: it runs often."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
