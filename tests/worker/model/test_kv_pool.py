@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -60,3 +63,14 @@ def test_integrity_sees_a_written_null_block() -> None:
     other.mark_computed(torch.tensor([2]))
     with pytest.raises(InvariantError, match="null block"):
         other.check_integrity()
+
+
+def test_a_pool_takes_the_memory_of_what_was_written() -> None:
+    before = resident_bytes()
+    pool = KVPool(num_layers=2, num_blocks=4096, block_size=16, hidden_size=64, device=torch.device("cpu"))
+    assert pool.stats().nbytes == 128 << 20
+    assert resident_bytes() - before < pool.stats().nbytes / 4
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

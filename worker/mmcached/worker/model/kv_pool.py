@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mmcached.wire.errors import InvariantError
@@ -37,7 +38,7 @@ class KVPool:
         shape = (num_layers, 2, num_blocks, block_size, hidden_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._data = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._data = _zeros(shape, device)
         self._flat = self._data.view(num_layers, 2, num_blocks * block_size, hidden_size)
         self._computed = torch.zeros(num_blocks * block_size, dtype=torch.bool)
 
@@ -93,3 +94,10 @@ class KVPool:
             raise InvariantError("a slot of the null block is marked computed")
         if bool(self._data[:, :, 0].any()):
             raise InvariantError("the null block has been written")
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return float64 zeros, on the CPU without writing them, which `torch.zeros` does: that maps every page at once."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape))
+    return torch.zeros(shape, dtype=torch.float64, device=device)
