@@ -265,6 +265,7 @@ MODULES = {
     "worker": "mmcached.worker.server",
 }
 ROLE = """
+import mmcached.cli.role
 import {module} as server
 def run(*arguments):
     print(*arguments)
@@ -290,7 +291,7 @@ def test_a_role_reads_the_run_directory_alone_and_imports_little(
     assert got.split() == [str(run_dir), *handed.split()]
     imported = {module.partition(".")[0] for module in modules.split()}
     assert "mmcached" in imported
-    assert not {"pydantic", "prometheus_client", "typer"} & imported
+    assert not {"pydantic", "prometheus_client", "rich", "typer"} & imported
 
 
 @pytest.mark.parametrize("role", [["frontend"], ["engine"], ["worker", "--rank", "0"]], ids=lambda role: role[0])

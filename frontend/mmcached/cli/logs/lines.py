@@ -23,7 +23,12 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
 
+# structlog would import rich where it is installed, for tracebacks that are not wanted here: a fifth of a role's start.
+_is_rich_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
 import structlog
+
+if _is_rich_hidden:
+    del sys.modules["rich"]
 
 from mmcached.cli.logs.limit import LogLimit
 from mmcached.wire.config import ServiceConfig
