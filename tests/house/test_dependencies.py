@@ -27,7 +27,7 @@ def listed() -> dict[str, str]:
 
 def test_every_dependency_is_listed_once_with_the_licence_that_it_states() -> None:
     extras = PROJECT["optional-dependencies"]
-    wanted = [*names(PROJECT["dependencies"]), *names(extras["server"]), *names(extras["demo"][1:])]
+    wanted = [*names(PROJECT["dependencies"]), *names(extras["service"]), *names(extras["demo"][1:])]
     assert list(listed()) == wanted
     for name, licence in listed().items():
         stated = metadata.metadata(name)
@@ -36,14 +36,14 @@ def test_every_dependency_is_listed_once_with_the_licence_that_it_states() -> No
         assert not REFUSED_LICENCES.search(expression), name
 
 
-def test_a_client_and_the_caches_work_without_what_the_server_needs() -> None:
-    of_server = [
-        IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names(PROJECT["optional-dependencies"]["server"])
+def test_a_client_and_the_caches_work_without_what_the_service_needs() -> None:
+    of_service = [
+        IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names(PROJECT["optional-dependencies"]["service"])
     ]
-    without = f"import sys; sys.modules.update(dict.fromkeys({of_server})); "
+    without = f"import sys; sys.modules.update(dict.fromkeys({of_service})); "
     run_python(without + "import mmcached.client, mmcached.engine, mmcached.shm, mmcached.cache")
     refused = run_python(without + "from mmcached.cli import main; main()", status=1)
-    assert "pip install 'mmcached[server]'" in refused
+    assert "pip install 'mmcached[service]'" in refused
 
 
 def run_python(code: str, status: int = 0) -> str:

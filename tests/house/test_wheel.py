@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,11 +10,16 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
+from mmcached.client import Client
+from tests.client.services import StoreService
 from tests.house import REPOSITORY, SOURCE_ROOTS
+from tests.house.test_dependencies import PROJECT, names
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -51,6 +57,19 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     # .pth files in the folder that this one points at are not read, so the editable install does not come along.
     (site_packages(folder) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install mmcached` makes of an empty environment: the wheel, its dependencies, and nothing else."""
+    folder = tmp_path_factory.mktemp("client")
+    venv.create(folder, with_pip=False, symlinks=True)
+    zipfile.ZipFile(wheel).extractall(site_packages(folder))
+    for name in names(PROJECT["dependencies"]):
+        parts = {file.parts[0] for file in metadata.files(name) or () if ".." not in file.parts}
+        for part in parts - {"__pycache__"}:
+            (site_packages(folder) / part).symlink_to(Path(sysconfig.get_path("purelib")) / part)
     return folder
 
 
@@ -110,3 +129,18 @@ def test_installed_modules_are_the_wheel_s(environment: Path) -> None:
 @pytest.mark.parametrize("command", [["bin/mmcached"], ["bin/python", "-m", "mmcached"]], ids=["script", "module"])
 def test_installed_command_works_from_anywhere(environment: Path, tmp_path: Path, command: list[str]) -> None:
     assert "serve" in run(environment / command[0], *command[1:], "--help", cwd=tmp_path)
+
+
+def test_a_client_needs_no_torch(client_environment: Path, run_dir: Path) -> None:
+    with StoreService(run_dir):
+        with Client(run_dir) as client:
+            client.put("bf16", {"x": torch.tensor([1.0, -2.0], dtype=torch.bfloat16)})
+        python = client_environment / "bin" / "python"
+        found = json.loads(run(python, Path(__file__).with_name("client_alone.py"), run_dir, cwd=client_environment))
+    assert found["torch"] is False
+    assert found["types"] == ["numpy"] * 3
+    assert found["values"] == [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [1, 2], 7]
+    assert "bfloat16" in found["bf16"]
+    assert "'bytes'" in found["bf16"]
+    assert found["bytes"] == [0x80, 0x3F, 0x00, 0xC0]
+    assert "torch is not installed here" in found["wants torch"]

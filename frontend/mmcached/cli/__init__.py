@@ -21,7 +21,7 @@ ROLES = ("frontend", "engine", "worker")
 
 
 def main() -> None:
-    """Run a role or the command line; say what to install where the extra `server` is missing."""
+    """Run a role or the command line; say what to install where the extra `service` is missing."""
     try:
         if sys.argv[1:] and sys.argv[1] in ROLES:
             from mmcached.cli.role import main as run
@@ -30,7 +30,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mmcached"):
             raise
-        raise SystemExit(f"mmcached: the command needs {error.name}: pip install 'mmcached[server]'") from None
+        raise SystemExit(f"mmcached: the command needs {error.name}: pip install 'mmcached[service]'") from None
     run()
 
 

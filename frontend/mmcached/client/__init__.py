@@ -13,7 +13,8 @@
     links/                      the sockets of both clients, and what a fork lets go of
     kv_events/                  changes of an engine's prefix cache, for routers
 
-Importing it does not import torch; a call that returns tensors does. `importlib.metadata.version("mmcached")` is the
+Importing it does not import torch; a call that returns tensors does, and returns arrays of numpy where torch is not
+installed. `importlib.metadata.version("mmcached")` is the
 version: `mmcached` itself is a namespace that several folders share.
 """
 

@@ -30,7 +30,7 @@ from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Call, Verb
-from mmcached.shm.store.codec import Library, Record
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ProcessorInfo, Stats, Welcome
 from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
@@ -136,7 +136,7 @@ class Calls:
         *,
         image_ids: Sequence[str | None] = (),
         view: bool = False,
-        tensors: Library = "torch",
+        tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
     ) -> Verb[list[Any]]:
         """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
@@ -175,7 +175,7 @@ class Calls:
         key: str,
         *,
         view: bool = False,
-        tensors: Library = "torch",
+        tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         tenant: str | None = None,
     ) -> Call[Hit | None]:
@@ -185,7 +185,8 @@ class Calls:
             view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
                 operation on such a torch tensor ends this process (SIGSEGV). Their memory cannot be reused before the
                 last of them has died, so do not keep many.
-            tensors: of which library; numpy has no bfloat16 and no float8. "bytes": arrays of their bytes.
+            tensors: of which library; without a word torch's where torch is installed, else numpy's, which has no
+                bfloat16 and no float8. "bytes": numpy arrays of their bytes.
             timeout_s: deadline of this call.
             tenant: whose record, if not this client's own tenant's.
         Raises:
@@ -195,13 +196,18 @@ class Calls:
         return self._store.get(checked_key(key), reading_of(tensors, view), timeout_s, checked_tenant(tenant))
 
     def get_many(
-        self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+        self,
+        keys: Sequence[str],
+        *,
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
     ) -> Call[list[Hit | None]]:
         """As `get` for up to 4096 keys, in their order."""
         return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
 
     def open(
-        self, token: str, *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+        self, token: str, *, view: bool = False, tensors: Library = DEFAULT_LIBRARY, timeout_s: float | None = None
     ) -> Verb[Hit | None]:
         """Return the record that another process of this host has found with `view=True`, under a lease of one's own.
 
@@ -227,7 +233,12 @@ class Calls:
         return self._store.contains_many(checked_keys(keys), timeout_s, checked_tenant(tenant))
 
     def claim_many(
-        self, keys: Sequence[str], *, view: bool = False, tensors: Library = "torch", timeout_s: float | None = None
+        self,
+        keys: Sequence[str],
+        *,
+        view: bool = False,
+        tensors: Library = DEFAULT_LIBRARY,
+        timeout_s: float | None = None,
     ) -> Verb[list[Hit | Claim | Pending]]:
         """Return for each key its record, or a claim to compute it, or that somebody computes it; waits for nobody.
 
@@ -285,7 +296,7 @@ class Calls:
         fn: Callable[[], Record | Awaitable[Record]],
         *,
         view: bool = False,
-        tensors: Library = "torch",
+        tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         tenant: str | None = None,
     ) -> Verb[Record]:

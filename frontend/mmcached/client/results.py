@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mmcached.shm.store.codec import MAKERS, Library
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, MAKERS, Library
 from mmcached.shm.store.tensor_bytes import TensorType
 from mmcached.wire.errors import RemoteProtocolError, error_from_wire
 from mmcached.wire.messages.client import (
@@ -53,7 +53,7 @@ class RowRange:
     """Rows of one key of a generation: those of positions `first … end - 1`, prompt first.
 
     Attributes:
-        tensor: `(end - first, hidden_size)`, int32, cpu, owned.
+        tensor: `(end - first, hidden_size)`, int32, cpu, owned; an array of numpy where torch is not installed.
     """
 
     key: str
@@ -132,7 +132,7 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
     return RowRange(rows.key, rows.first, _owned_tensor(rows.tensor, payload))
 
 
-def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library = "torch") -> list[Any]:
+def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library = DEFAULT_LIBRARY) -> list[Any]:
     """Return of each image the encoder's output, or all by name if there are several; cpu, owned."""
     return [
         plain({name: _owned_tensor(tensor, payload, tensors) for name, tensor in each.items()})
@@ -145,7 +145,7 @@ def plain(outputs: Mapping[str, Any]) -> Any:
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
-def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = "torch") -> Any:
+def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = DEFAULT_LIBRARY) -> Any:
     if tensor.frame >= len(payload):
         raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
     kind = TensorType.checked(tensor.dtype, list(tensor.shape), "tensor")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from mmcached.client.arguments import check_bool
 from mmcached.client.store.tokens import token_of
-from mmcached.shm.store.codec import Library, Record, decode_record_frames
+from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record, decode_record_frames
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
 from mmcached.wire.sockets.channels import Frame
 
-_LIBRARIES = get_args(Library)
+_LIBRARIES: tuple[Library, ...] = ("bytes", "numpy", *(("torch",) if DEFAULT_LIBRARY == "torch" else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,14 @@ class Reading:
         view: tensors in place instead of owned ones.
     """
 
-    tensors: Library = "torch"
+    tensors: Library = DEFAULT_LIBRARY
     view: bool = False
 
     def __post_init__(self) -> None:
         if self.tensors not in _LIBRARIES:
-            raise InvalidRequest("tensors", str(self.tensors), "must be 'torch', 'numpy' or 'bytes'")
+            names = "must be 'torch', 'numpy' or 'bytes'"
+            limit = names if "torch" in _LIBRARIES else f"{names}; torch is not installed here"
+            raise InvalidRequest("tensors", str(self.tensors), limit)
         check_bool("view", self.view)
 
 

@@ -14,6 +14,7 @@ decoding gives a record or a `RemoteProtocolError`, and never reads outside them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -49,6 +50,8 @@ from mmcached.wire.errors import InvalidRequest, ItemTooLarge, LocalProtocolErro
 
 Record = dict[str, Any]
 Library = Literal["numpy", "torch", "bytes"]
+DEFAULT_LIBRARY: Library = "numpy" if find_spec("torch") is None else "torch"
+"""Whose tensors are made where nobody says: torch's, if it is installed here."""
 Frame = bytes | bytearray | memoryview
 
 _KEY_EXCERPT = 40

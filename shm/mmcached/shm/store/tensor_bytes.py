@@ -137,7 +137,7 @@ def to_numpy(kind: TensorType, buffer: memoryview, offset: int, copy: bool) -> n
     """
     dtype = _NUMPY_DTYPES.get(kind.dtype)
     if dtype is None:
-        raise InvalidRequest("tensors", "numpy", f"numpy has no {kind.dtype}; decode with tensors='torch'")
+        raise InvalidRequest("tensors", "numpy", f"numpy has no {kind.dtype}: 'torch', or 'bytes'")
     if not kind.nbytes:
         return np.empty(kind.shape, dtype)
     array = _view(kind, dtype, buffer, offset)
