@@ -30,7 +30,8 @@ from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel, encode_frames
+from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.sockets.zmtp import GREETING, pack
 from scripts.bench import harness
 from scripts.bench.harness import Row, Section, row, wall_us

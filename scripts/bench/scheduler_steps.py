@@ -40,7 +40,7 @@ from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import FromWorker, Sampled, StepOutput, WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import FromEngineToWorker, StepPlan
-from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.frames import Frame, decode_frames, encode_frames, make_decoder
 from scripts.bench.harness import Row, Sampler, against_first, compare, cpu_ns, row
 from scripts.bench.sides import (
     BLOCK_SIZE,

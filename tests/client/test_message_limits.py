@@ -19,7 +19,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.client import Failed
 from mmcached.wire.messages.frontend import Cancel, ClientBye, Encode, Generate
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import Frame, encode_frames
+from mmcached.wire.sockets.frames import Frame, encode_frames
 from tests.client.blocking import Make
 from tests.client.services import StoreService
 from tests.integration.processes import eventually

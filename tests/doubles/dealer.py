@@ -6,7 +6,8 @@ from typing import Any
 
 import zmq
 
-from mmcached.wire.sockets.channels import DealerChannel, ReceivesT
+from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.frames import ReceivesT
 
 
 class Dealer(DealerChannel[ReceivesT]):

@@ -11,7 +11,7 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier, Feature
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from tests.doubles.dealer import Dealer
 
 

@@ -22,7 +22,8 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.frontend import RequestGenerated
 from mmcached.wire.messages.parts import Feature
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel, Frame, RouterChannel
+from mmcached.wire.sockets.channels import DealerChannel, RouterChannel
+from mmcached.wire.sockets.frames import Frame
 
 MessageT = TypeVar("MessageT")
 DEADLINE_S = 30.0

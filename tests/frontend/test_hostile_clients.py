@@ -18,7 +18,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.sockets.channels import encode_frames
+from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock
 from tests.doubles.dealer import Dealer

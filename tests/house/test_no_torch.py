@@ -46,6 +46,12 @@ def test_wire_leaves_numpy_out() -> None:
     assert "numpy" not in imported_by("-c", "import mmcached.wire")
 
 
+def test_a_client_starts_without_what_only_some_need() -> None:
+    """An event loop, ZeroMQ and logs take as long as all the rest; `AsyncClient` and `KVEventSubscriber` bring them."""
+    assert not {"asyncio", "zmq", "structlog", "ssl", "subprocess"} & imported_by("-c", "import mmcached.client")
+    assert {"asyncio", "zmq"} <= imported_by("-c", "from mmcached.client import *")
+
+
 def test_help_leaves_torch_out() -> None:
     imported = imported_by("-m", "mmcached", "--help")
     assert "mmcached" in imported

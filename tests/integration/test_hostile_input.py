@@ -27,7 +27,8 @@ from mmcached.wire.errors import (
 from mmcached.wire.messages.client import Failed, ToClient
 from mmcached.wire.messages.frontend import Generate
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import DealerChannel, decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.frames import decode_frames, encode_frames, make_decoder
 from mmcached.wire.version import PROTOCOL_VERSION
 from tests.integration.processes import DEADLINE_S
 

@@ -26,7 +26,7 @@ from mmcached.wire.config import GIB, ServiceConfig
 from mmcached.wire.errors import LeaseRefused
 from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
 from mmcached.wire.messages.parts import Barrier
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.payloads import PayloadReader
 from tests.pairs.library_pairs import CAPACITY, item_for
 

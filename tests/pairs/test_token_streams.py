@@ -24,7 +24,7 @@ from mmcached.wire.errors import RequestAborted
 from mmcached.wire.messages.client import Generated, ToClient, Tokens
 from mmcached.wire.messages.frontend import FromEngine, Generate, RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import Rows, RowsWanted, Tensor
-from mmcached.wire.sockets.channels import Frame, decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.frames import Frame, decode_frames, encode_frames, make_decoder
 
 WINDOW = 4
 ROW_WINDOW = 16

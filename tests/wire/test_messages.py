@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mmcached.wire.handle import Handle, RingAnnouncement
-from mmcached.wire.sockets.channels import decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.frames import decode_frames, encode_frames, make_decoder
 from tests.wire.examples import ANNOUNCEMENT, EXAMPLES, RING_ID, UNIONS
 
 

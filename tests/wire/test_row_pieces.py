@@ -9,7 +9,7 @@ import pytest
 from mmcached.wire.errors import MissingRows, RemoteProtocolError
 from mmcached.wire.messages.parts import Rows, Tensor
 from mmcached.wire.row_pieces import RowPieces
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 def put(pieces: RowPieces, first: int, *values: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, RemoteProtocolError
 from mmcached.wire.messages.frontend import FromClient, GetStats
-from mmcached.wire.sockets.channels import decode_frames, encode_frames, make_decoder
+from mmcached.wire.sockets.frames import decode_frames, encode_frames, make_decoder
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.wire.examples import UNIONS
 

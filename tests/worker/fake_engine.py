@@ -10,7 +10,8 @@ import zmq
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 from mmcached.wire.messages.worker import Attach
-from mmcached.wire.sockets.channels import Frame, RouterChannel
+from mmcached.wire.sockets.channels import RouterChannel
+from mmcached.wire.sockets.frames import Frame
 
 DEADLINE_S = 60.0
 MessageT = TypeVar("MessageT")

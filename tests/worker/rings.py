@@ -12,7 +12,7 @@ import torch
 from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
 from mmcached.shm.store.codec import encode
 from mmcached.wire.handle import Handle, LeaseId
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.payloads import PayloadReader
 from tests.worker.oracle import Image
 

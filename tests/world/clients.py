@@ -17,7 +17,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.parts import Feature, Inline, Rows, RowsWanted, Tensor
 from mmcached.wire.row_pieces import RowPieces
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 from tests.worker.oracle import Image, IntArray, random_image
 from tests.worker.rings import inline_frames

@@ -21,7 +21,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.engine import FromWorker, StepFailed, StepOutput
 from mmcached.wire.messages.worker import FromEngineToWorker, RunChunk, StepPlan
-from mmcached.wire.sockets.channels import Frame, make_decoder
+from mmcached.wire.sockets.frames import Frame, make_decoder
 from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.hidden_states.device_copy import transfer_for

@@ -25,7 +25,7 @@ from mmcached.wire.errors import InvalidRequest, PoisonousRequest, error_from_wi
 from mmcached.wire.messages.engine import StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded
 from mmcached.wire.messages.worker import StepPlan
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.hidden_states import RowSpan, TensorPrefixStore
 from tests.world.audit import Audit
 from tests.world.clients import Arrivals, Client, last_client

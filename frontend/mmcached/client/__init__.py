@@ -18,9 +18,10 @@ installed. `importlib.metadata.version("mmcached")` is the
 version: `mmcached` itself is a namespace that several folders share.
 """
 
-from mmcached.client.asynchronous import AsyncClient
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mmcached.client.image_files import ImageLike
-from mmcached.client.kv_events.subscriber import KVEventSubscriber
 from mmcached.client.results import Generation, RowRange
 from mmcached.client.store.claims import Claim, Pending
 from mmcached.client.store.fail_open import StoreCounters
@@ -40,6 +41,10 @@ from mmcached.wire.errors import (
     ServiceUnavailable,
 )
 from mmcached.wire.messages.parts import RowsWanted
+
+if TYPE_CHECKING:
+    from mmcached.client.asynchronous import AsyncClient
+    from mmcached.client.kv_events.subscriber import KVEventSubscriber
 
 __all__ = [
     "AsyncClient",
@@ -65,3 +70,13 @@ __all__ = [
     "ServiceUnavailable",
     "StoreCounters",
 ]
+
+
+_LATE = {"AsyncClient": "asynchronous", "KVEventSubscriber": "kv_events.subscriber"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what brings asyncio or ZeroMQ when somebody asks for it: together as long as all the rest takes."""
+    if name in _LATE:
+        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.messages.frontend import ANY_CLIENT, CLIENT_NAME
 from mmcached.wire.messages.parts import MAX_ROW_KEYS, MessageLimits, RowsWanted
 from mmcached.wire.paths import RunDir, default_run_dir
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_TOKENS = 1 << 20

@@ -36,7 +36,7 @@ from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, P
 from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
 from mmcached.wire.messages.parts import EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats
 
 STREAM_WINDOW = 32

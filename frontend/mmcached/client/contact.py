@@ -46,7 +46,7 @@ from mmcached.wire.messages.frontend import (
     RegisterReader,
 )
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 RETRY_INTERVAL_S = 1.0
 """How long a failed contact is taken for an answer before the next is tried."""

@@ -18,7 +18,7 @@ from mmcached.client.token_stream import TokenStream
 from mmcached.client.verb import Verb
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.messages.frontend import Cancel, Generate
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 class PieceStream:

@@ -26,7 +26,7 @@ from mmcached.wire.messages.client import (
     ToClient,
 )
 from mmcached.wire.messages.parts import Rows, Tensor
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 if TYPE_CHECKING:
     import torch

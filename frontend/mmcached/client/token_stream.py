@@ -22,7 +22,7 @@ from mmcached.wire.messages.client import Generated, ToClient
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
 from mmcached.wire.row_pieces import RowPieces
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 News = tuple[ToClient | RequestRows | StreamedTokens, Sequence[Frame]]
 """A message or piece for one call or stream, and the frames that came with it."""

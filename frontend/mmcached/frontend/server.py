@@ -57,7 +57,7 @@ from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import Guard, TurnShare
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import FrontendStats, RoleName
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 

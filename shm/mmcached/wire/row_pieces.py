@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from mmcached.wire.errors import MissingRows, RemoteProtocolError
 from mmcached.wire.messages.parts import Rows, Tensor
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 class RowPieces:

@@ -13,7 +13,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import ItemEmbedding
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated
 from mmcached.wire.messages.parts import Rows, RowsWanted, StreamedTokens, Tensor
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from tests.engine.builders import encode, generate
 
 Sent = tuple[int, str, int, list[int]]

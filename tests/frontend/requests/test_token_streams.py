@@ -20,7 +20,7 @@ from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.client import Tokens
 from mmcached.wire.messages.frontend import Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, RowsWanted, StreamedTokens, Tensor
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import DEADLINE_S, Bench

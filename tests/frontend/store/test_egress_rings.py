@@ -33,7 +33,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import EgressPlace, Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
 from tests.clock import Clock
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient

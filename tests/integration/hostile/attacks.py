@@ -31,7 +31,7 @@ from mmcached.client import Client
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages import frontend as said
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import encode_frames
+from mmcached.wire.sockets.frames import encode_frames
 from tests.integration.hostile import files
 from tests.integration.processes import DEADLINE_S
 from tests.wire.examples import EXAMPLES

@@ -18,8 +18,8 @@ from mmcached.wire.messages.client import Failed, Flushed, ToClient
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.process.turns import TurnShare
 from mmcached.wire.sockets import dialer
-from mmcached.wire.sockets.channels import Frame, encode_frames
 from mmcached.wire.sockets.dialer import RETRY_S, Dialer
+from mmcached.wire.sockets.frames import Frame, encode_frames
 from mmcached.wire.sockets.listener import Bounds, Listener
 from mmcached.wire.sockets.zmtp import handshake
 from tests.clock import Clock

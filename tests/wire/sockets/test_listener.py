@@ -21,7 +21,8 @@ from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError, Ser
 from mmcached.wire.messages.client import Failed, Flushed, ToClient
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.process.turns import TurnShare
-from mmcached.wire.sockets.channels import DealerChannel, Frame, encode_frames
+from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.frames import Frame, encode_frames
 from mmcached.wire.sockets.listener import MAX_REFUSED, Bounds, Listener
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock

@@ -20,7 +20,7 @@ from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, RowsMissing, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, RequestRows
 from mmcached.wire.messages.worker import EmbedSpan, EmitEmbedding, EncodeItem, StepPlan
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.runner import ModelRunner

@@ -14,7 +14,7 @@ from mmcached.shm.store.codec import decode_record_frames
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 Record = Mapping[str, Any]
 

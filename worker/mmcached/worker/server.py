@@ -47,7 +47,8 @@ from mmcached.wire.messages.worker import (
 )
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
-from mmcached.wire.sockets.channels import DealerChannel, Frame
+from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import RoleName
 from mmcached.worker.attachment import Attachment
 from mmcached.worker.devices import choose_device

@@ -21,7 +21,7 @@ from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated, TokensCommitted
 from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens, Tensor
 from mmcached.wire.row_pieces import RowPieces
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mmcached.cache.request_lru import Entry, RequestLRU
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 Frames = tuple[Frame, ...]
 

@@ -24,7 +24,8 @@ from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as received
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Barrier
-from mmcached.wire.sockets.channels import DealerChannel, Frame
+from mmcached.wire.sockets.channels import DealerChannel
+from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.engine")
 

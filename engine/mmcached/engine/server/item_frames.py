@@ -14,7 +14,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import CacheMiss, RemoteProtocolError
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.parts import Feature, Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 class ItemFrames:

@@ -12,7 +12,7 @@ from mmcached.wire.errors import CacheMiss
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 def leases_read(step: ScheduledStep) -> Iterable[int]:

@@ -14,7 +14,7 @@ from mmcached.wire.errors import ChannelFull, PeerGone
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.engine import ProbeEngine, WorkerProbed
 from mmcached.wire.messages.worker import ProbeWorker
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 MAX_OPEN = 16
 

@@ -67,7 +67,8 @@ from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import Guard, TurnShare, places
-from mmcached.wire.sockets.channels import Frame, RouterChannel
+from mmcached.wire.sockets.channels import RouterChannel
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
 
 log = structlog.get_logger("mmcached.engine")

@@ -8,7 +8,7 @@ from mmcached.client import Hit
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.errors import ComputationFailed, ErrorInfo, InvariantError, error_to_wire
 from mmcached.wire.messages.engine import PrefixReport, StepFailed, StepOutput
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 Result = StepOutput | StepFailed
 

@@ -24,7 +24,7 @@ from mmcached.engine.server.step_results import Result, StepResults
 from mmcached.engine.server.stored_outputs import StoredOutputs
 from mmcached.engine.server.worker_group import WorkerGroup
 from mmcached.wire.errors import CacheMiss, InvariantError, PeerGone, error_to_wire
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.engine")
 

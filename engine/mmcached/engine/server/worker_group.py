@@ -16,7 +16,8 @@ from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, PeerGo
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.engine import FromWorker, WorkerAttached, WorkerHello
 from mmcached.wire.messages.parts import EncoderForm
-from mmcached.wire.sockets.channels import Frame, RouterChannel
+from mmcached.wire.sockets.channels import RouterChannel
+from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.engine")
 

@@ -41,7 +41,7 @@ from mmcached.wire.errors import (
 from mmcached.wire.messages.client import Failed, ToClient, Tokens, Welcome
 from mmcached.wire.messages.frontend import ANY_CLIENT, ClientBye, ClientHello
 from mmcached.wire.paths import RunDir
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 
 class Waiter(ABC):

@@ -12,7 +12,6 @@ be spliced into the next: such a socket is broken, and refuses everything. Knows
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -21,13 +20,17 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from mmcached.client.arguments import check_message
 from mmcached.wire.errors import ChannelFull, LocalProtocolError, MmcachedError, RequestAborted
 from mmcached.wire.messages.client import ToClient
 from mmcached.wire.messages.parts import MessageLimits
-from mmcached.wire.sockets.channels import Frame, encode_frames
 from mmcached.wire.sockets.dialer import Dialer
+from mmcached.wire.sockets.frames import Frame, encode_frames
+
+if TYPE_CHECKING:
+    import asyncio
 
 CLOSE_LINGER_S = 0.2
 """How long `close` goes on sending what was said; bounds the time that it takes beside a frontend that hangs."""

@@ -12,7 +12,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import InvalidRequest, LocalProtocolError, RemoteProtocolError
 from mmcached.wire.handle import Handle
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 _LIBRARIES: tuple[Library, ...] = ("bytes", "numpy", *(("torch",) if DEFAULT_LIBRARY == "torch" else ()))
 

@@ -33,7 +33,7 @@ from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAbort
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 Place = Handle | Inline | None
 T = TypeVar("T")

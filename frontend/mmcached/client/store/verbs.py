@@ -52,7 +52,7 @@ from mmcached.wire.messages.frontend import (
     RegisterReader,
 )
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 GREET_AGAIN_S = 5.0
 """How long a service that has no store is taken to have none."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmcached.wire.handle import Handle
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from mmcached.shm.crash_points import crash_point
 from mmcached.wire.errors import LeaseRefused, RemoteProtocolError
 from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.frontend import Reconcile
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.frontend")
 

@@ -40,7 +40,7 @@ from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import EncoderForm
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.sockets.listener import Listener
 
 log = structlog.get_logger("mmcached.frontend")

@@ -28,7 +28,7 @@ from mmcached.wire.messages.client import Failed, Probed, ToClient
 from mmcached.wire.messages.engine import ProbeEngine
 from mmcached.wire.messages.frontend import EngineProbed
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 PROBE_BYTES = 1024
 FIELD = "probe"

@@ -12,7 +12,7 @@ from mmcached.wire.handle import Handle, LeaseId
 from mmcached.wire.messages.engine import AddRequest
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.messages.parts import Feature, Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 
 

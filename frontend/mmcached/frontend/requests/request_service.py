@@ -43,7 +43,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.process.turns import Guard
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 
 if TYPE_CHECKING:  # a service without workers imports nothing that processes images

@@ -25,7 +25,7 @@ from mmcached.wire.messages.client import Tokens
 from mmcached.wire.messages.frontend import ROW_WINDOW_BYTES, Generate, TokensTaken
 from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens
 from mmcached.wire.row_pieces import RowPieces
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 Send = Callable[[bytes, Tokens, Sequence[Frame]], bool]
 """Queues a message for a client; returns whether it was queued."""

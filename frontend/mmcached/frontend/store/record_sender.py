@@ -18,7 +18,7 @@ from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import Records
 from mmcached.wire.messages.frontend import ClaimRecord, ClaimRecords, GetRecords
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 
 log = structlog.get_logger("mmcached.frontend")
 

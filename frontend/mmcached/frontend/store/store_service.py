@@ -52,7 +52,7 @@ from mmcached.wire.latency import Latency
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import Inline
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
 
 log = structlog.get_logger("mmcached.frontend")

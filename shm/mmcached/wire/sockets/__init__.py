@@ -1,5 +1,6 @@
 """Typed messages between processes.
 
+frames         a message as frames, and back
 channels       a router and its dealers, over ZeroMQ
 listener       the socket at which any number of clients connect
 dialer         a client's end of such a connection

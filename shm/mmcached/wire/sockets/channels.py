@@ -3,10 +3,8 @@
 Where clients connect, which may be any number and may be wrong, the end with many peers is a `Listener`; our own
 clients' end is a `Dialer`.
 
-A message is these frames: `[version][MessagePack body][payload frame]*`. A frame set that does not validate is a
-`RemoteProtocolError` with the path of the field, and changes nothing. Sending never blocks: a full queue is
-`ChannelFull`, an unknown peer `PeerGone`, and in both cases nothing was queued, so the caller can undo what it did for
-the message. `try_send` is for a message that may be lost with its peer.
+Sending never blocks: a full queue is `ChannelFull`, an unknown peer `PeerGone`, and in both cases nothing was queued,
+so the caller can undo what it did for the message. `try_send` is for a message that may be lost with its peer.
 
 Not thread-safe: one thread owns a channel.
 """
@@ -17,70 +15,32 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mmcached.wire.closeable import Closeable
-from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone, RemoteProtocolError
+from mmcached.wire.errors import ChannelFull, DeadlineExceeded, PeerGone
+from mmcached.wire.sockets.frames import (
+    MAX_FRAME_BYTES,
+    SEND_HIGH_WATER_MARK,
+    Frame,
+    ReceivesT,
+    decode_frames,
+    encode_frames,
+    make_decoder,
+)
 from mmcached.wire.sockets.unix_sockets import NamedListener
-from mmcached.wire.version import PROTOCOL_VERSION, mismatch
 
-SEND_HIGH_WATER_MARK = 4096
-"""Messages queued per peer before `ChannelFull`. A step plan or an answer is small; tensor bytes are in the ring."""
 RECEIVE_HIGH_WATER_MARK = 4096
-MAX_FRAME_BYTES = 4 << 30
-"""A peer that announces a larger frame is disconnected: no tensor, picture or record is."""
 LISTEN_BACKLOG = 128
 LINGER_MS = 2000
 """How long a closing socket goes on sending what was accepted; bounds the time that `close` can take."""
 
 _logger = logging.getLogger(__name__)
-_VERSION_FRAME = b"mmc" + bytes([PROTOCOL_VERSION])
-_encoder = msgspec.msgpack.Encoder()
-
-Frame = bytes | bytearray | memoryview
-ReceivesT = TypeVar("ReceivesT")
 P = ParamSpec("P")
-
-
-def encode_frames(message: object, payload: Sequence[Frame] = ()) -> list[Frame]:
-    """Return the frames of one message."""
-    return [_VERSION_FRAME, _encoder.encode(message), *payload]
-
-
-def make_decoder(receives: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder for a union of messages; build it once per channel."""
-    return msgspec.msgpack.Decoder(receives)
-
-
-def decode_frames(
-    frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[ReceivesT]
-) -> tuple[ReceivesT, list[Frame]]:
-    """Validate the frames of one message.
-
-    Returns:
-        the message and its payload frames.
-    Raises:
-        RemoteProtocolError: wrong version, truncated, not MessagePack, or not a message that this end takes.
-    """
-    if len(frames) < 2:
-        raise RemoteProtocolError(f"{len(frames)} frame(s), a message has at least 2", "frames")
-    version = bytes(frames[0])
-    if version[:3] != _VERSION_FRAME[:3] or len(version) != len(_VERSION_FRAME):
-        raise RemoteProtocolError("the first frame is not an mmcached version", "version")
-    if version != _VERSION_FRAME:
-        raise RemoteProtocolError(mismatch(version[3]), "version")
-    try:
-        message = decoder.decode(frames[1])
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `")
-        raise RemoteProtocolError(reason, path.rstrip("`") or "$") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RemoteProtocolError(f"not MessagePack: {error}", "body") from error
-    return message, list(frames[2:])
 
 
 def attempt(send: Callable[P, None], /, *message: P.args, **options: P.kwargs) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Generic
 
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ChannelFull, RemoteProtocolError
-from mmcached.wire.sockets.channels import (
+from mmcached.wire.sockets.frames import (
     MAX_FRAME_BYTES,
     SEND_HIGH_WATER_MARK,
     Frame,

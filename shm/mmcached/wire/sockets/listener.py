@@ -31,15 +31,8 @@ from typing import Any, Generic
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ChannelFull, PeerGone, RemoteProtocolError
 from mmcached.wire.process.turns import TurnShare
-from mmcached.wire.sockets.channels import (
-    LINGER_MS,
-    Frame,
-    ReceivesT,
-    attempt,
-    decode_frames,
-    encode_frames,
-    make_decoder,
-)
+from mmcached.wire.sockets.channels import LINGER_MS, attempt
+from mmcached.wire.sockets.frames import Frame, ReceivesT, decode_frames, encode_frames, make_decoder
 from mmcached.wire.sockets.sending import kept, nbytes, send_now, send_once, send_queued
 from mmcached.wire.sockets.unix_sockets import NamedListener
 from mmcached.wire.sockets.zmtp import MessageReader, handshake, pack

@@ -43,7 +43,7 @@ from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, Step
 from mmcached.wire.messages.parts import Inline, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.process.turns import places
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
 from mmcached.worker.devices import choose_device

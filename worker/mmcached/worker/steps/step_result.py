@@ -15,7 +15,7 @@ import torch
 from mmcached.shm.store.tensor_bytes import to_bytes
 from mmcached.wire.messages.engine import ItemEmbedding, RowsMissing, Sampled
 from mmcached.wire.messages.parts import RequestRows, Tensor
-from mmcached.wire.sockets.channels import Frame
+from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.steps.read_ledger import Read
 
 _DIGEST_BYTES = 16
