@@ -1,10 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.clock import Clock
+from tests.frontend.fake_peers import Bench
 from tests.frontend.held_work import HeldWork
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, run_dir: Path, clock: Clock) -> Iterator[Bench]:
+    """A frontend with the `CONFIG` of the test's module, and peers that are no processes."""
+    with Bench(run_dir, request.module.CONFIG, clock) as bench:
+        yield bench
+        bench.frontend.check_integrity()
 
 
 @pytest.fixture

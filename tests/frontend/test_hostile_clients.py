@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -39,12 +37,6 @@ STRANGER = "f" * 32
 @pytest.fixture
 def clock() -> Clock:
     return Clock(tick_s=0.001)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
 
 
 class Flood:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,12 +40,6 @@ CONFIG = ServiceConfig(
 @pytest.fixture
 def clock() -> Clock:
     return Clock(tick_s=0.01)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
 
 
 @pytest.mark.parametrize("has_engine", [False, True])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,13 +19,6 @@ CONFIG = ServiceConfig(world_size=0, store_gb=4 * MIB / GIB, store_max_clients=2
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
-        bench.frontend.check_integrity()
 
 
 def test_what_needs_a_worker_is_refused_for_good(bench: Bench) -> None:

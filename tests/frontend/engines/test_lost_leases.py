@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,17 +19,6 @@ from tests.frontend.fake_peers import Bench, png
 CONFIG = ServiceConfig(
     mm_processor_cache_gb=1 / 1024, mm_shm_cache_max_object_size_mb=1, mm_shm_inline_max_kb=0, store_gb=0
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
 
 
 @pytest.fixture

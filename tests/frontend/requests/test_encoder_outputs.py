@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,13 +28,6 @@ NUM_EMBEDS = 3
 @pytest.fixture
 def clock() -> Clock:
     return Clock(tick_s=1e-6)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
-        bench.frontend.check_integrity()
 
 
 class Host:

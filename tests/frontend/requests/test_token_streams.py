@@ -5,8 +5,7 @@ request.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -289,12 +288,6 @@ def test_no_rows_are_kept_of_what_is_over_or_not_asked_for(desk: Desk) -> None:
 @pytest.fixture
 def clock() -> Clock:
     return Clock(tick_s=0.01)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
 
 
 def ask(bench: Bench, engine: WireEngine, request_id: int, *, window: int = 8) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,17 +26,6 @@ CONFIG = ServiceConfig(
     limits=LimitsConfig(max_client_names=2),
 )
 Figures = dict[str, tuple[int, int, int]]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
 
 
 def figures(bench: Bench, clock: Clock) -> Figures:

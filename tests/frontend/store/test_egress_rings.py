@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -45,18 +44,6 @@ CONFIG = ServiceConfig(
     store_max_object_mb=1,
     limits=LimitsConfig(max_egress_rings=3, max_egress_ring_mb=2),
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
-        bench.frontend.store.check_integrity()
 
 
 class Layer:

@@ -53,18 +53,6 @@ CONFIG = ServiceConfig(
 )
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock(100.0)
-
-
-@pytest.fixture
-def bench(run_dir: Path, clock: Clock) -> Iterator[Bench]:
-    with Bench(run_dir, CONFIG, clock) as bench:
-        yield bench
-        bench.frontend.store.check_integrity()
-
-
 def record_of(value: int, num_bytes: int = 1000) -> Record:
     return {"value": value, "pixels": np.full(num_bytes, value, np.uint8)}
 
