@@ -38,7 +38,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers soak test-aarch64 chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers soak test-aarch64 test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,10 @@ chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and 
 test-aarch64: $(INSTALLED) ## what lies in shared memory, on an emulated AArch64 (Debian; 300 MB; minutes)
 	scripts/verification/aarch64.sh
 
+test-deploy: $(INSTALLED) ## what lies in deploy/, by the programs that read it (Debian; 400 MB)
+	PYTHON=$(PYTHON) tests/deploy/tools.sh
+	$(BIN)/python -m pytest tests/deploy
+
 explore: $(INSTALLED) ## look at every state of the ring's protocol, and find every rule's removal: minutes
 	$(BIN)/python -m scripts.verification.explore
 
@@ -88,7 +92,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) .aarch64 $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .deploy-tools $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.

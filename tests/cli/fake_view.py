@@ -34,9 +34,10 @@ class FakeView:
     config: ServiceConfig = field(default_factory=lambda: ServiceConfig(probe_timeout_s=0.2, http_port=0))
     is_draining: bool = False
     given: list[RoleStatus] = field(default_factory=list)
+    is_ready: bool = False
 
     def __call__(self) -> ServiceView:
-        return ServiceView(self.run_dir, self.config, self.is_draining, list(self.given))
+        return ServiceView(self.run_dir, self.config, self.is_draining, list(self.given), self.is_ready)
 
 
 @contextmanager

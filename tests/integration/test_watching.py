@@ -19,6 +19,7 @@ from mmcached.cli.admin.observe import fetch
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
+from tests.deploy.metric_uses import unknown
 from tests.integration.processes import DEADLINE_S, eventually, is_alive, role_pids, small_config
 from tests.integration.test_restarts import try_to_generate
 
@@ -60,6 +61,12 @@ def queries_of(cache: str, found: dict[Key, float]) -> float:
         for (name, labels), value in found.items()
         if name == "mmcached_cache_queries_total" and ("cache", cache) in labels
     )
+
+
+def test_dashboard_and_alerts_use_what_a_service_exports(lasting_service: ChildService) -> None:
+    """All but what the rules' tests say of a second engine, which is not here."""
+    page = eventually(lambda: get(lasting_service, "/metrics")[1], lambda text: 'client="worker"' in text, "a client")
+    assert [use for use in unknown(page) if ("role", "=", "engine 1") not in use.matchers] == []
 
 
 def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_service: ChildService) -> None:

@@ -67,6 +67,10 @@ def a_sample(page: Page, name: str, **labels: str) -> float:
     return samples_of(page)[name, tuple(sorted(labels.items()))]
 
 
+def test_the_size_of_dev_shm_is_told(page: Page) -> None:
+    assert 0 < a_sample(page, "mmcached_shm_free_bytes") <= a_sample(page, "mmcached_shm_capacity_bytes")
+
+
 def test_processes_reach_the_page(page: Page) -> None:
     assert a_sample(page, "mmcached_process_up", role="frontend") == 1
     assert a_sample(page, "mmcached_process_up", role="engine 0") == 0
@@ -75,6 +79,9 @@ def test_processes_reach_the_page(page: Page) -> None:
     assert a_sample(page, "mmcached_draining") == 0
     page[0].is_draining = True
     assert a_sample(page, "mmcached_draining") == 1
+    assert a_sample(page, "mmcached_ready") == 0
+    page[0].is_ready = True
+    assert a_sample(page, "mmcached_ready") == 1
     (build,) = (family for family in families_of(page) if family.name == "mmcached_build_info")
     assert set(build.samples[0].labels) == {"version", "python", "word_store"}
 

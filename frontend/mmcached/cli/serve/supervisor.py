@@ -113,7 +113,8 @@ class Supervisor(Closeable):
         """Return what is known of all roles now. Called from the HTTP thread: changes nothing."""
         is_draining = self.is_draining
         roles = [role.status(was_ready=self._was_ready, is_draining=is_draining) for role in self._group.roles]
-        return ServiceView(self.run_dir, self.config, is_draining, roles)
+        is_ready = self._was_ready and self._readiness.is_ready and not is_draining
+        return ServiceView(self.run_dir, self.config, is_draining, roles, is_ready)
 
     def run(self) -> int:
         """Start all roles, announce readiness on stdout, and keep them alive until told to stop.

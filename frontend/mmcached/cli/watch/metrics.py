@@ -11,6 +11,7 @@ it; sum over it. Queries and hits are always both there: a ratio is for the dash
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
@@ -24,6 +25,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from mmcached.cli.installed import installed_version
 from mmcached.cli.watch.service_status import ServiceView, Snapshots, role_statuses
+from mmcached.shm.segment.mapped import SHM_DIR
 from mmcached.shm.segment.words import WORD_STORE_NAME
 from mmcached.wire.figures import histograms, samples
 from mmcached.wire.latency import BOUNDS_NS
@@ -69,7 +71,13 @@ class StatsCollector(Collector):
             if status.heartbeat_age_s is not None:
                 ages.add_metric([status.name], status.heartbeat_age_s)
         draining = GaugeMetricFamily(f"{PREFIX}draining", "1 while the service drains", float(view.is_draining))
-        yield from (up, restarts, ages, draining)
+        ready = GaugeMetricFamily(
+            f"{PREFIX}ready", "1 if the supervisor's last request has gone through", float(view.is_ready)
+        )
+        yield from (up, restarts, ages, draining, ready)
+        shm = shutil.disk_usage(SHM_DIR)
+        yield GaugeMetricFamily(f"{PREFIX}shm_capacity_bytes", "size of /dev/shm", shm.total)
+        yield GaugeMetricFamily(f"{PREFIX}shm_free_bytes", "of this, free for anybody", shm.free)
 
 
 def figures_of(snapshots: Snapshots) -> Iterator[Family]:

@@ -84,12 +84,14 @@ class ServiceView:
     Attributes:
         roles: all that shall run, in the order in which they were started; without heartbeats, and with states that the
             kernel has not been asked about.
+        is_ready: the supervisor's own last question has gone through, and it takes requests.
     """
 
     run_dir: Path
     config: ServiceConfig
     is_draining: bool
     roles: list[RoleStatus]
+    is_ready: bool = False
 
 
 class Readiness(msgspec.Struct, frozen=True):

@@ -1,0 +1,63 @@
+"""Dashboard and alerts name metrics, labels and values that a service exports. Against a living one: test_watching."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from mmcached.cli.watch.metrics import make_registry
+from mmcached.wire.stats import ClientStats, FrontendStats, RoleName
+from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
+from tests.deploy import metric_uses
+from tests.deploy.metric_uses import RULES, RULES_TEST, Use, all_uses, unknown, uses
+from tests.house import REPOSITORY
+
+FIGURES = REPOSITORY / "tests" / "cli" / "watch" / "metrics.txt"
+"""A metrics page with every figure that roles count; a test of the page keeps it true."""
+
+
+@pytest.fixture
+def page(run_dir: Path) -> str:
+    """A page with all that roles count, and with what the supervisor says of itself."""
+    roles = [FRONTEND, ENGINE, RoleName("engine", 1), RoleName("worker")]
+    given = [a_role(role, os.getpid(), "running") for role in roles]
+    with page_of(run_dir, *roles) as (reader, writers):
+        writers[FRONTEND].publish(FrontendStats(by_client={"vllm": ClientStats(hits=1)}))
+        registry = make_registry(FakeView(run_dir, given=given), reader.read)
+        return FIGURES.read_text() + generate_latest(registry).decode()
+
+
+def test_what_is_used_is_exported(page: str) -> None:
+    assert len(all_uses()) > 50
+    assert unknown(page) == []
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "mmcached_redy",
+        'mmcached_leases{side="writters"}',
+        'mmcached_leases{sid=~"writer"}',
+        'mmcached_leases{role!~".*"}',
+    ],
+)
+def test_a_misspelt_name_label_or_value_is_found(page: str, expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_uses, "all_uses", lambda: uses([expression, "mmcached_ready"]))
+    assert [use.metric for use in unknown(page)] == [expression.partition("{")[0]]
+
+
+def test_uses_are_found_with_their_matchers() -> None:
+    found = uses(['sum by (role) (rate(mmcached_a_total{job=~"$job", cache="store"}[5m])) / mmcached:b:c / mmcached_d'])
+    assert found == {Use("mmcached_a_total", (("cache", "=", "store"),)), Use("mmcached_d", ())}
+
+
+def test_each_alert_is_tested_and_explained() -> None:
+    alerts = set(re.findall(r"alert: (\w+)", RULES.read_text()))
+    assert len(alerts) > 10
+    assert set(re.findall(r'alertname="(\w+)"', RULES_TEST.read_text())) == alerts
+    page = (REPOSITORY / "docs" / "deploy" / "monitoring.md").read_text()
+    assert set(re.findall(r"^\| `(Mmcached\w+)` ", page, re.MULTILINE)) == alerts
