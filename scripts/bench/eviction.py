@@ -2,6 +2,7 @@
 
 hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of requests and of bytes; the points in `params`
            are the difference to the peer; the requests: `traces`. With `--trace FILE` only that file is replayed
+one use    the same for these requests, with objects in between that are asked for once: so many for each of them
 refused    inserts that found no room, in percent, while a share of the chunks stays leased for half a turn of the ring
            on average, some for far longer. The peer, a strict FIFO ring, takes back in order: one leased chunk stops it
 place      plan and apply with this many chunks in the ring, hits in between       peer: the same with 1,000 chunks
@@ -27,13 +28,14 @@ from scripts.bench import harness
 from scripts.bench.eviction_costs import adoptions, places, sizes
 from scripts.bench.harness import Row, Section, row
 from scripts.bench.policies import PEERS, Policy, furthest
-from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, zipf
+from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, with_one_use, zipf
 
 NUM_SEEDS = 8
 QUICK_SEEDS = 2
 NUM_SLOTS = 1 << 15
 NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
+ONE_USE = (1, 4)
 
 
 class RingCache:
@@ -68,15 +70,25 @@ def mixed_rates(num_seeds: int) -> list[Row]:
     return hit_rates("hot + scan + loop", [hot_scan_loop(seed) for seed in range(num_seeds)])
 
 
+def one_use_rates(num_seeds: int) -> list[Row]:
+    rows = []
+    for name, draw in (("Zipf 1.0", zipf), ("hot + scan + loop", hot_scan_loop)):
+        for num_others in ONE_USE:
+            traces = [with_one_use(draw(seed), num_others, seed) for seed in range(num_seeds)]
+            rows += hit_rates(f"{name}, {num_others} one-use for each", traces, ("LRU", "S3-FIFO"))
+    return rows
+
+
 def recorded_rates(path: Path, _: int) -> list[Row]:
     return hit_rates("recorded", [prefix_blocks(path, 0, num_requests=REPLAYED_REQUESTS)])
 
 
-def hit_rates(name: str, traces: Sequence[Trace]) -> list[Row]:
+def hit_rates(name: str, traces: Sequence[Trace], peers: Sequence[str] = (*PEERS, "Belady")) -> list[Row]:
     ours = mean_rates(traces, partial(replay, RingCache))
     rows = []
     for kind in (0, 1):
-        for peer, policy in {**PEERS, "Belady": None}.items():
+        for peer in peers:
+            policy = PEERS.get(peer)
             theirs = mean_rates(traces, future if policy is None else partial(replay, policy))
             params = f"{name}, {ours[kind] - theirs[kind]:+.1f} points"
             title = ("hit rate, objects", "hit rate, bytes")[kind]
@@ -88,7 +100,8 @@ def mean_rates(traces: Sequence[Trace], run: Callable[[Trace], npt.NDArray[np.bo
     """Return the mean hit rates of requests and of bytes in percent."""
     rates = []
     for trace in traces:
-        hits, asked = run(trace), trace.sizes[trace.keys]
+        hits = run(trace)[trace.is_counted]
+        asked = trace.sizes[trace.keys[trace.is_counted]]
         rates.append((100 * hits.mean(), 100 * asked[hits].sum() / asked.sum()))
     objects, nbytes = np.mean(rates, axis=0)
     return float(objects), float(nbytes)
@@ -143,6 +156,7 @@ def count_refused(share: float, seed: int, capacity: int = 4096 * MIB) -> tuple[
 SECTIONS: dict[str, Section] = {
     "zipf": zipf_rates,
     "mixed": mixed_rates,
+    "one use": one_use_rates,
     "refused": refusals,
     "place": places,
     "size": sizes,

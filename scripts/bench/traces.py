@@ -51,15 +51,22 @@ class Trace:
     Attributes:
         keys: `(num_requests,)`, each an index into `sizes`.
         sizes: `(num_objects,)` bytes, multiples of the alignment.
+        num_reused: objects that may be asked for again, the first ones; the others are asked for once each.
     """
 
     keys: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
+    num_reused: int
 
     @property
     def ring_bytes(self) -> int:
-        """A tenth of all objects."""
-        return int(self.sizes.sum()) // 10 // ALIGNMENT * ALIGNMENT
+        """A tenth of all objects that may be asked for again."""
+        return int(self.sizes[: self.num_reused].sum()) // 10 // ALIGNMENT * ALIGNMENT
+
+    @property
+    def is_counted(self) -> npt.NDArray[np.bool_]:
+        """Which requests are for an object that may be asked for again."""
+        return self.keys < self.num_reused
 
 
 def draw_sizes(rng: np.random.Generator, num_objects: int) -> npt.NDArray[np.int64]:
@@ -71,7 +78,7 @@ def zipf(seed: int) -> Trace:
     rng = np.random.default_rng(seed)
     sizes = draw_sizes(rng, NUM_OBJECTS)
     weights = 1 / np.arange(1, NUM_OBJECTS + 1)
-    return Trace(rng.choice(NUM_OBJECTS, NUM_REQUESTS, p=weights / weights.sum()), sizes)
+    return Trace(rng.choice(NUM_OBJECTS, NUM_REQUESTS, p=weights / weights.sum()), sizes, NUM_OBJECTS)
 
 
 def hot_scan_loop(seed: int) -> Trace:
@@ -89,7 +96,7 @@ def hot_scan_loop(seed: int) -> Trace:
         begin = position[phase]
         position[phase] += length
         phases.append(np.take(loop if phase == "loop" else scan, range(begin, begin + length), mode="wrap"))
-    return Trace(np.concatenate(phases)[:NUM_REQUESTS], sizes)
+    return Trace(np.concatenate(phases)[:NUM_REQUESTS], sizes, NUM_OBJECTS)
 
 
 def prefix_blocks(path: Path, seed: int, *, num_requests: int) -> Trace:
@@ -98,7 +105,17 @@ def prefix_blocks(path: Path, seed: int, *, num_requests: int) -> Trace:
         ids = list(chain.from_iterable(json.loads(line)["hash_ids"] for line in lines))[:num_requests]
     _, keys = np.unique(np.array(ids, np.int64), return_inverse=True)
     rng = np.random.default_rng(seed)
-    return Trace(keys.astype(np.int64), draw_sizes(rng, int(keys.max()) + 1))
+    num_objects = int(keys.max()) + 1
+    return Trace(keys.astype(np.int64), draw_sizes(rng, num_objects), num_objects)
+
+
+def with_one_use(trace: Trace, num_others: int, seed: int) -> Trace:
+    """Return the same requests with `num_others` after each for objects that nobody asks for again."""
+    rng = np.random.default_rng(seed)
+    first, num_new = len(trace.sizes), num_others * len(trace.keys)
+    others = np.arange(first, first + num_new).reshape(-1, num_others)
+    keys = np.concatenate([trace.keys[:, None], others], axis=1).ravel()
+    return Trace(keys, np.concatenate([trace.sizes, draw_sizes(rng, num_new)]), trace.num_reused)
 
 
 BLOCK_TOKENS = 512  # of the Mooncake format

@@ -26,7 +26,7 @@ from mmcached.wire.handle import Handle
 
 FIELDS: dict[type, set[str]] = {
     RingAllocator: {
-        *("capacity", "num_slots", "_hand", "_paid", "_placed_bytes", "_used_bytes"),
+        *("capacity", "num_slots", "_hand", "_paid", "_age", "_used_bytes"),
         *("_edge", "_last", "_cooler", "_cooled", "_slot_to_chunk", "_freed_slots", "_next_slot"),
         *("_life_bytes", "_long_wait_bytes", "_first_idle_at", "_shielded_until"),
     },
@@ -144,7 +144,7 @@ def _copy_allocator(allocator: RingAllocator) -> RingAllocator:
 def _copy_chunk(chunk: Chunk) -> Chunk:
     made = Chunk(chunk.extent)
     made.set_heat(chunk.heat)
-    made.used_at = chunk.used_at
+    made.used_at, made.was_hit = chunk.used_at, chunk.was_hit
     return made
 
 
@@ -158,11 +158,11 @@ def chunks_key(chunks: ChunkTable) -> object:
 
 
 def _allocator_key(allocator: RingAllocator) -> object:
-    chunks = tuple((chunk.extent, chunk.heat) for chunk in allocator._edge.others())
+    chunks = tuple((chunk.extent, chunk.heat, chunk.was_hit) for chunk in allocator._edge.others())
     # The free slot ids in their order: the last one is the next to be given out, then those that were never taken.
     free = (tuple(allocator._freed_slots), allocator._next_slot)
     uses = tuple((slot, chunk.used_at) for slot, chunk in allocator._slot_to_chunk.items())
-    progress = (allocator._hand, allocator._paid, allocator._placed_bytes, allocator._shielded_until)
+    progress = (allocator._hand, allocator._paid, allocator._age, allocator._shielded_until)
     return (*progress, chunks, uses, free)
 
 

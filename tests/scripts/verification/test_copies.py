@@ -38,7 +38,8 @@ def test_no_field_is_forgotten(world: World) -> None:
 
 
 def test_no_slot_of_a_chunk_is_forgotten() -> None:
-    assert set(Chunk.__slots__) == {"end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "worth"}
+    known = {"end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "was_hit", "worth"}
+    assert set(Chunk.__slots__) == known
 
 
 @pytest.mark.parametrize("kind", SLOTS)

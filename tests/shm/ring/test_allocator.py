@@ -16,6 +16,7 @@ from mmcached.shm.ring.allocator import (
     IDLE_RINGS,
     MAX_HEAT,
     NEW_HEAT,
+    NEWCOMERS_SHARE,
     Extent,
     Plan,
     RingAllocator,
@@ -34,6 +35,13 @@ def place(allocator: RingAllocator, size: int, pinned: set[int] | None = None) -
     assert plan is not None
     allocator.apply(plan)
     allocator.check_integrity()
+    return plan
+
+
+def place_used(allocator: RingAllocator, size: int, pinned: set[int] | None = None) -> Plan:
+    """Place what somebody asks for again: the ring ages by all of its size."""
+    plan = place(allocator, size, pinned)
+    allocator.hit(plan.extent.slot)
     return plan
 
 
@@ -96,11 +104,11 @@ def test_the_hit_outlive_the_others() -> None:
 
 
 def test_the_hottest_goes_at_last_if_nobody_hits_it_any_more() -> None:
-    allocator, chunks = full_ring(8)
+    allocator, chunks = full_ring(8, 8)
     for _ in range(100):
         allocator.hit(chunks[3].slot)
-    turns_to_zero = COOLER_SPEED * MAX_HEAT.bit_length()
-    evicted = [victim for _ in range(8 * (turns_to_zero + 1)) for victim in place(allocator, 10).victims]
+    turns_to_zero = NEWCOMERS_SHARE * COOLER_SPEED * MAX_HEAT.bit_length()
+    evicted = [victim for _ in range(8 * (turns_to_zero + 1)) for victim in place(allocator, 8).evicted]
     assert chunks[3] in evicted
 
 
@@ -111,49 +119,62 @@ def test_what_is_hit_again_and_again_stays() -> None:
         assert chunks[3] not in place(allocator, 10).victims
 
 
+@pytest.mark.parametrize("are_used", [True, False])
 @pytest.mark.parametrize("hits_of_each", [0, 1, 3])
 @pytest.mark.parametrize("large_first", [True, False])
-def test_what_nobody_asks_for_is_gone_when_twice_the_ring_was_placed(large_first: bool, hits_of_each: int) -> None:
-    # 15 of 16 in 250 and 600 of 1: without an end to idleness, all newcomers would share the one hole of 10.
-    allocator = RingAllocator(250, 1000)
-    sizes = (16, 1) if large_first else (1, 16)
-    former = {place(allocator, sizes[0]).extent for _ in range(240 // sizes[0])}
-    for chunk in former:
+def test_what_nobody_asks_for_is_gone_when_the_ring_has_aged_twice(
+    large_first: bool, hits_of_each: int, are_used: bool
+) -> None:
+    # 15 of 128 in 2,000 and many of 8: without an end to idleness, all newcomers would share the one hole of 80.
+    size, num_bytes = 2000, IDLE_RINGS * 2000
+    allocator = RingAllocator(size, 1000)
+    sizes = (128, 8) if large_first else (8, 128)
+    former = set[Extent]()
+    for _ in range(1920 // sizes[0]):
+        former.add(chunk := place(allocator, sizes[0]).extent)
         for _ in range(hits_of_each):
             allocator.hit(chunk.slot)
-    newcomers = list[Extent]()
-    while len(newcomers) * sizes[1] < IDLE_RINGS * 250:
-        if len(newcomers) * sizes[1] > 250:
-            allocator.hit(newcomers[-1].slot)  # what is young may be hit as often as it likes
-        newcomers.append(place(allocator, sizes[1]).extent)
+    for _ in range((num_bytes if are_used else NEWCOMERS_SHARE * num_bytes) // sizes[1] + 1):
+        (place_used if are_used else place)(allocator, sizes[1])
     present = {allocator.extent(slot) for slot in allocator.slots()}
     assert not former & present
     for _ in range(250):
-        place(allocator, 1)
-    assert allocator.used_bytes > 0.9 * 250
+        place(allocator, 8)
+    assert allocator.used_bytes > 0.9 * size
+
+
+def test_what_is_asked_for_once_leaves_what_is_used() -> None:
+    allocator, chunks = full_ring(20)
+    used = set(chunks[::2])
+    evicted = set[Extent]()
+    for _ in range(10):
+        for chunk in used:
+            allocator.hit(chunk.slot)
+        evicted.update(*(place(allocator, 10).evicted for _ in range(6 * len(chunks))))
+    assert not evicted & used
 
 
 def test_hits_on_what_was_idle_for_long_shield_the_idle() -> None:
-    allocator, chunks = full_ring(8)
+    allocator, chunks = full_ring(8, 8)
     for chunk in chunks:
         for _ in range(3):
             allocator.hit(chunk.slot)
     pinned = {chunk.slot for chunk in chunks[:7]}  # the newcomers share a hole
     for _ in range(7):
-        place(allocator, 10, pinned)
+        place_used(allocator, 8, pinned)
     allocator.hit(chunks[0].slot)  # after 7/8 of the ring
-    for _ in range(IDLE_RINGS * 8 - 1):
-        assert not place(allocator, 10, pinned).idle
-    assert place(allocator, 10).idle == (*chunks[1:7], chunks[0])
+    for _ in range(IDLE_RINGS * 8):
+        assert not place_used(allocator, 8, pinned).idle
+    assert set(chunks[:7]) <= set(place(allocator, 8).evicted)
 
 
 def test_what_is_pinned_is_in_use() -> None:
     allocator, chunks = full_ring(8)
     pinned = {chunks[0].slot}
-    for _ in range(IDLE_RINGS * 8):
-        assert chunks[0] not in place(allocator, 10, pinned).evicted
+    for _ in range(IDLE_RINGS * 8 + 1):
+        assert chunks[0] not in place_used(allocator, 10, pinned).evicted
     for _ in range(IDLE_RINGS * 8 - 1):
-        allocator.hit(place(allocator, 10, pinned).extent.slot)
+        place_used(allocator, 10, pinned)
     assert allocator.has(chunks[0].slot)
 
 
@@ -164,8 +185,8 @@ def test_many_idle_chunks_do_not_go_at_once() -> None:
         allocator.place(chunk, MAX_HEAT)
     allocator.resume_at(0)
     pinned = {chunk.slot for chunk in chunks[IDLE_AT_ONCE:]}  # the newcomers share a hole
-    for _ in range(8 * IDLE_RINGS - 1):
-        place(allocator, IDLE_AT_ONCE, pinned)
+    for _ in range(8 * IDLE_RINGS):
+        place_used(allocator, IDLE_AT_ONCE, pinned)
     pinned = {chunk.slot for chunk in chunks[-IDLE_AT_ONCE // 2 :]}
     plans = [place(allocator, IDLE_AT_ONCE, pinned) for _ in range(8)]
     assert max(len(plan.idle) + len(plan.used) for plan in plans) == IDLE_AT_ONCE
@@ -332,7 +353,8 @@ class AllocatorModel(RuleBasedStateMachine):
         self.chunks: dict[int, Extent] = {}
         self.heats: dict[int, int] = {}
         self.pinned: set[int] = set()
-        self.placed_bytes = 0
+        self.age = 0
+        self.was_hit: set[int] = set()
         self.bargain_per_root = 0.0
         self.uses: dict[int, int] = {}
         self.shielded_until = 0
@@ -367,15 +389,16 @@ class AllocatorModel(RuleBasedStateMachine):
         self.check_idle(plan)
         for victim in plan.evicted:
             del self.chunks[victim.slot], self.heats[victim.slot], self.uses[victim.slot]
-        self.uses |= dict.fromkeys(plan.used, self.placed_bytes)
+        self.uses |= dict.fromkeys(plan.used, self.age)
         assert plan.extent.slot not in self.chunks
         self.chunks[plan.extent.slot] = plan.extent
         self.heats[plan.extent.slot] = NEW_HEAT
-        self.cool(size)
-        self.uses[plan.extent.slot] = self.placed_bytes
+        self.was_hit.discard(plan.extent.slot)
+        self.grow_older(size // NEWCOMERS_SHARE)
+        self.uses[plan.extent.slot] = self.age
 
     def check_idle(self, plan: Plan) -> None:
-        now = self.placed_bytes + plan.extent.size
+        now = self.age + plan.extent.size // NEWCOMERS_SHARE
         oldest = now - IDLE_RINGS * self.capacity
         overdue = {slot for slot, used_at in self.uses.items() if used_at <= oldest and now >= self.shielded_until}
         assert set(plan.used) == overdue & self.pinned
@@ -394,10 +417,10 @@ class AllocatorModel(RuleBasedStateMachine):
         else:
             assert victims == in_the_way
 
-    def cool(self, size: int) -> None:
-        before = self.placed_bytes // COOLER_SPEED
-        self.placed_bytes += size
-        for byte in range(before, self.placed_bytes // COOLER_SPEED):
+    def grow_older(self, num_bytes: int) -> None:
+        before = self.age // COOLER_SPEED
+        self.age += num_bytes
+        for byte in range(before, self.age // COOLER_SPEED):
             for chunk in self.chunks.values():
                 if chunk.offset == byte % self.capacity:
                     self.heats[chunk.slot] //= 2
@@ -409,10 +432,14 @@ class AllocatorModel(RuleBasedStateMachine):
         for _ in range(times):
             self.allocator.hit(slot)
             self.twin.hit(slot)
+            if self.age - self.uses[slot] > 3 * self.capacity // 4:
+                self.shielded_until = self.age + IDLE_RINGS * self.capacity
+            if slot not in self.was_hit:
+                self.was_hit.add(slot)
+                size = self.chunks[slot].size
+                self.grow_older(size - size // NEWCOMERS_SHARE)
             self.heats[slot] = min(self.heats[slot] + HIT_HEAT, MAX_HEAT)
-            if self.placed_bytes - self.uses[slot] > 3 * self.capacity // 4:
-                self.shielded_until = self.placed_bytes + IDLE_RINGS * self.capacity
-            self.uses[slot] = self.placed_bytes
+            self.uses[slot] = self.age
 
     @precondition(lambda self: self.chunks)
     @rule(data=st.data())

@@ -10,19 +10,22 @@ Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of th
 resources are given out, bytes and slot ids, and either may run out first. Both hands walk along linked chunks: nothing
 is searched, so the cost of a place is that of what is passed and evicted for it, however many chunks there are.
 
-**Worth.** A chunk has a heat: 2 when it is placed, 5 more at each hit, at most 15. It is worth its heat times the root
+**Worth.** A chunk has a heat: 1 when it is placed, 5 more at each hit, at most 15. It is worth its heat times the root
 of its size: between one value per chunk, which keeps what is small, and one per byte, which keeps what is large.
+
+**Age.** The ring ages by an eighth of each chunk that is placed, and by the rest when that is hit for the first time:
+what is asked for once only, however much of it there is, does not make old what is used.
 
 **Choice.** Of the next 64 places the one whose victims are worth least; sooner, if one is as cheap as the last chunk's
 was, per root of the size. The hand passes over pinned chunks until it has been once around: heat never refuses.
 
-**Cooling.** A second hand, the cooler, moves by half of the bytes that are placed, and halves the heat of each chunk
-that it passes: what nobody hits is worth nothing in the end.
+**Cooling.** A second hand, the cooler, moves by half of the bytes by which the ring ages, and halves the heat of each
+chunk that it passes: what nobody hits is worth nothing in the end.
 
 **Idle chunks.** Few large chunks that were hot once would keep the hand among the newcomers for long. So what has not
-been hit while twice the ring was placed goes with the next plans, wherever it lies, 256 at a time; if it is pinned, it
-begins anew. The exception is a load that comes back to what it left long ago: after a hit on a chunk that was idle for
-3/4 of a ring, nothing goes for idleness until twice the ring was placed.
+been hit while the ring aged by twice its size goes with the next plans, wherever it lies, 256 at a time; if it is
+pinned, it begins anew. The exception is a load that comes back to what it left long ago: after a hit on a chunk that
+was idle for 3/4 of the ring's size, nothing goes for idleness until the ring has aged by twice its size.
 
 Invariants: chunks do not overlap and lie inside the ring; no chunk crosses its end; every slot id is either free or
 has exactly one chunk; a plan that is refused or not applied has changed nothing.
@@ -68,8 +71,9 @@ __all__ = ["NEW_HEAT", "Extent", "Plan", "RingAllocator"]
 
 HIT_HEAT = 5
 MAX_HEAT = 15
-COOLER_SPEED = 2  # placed bytes per byte that the cooler moves
-IDLE_RINGS = 2  # what was not hit while so many rings were placed goes
+NEWCOMERS_SHARE = 8  # bytes of a chunk per byte by which the ring ages when it is placed
+COOLER_SPEED = 2  # bytes by which the ring ages per byte that the cooler moves
+IDLE_RINGS = 2  # what was not hit while the ring aged by so many times its size goes
 IDLE_AT_ONCE = 256
 
 
@@ -105,10 +109,10 @@ class RingAllocator:
         self._cooler = 0
         self._cooled = self._edge  # before the cooler, and none between but what was placed since
         self._paid = (0, 1)  # what the last chunk cost: worth of its victims, root of its size
-        self._placed_bytes = 0  # ever
+        self._age = 0  # bytes
         self._life_bytes = IDLE_RINGS * capacity
         self._long_wait_bytes = 3 * capacity // 4
-        self._first_idle_at = 0  # placed bytes before which nothing goes for idleness; for speed, may be too early
+        self._first_idle_at = 0  # age before which nothing goes for idleness; for speed, may be too early
         self._shielded_until = 0  # the same for the sake of a hit on what was idle for long
         self._used_bytes = 0
         self._slot_to_chunk: OrderedDict[int, Chunk] = OrderedDict()  # what was placed or hit latest is last
@@ -141,7 +145,7 @@ class RingAllocator:
                 _, _, first, last = single
             slot = row[first].extent.slot
         victims = tuple([chunk.extent for chunk in row[first:last]])
-        idle, used = self._idle(self._placed_bytes + size, victims, is_pinned)
+        idle, used = self._idle(self._age + size // NEWCOMERS_SHARE, victims, is_pinned)
         return Plan(Extent(slot, offset, size), victims, idle, used, after)
 
     def apply(self, plan: Plan) -> None:
@@ -165,16 +169,20 @@ class RingAllocator:
         for slot in plan.used:
             self._use(self._slot_to_chunk[slot])
         self._hand, self._last = chunk.end, chunk
-        self._cool(extent.size)
+        self._grow_older(extent.size // NEWCOMERS_SHARE)
         self._slot_to_chunk[extent.slot] = chunk
         self._used_bytes += extent.size
-        chunk.used_at = self._placed_bytes
+        chunk.used_at = self._age
 
     def hit(self, slot: int) -> None:
         """Make a chunk young: it was asked for."""
         chunk = self._slot_to_chunk[slot]
-        if self._placed_bytes - chunk.used_at > self._long_wait_bytes:
-            self._shielded_until = self._placed_bytes + self._life_bytes
+        if self._age - chunk.used_at > self._long_wait_bytes:
+            self._shielded_until = self._age + self._life_bytes
+        if not chunk.was_hit:
+            chunk.was_hit = True
+            size = chunk.extent.size
+            self._grow_older(size - size // NEWCOMERS_SHARE)
         self._use(chunk)
         chunk.set_heat(min(chunk.heat + HIT_HEAT, MAX_HEAT))
 
@@ -205,7 +213,7 @@ class RingAllocator:
         chunk.link(before)
         self._slot_to_chunk[slot] = chunk
         self._used_bytes += size
-        chunk.used_at = self._placed_bytes
+        chunk.used_at = self._age
 
     def resume_at(self, offset: int) -> None:
         """Put the hand where the chunk that was placed last ends, and take all other slots for free."""
@@ -289,7 +297,7 @@ class RingAllocator:
         return tuple(idle), tuple(used)
 
     def _use(self, chunk: Chunk) -> None:
-        chunk.used_at = self._placed_bytes
+        chunk.used_at = self._age
         self._slot_to_chunk.move_to_end(chunk.extent.slot)
 
     def _places(self, size: int, row: list[Chunk]) -> Iterator[Place]:
@@ -328,12 +336,12 @@ class RingAllocator:
                 row.append(chunk)
                 yield chunk.worth, chunk.offset, len(row) - 1, len(row)
 
-    def _cool(self, placed: int) -> None:
+    def _grow_older(self, num_bytes: int) -> None:
         """Move the cooler and halve the heat of the chunks whose begin it passes."""
-        before = self._placed_bytes // COOLER_SPEED
-        self._placed_bytes += placed
+        before = self._age // COOLER_SPEED
+        self._age += num_bytes
         begin = self._cooler
-        end = begin + self._placed_bytes // COOLER_SPEED - before
+        end = begin + self._age // COOLER_SPEED - before
         chunk = self._cooled
         while chunk.next.offset < end:
             chunk = chunk.next

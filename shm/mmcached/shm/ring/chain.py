@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from math import isqrt
 from typing import NamedTuple
 
-NEW_HEAT = 2
+NEW_HEAT = 1
 
 
 class Extent(NamedTuple):
@@ -39,12 +39,13 @@ class Chunk:
 
     Attributes:
         heat, worth: see `allocator`.
+        was_hit: somebody has asked for it.
         root: of its size, rounded down.
         used_at: placed bytes when it was placed or hit last.
         prev, next: its neighbours; of one that is not linked they are out of date.
     """
 
-    __slots__ = ("end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "worth")
+    __slots__ = ("end", "extent", "heat", "next", "offset", "prev", "root", "used_at", "was_hit", "worth")
 
     def __init__(self, extent: Extent, heat: int = NEW_HEAT) -> None:
         self.extent = extent
@@ -52,6 +53,7 @@ class Chunk:
         self.end = self.offset + size
         self.root = isqrt(size)
         self.used_at = 0
+        self.was_hit = False
         self.prev = self.next = self
         self.set_heat(heat)
 
