@@ -110,6 +110,21 @@ def test_another_engines_request_waits_for_the_one_that_encodes(host: Host) -> N
     assert loaded.has_output
 
 
+def test_nobody_waits_for_an_engine_that_has_the_output_in_its_own_cache(host: Host, clock: Clock) -> None:
+    """It encodes nothing, so it saves nothing; the record of before has left the store."""
+    first, add, feature = host.asked(png(1))
+    host.answer(first, add)
+    clock.now += GRACE_S
+    for engine in host.engines:
+        engine.channel.send(to_frontend.CacheChanged(True, [], [], [feature.mm_hash]))
+    host.bench.stats()
+    second, _, _ = host.asked(png(1))
+    host.ask(png(1))
+    assert not host.waits()
+    third, _, _ = host.sent()
+    assert third is not second
+
+
 def test_requests_of_one_engine_share_what_it_encodes_without_waiting(run_dir: Path, clock: Clock) -> None:
     with Bench(run_dir, CONFIG, clock) as bench:
         engine = bench.connect_engine(encoder_fingerprint=FINGERPRINT)

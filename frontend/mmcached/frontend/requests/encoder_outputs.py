@@ -2,6 +2,7 @@
 
     in the store                                         loaded: nothing of the image is processed
     an open request of another engine has it encoded     the request waits, for `output_wait_s` at most
+    the engine says that it has it in its own cache      it is encoded and saved by nobody, and nobody waits
     else                                                 this request's engine encodes and saves it: the request owns it
 
     owned ──put: kept──> gone, those who wait go on and find it
@@ -22,7 +23,7 @@ from math import inf
 
 from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.store_keys import output_key, store_key
-from mmcached.frontend.engines.engine_connections import EngineConnections
+from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.wire.config import ServiceConfig
@@ -99,11 +100,11 @@ class EncoderOutputs:
     def is_waiting(self, number: int) -> bool:
         return number in self._waiting
 
-    def sent(self, request: OpenRequest, engine: int, stored: Container[str]) -> None:
-        """Take note that a request is with an engine, which encodes all but what it loads."""
+    def sent(self, request: OpenRequest, connection: EngineConnection, stored: Container[str]) -> None:
+        """Take note that a request is with an engine, which encodes all but what it loads, or has in its own cache."""
         for key, name, _ in self._names(request):
-            if key not in stored:
-                self._owners.setdefault(name, _Owner(request.number, engine))
+            if key not in stored and not connection.held.has_item(key):
+                self._owners.setdefault(name, _Owner(request.number, connection.incarnation))
 
     def leave(self, number: int, *, has_ended: bool = True) -> None:
         """Forget a request that waits for nothing any more.

@@ -254,7 +254,7 @@ class RequestService:
             self.items.release()
         self._engines.sent(chosen)
         self._requests.move(request, chosen.connection.incarnation, chosen.num_waiting)
-        self.outputs.sent(request, chosen.connection.incarnation, stored)
+        self.outputs.sent(request, chosen.connection, stored)
         return True
 
     # ---- from engines: of a request that is not with that engine (any more), nothing
