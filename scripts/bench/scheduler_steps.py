@@ -264,6 +264,7 @@ class Engine:
             StoredOutputs(cast(Any, None)),
             incarnation=INCARNATION,
             timeout_s=config.step_timeout_s,
+            slow_ms=0.0,
             clock=time.monotonic,
         )
 

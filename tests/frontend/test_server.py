@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
@@ -149,6 +150,23 @@ def test_request_carries_handles_with_leases_of_the_engines_own_entry(bench: Ben
     for payload in payloads:
         engine.entry.give_back(payload)  # type: ignore[arg-type]
     assert bench.stats().ring.leases == 0
+
+
+def test_a_request_that_took_too_long_is_in_the_slow_log(run_dir: Path, clock: Clock) -> None:
+    with Bench(run_dir, msgspec.structs.replace(CONFIG, slow_log_ms=5000.0), clock) as bench:
+        engine = bench.connect_engine()
+        for number, wait_s in ((1, 1.0), (2, 5.0)):
+            bench.generate(number, [])
+            add = bench.from_frontend(engine, to_engine.AddRequest)
+            clock.now += wait_s
+            with capture_logs() as logs:
+                engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 3))
+                bench.answer(to_client.Generated)
+        (slow,) = bench.frontend.stats().slow_log.last
+        assert (slow.what, slow.number) == ("request", add.request_id)
+        assert slow.took_ns > 5 * 10**9
+        (line,) = (line for line in logs if line["event"] == "slow request")
+        assert (line["request_id"], line["kind"], line["images"]) == (add.request_id, "generate", 0)
 
 
 def test_answer_goes_to_the_client_that_asked_with_its_own_number(bench: Bench) -> None:

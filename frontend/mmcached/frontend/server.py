@@ -57,6 +57,7 @@ from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import FrontendStats, RoleName
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
@@ -397,6 +398,7 @@ class Frontend(Closeable):
             ring=self._ring.stats(),
             desyncs=self.requests.items.num_desyncs,
             store=self.store.stats(),
+            slow_log=SlowLog.of([*self.requests.slow.last, *self.store.slow.last]),
             by_client=self.store.figures.stats(),
         )
 

@@ -170,6 +170,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     http_port: int | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["auto", "console", "json"] = "auto"
+    slow_log_ms: float = 0.0
 
     # compare after every step what the workers' encoder caches hold with what the engine's books list, and end the
     # engine on a difference; costs a list of all keys per worker and step
@@ -333,6 +334,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 _RANGES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("mm_processor_cache_gb", "tensor_prefix_cache_gb", "store_gb"), (0.0, 4096.0)),
     "max_restarts": (0, 1_000_000),
+    "slow_log_ms": (0.0, 86_400_000.0),
     "mm_shm_inline_max_kb": (0, 1 << 20),
     "ring_num_slots": (1, 1 << 20),
     "ring_max_readers": (2, 64),

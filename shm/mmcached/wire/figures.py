@@ -20,7 +20,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import msgspec
 
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.latency import NUM_WORDS, Histogram
+from mmcached.wire.latency import Histogram
+from mmcached.wire.slow_log import SlowLog
 
 _GAUGE = "gauge"
 Gauge = Annotated[int, _GAUGE]
@@ -63,12 +64,13 @@ class Figure(NamedTuple):
     name: str
     is_gauge: bool
     metrics: tuple[Metric, ...]
-    is_histogram: bool = False
+    block: type[Histogram] | type[SlowLog] | None = None
+    """The record that makes words of itself; None: the figure is a number."""
 
     @property
     def words(self) -> list[str]:
         """The name of each of its words."""
-        return [f"{self.name}.{index}" for index in range(NUM_WORDS)] if self.is_histogram else [self.name]
+        return [f"{self.name}.{index}" for index in range(self.block.num_words)] if self.block else [self.name]
 
 
 @cache
@@ -77,7 +79,7 @@ def figures(record: type[msgspec.Struct]) -> tuple[Figure, ...]:
     so are dictionaries, whose names nobody knows before.
 
     Raises:
-        InvariantError: a field is neither a whole number, a histogram, a record, a list nor a dictionary.
+        InvariantError: a field is neither a whole number, a histogram, a slow log, a record, a list nor a dictionary.
     """
     return tuple(_figures(record, "", Ring("", "")))
 
@@ -86,14 +88,17 @@ def _figures(record: type[msgspec.Struct], prefix: str, ring: Ring) -> Iterator[
     for field, hint in get_type_hints(record, include_extras=True).items():
         kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         name = prefix + field
-        if kind in (int, Histogram):
+        if kind in (int, Histogram, SlowLog):
             metrics = (_resolved(each, prefix, ring) for each in said if isinstance(each, Metric))
             said_here = tuple(each for each in metrics if each.within in ("", ring.ring))
-            yield Figure(name, _GAUGE in said, said_here, kind is Histogram)
+            block = None if kind is int else kind
+            yield Figure(name, _GAUGE in said or block is SlowLog, said_here, block)
         elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             yield from _figures(kind, f"{name}.", next((each for each in said if isinstance(each, Ring)), ring))
         elif get_origin(kind) not in (list, dict):
-            raise InvariantError(f"{record.__name__}.{field} is no whole number, histogram, record, list or dict")
+            raise InvariantError(
+                f"{record.__name__}.{field} is no whole number, histogram, slow log, record, list or dict"
+            )
 
 
 def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
@@ -106,7 +111,7 @@ def _resolved(metric: Metric, prefix: str, ring: Ring) -> Metric:
 def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
     """Yield each metric of a record's histograms, and its value."""
     for figure in figures(type(stats)):
-        if figure.is_histogram:
+        if figure.block is Histogram:
             for metric in figure.metrics:
                 yield metric, attrgetter(figure.name)(stats)
 
@@ -114,7 +119,7 @@ def histograms(stats: msgspec.Struct) -> Iterator[tuple[Metric, Histogram]]:
 def samples(stats: msgspec.Struct) -> Iterator[tuple[Metric, bool, int]]:
     """Yield each metric of a record's figures that are numbers, whether that is a gauge, and its value."""
     for figure in figures(type(stats)):
-        if figure.is_histogram:
+        if figure.block:
             continue
         value: int = attrgetter(figure.name)(stats)
         for metric in figure.metrics:

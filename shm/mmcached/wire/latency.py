@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Histogram(msgspec.Struct, frozen=True):
     >>> Histogram.of_words([0] * 4 + [3, 1] + [0] * 20 + [90_000])
     Histogram(4 durations, 0.00009 s)
     """
+
+    num_words: ClassVar[int] = NUM_WORDS
 
     counts: _Counts = (0,) * NUM_BUCKETS
     sum_ns: int = 0

@@ -14,6 +14,7 @@ import msgspec
 
 from mmcached.wire.figures import By, Gauge, Metric, Ring
 from mmcached.wire.latency import Histogram
+from mmcached.wire.slow_log import SlowLog
 
 METRICS: Mapping[str, str] = {
     "supervisor_restarts": "restarts of all roles",
@@ -283,6 +284,7 @@ class EngineStats(Stats, frozen=True):
     requests_finished: Annotated[int, Metric("engine_requests_finished")] = 0
     preemptions: Annotated[int, Metric("preemptions")] = 0
     leases_held: Annotated[Gauge, Metric("leases", side="reader")] = 0
+    slow_log: SlowLog = SlowLog()
     kv: KVCacheStats = KVCacheStats()
     encoder: EncoderCacheStats = EncoderCacheStats()
     workers: list[WorkerStats] = []
@@ -308,6 +310,7 @@ class FrontendStats(Stats, frozen=True):
     ring: Annotated[RingStats, Ring("ring", cache="processor")] = RingStats()
     desyncs: Annotated[int, Metric("desync", side="sender")] = 0
     store: StoreStats = StoreStats()
+    slow_log: SlowLog = SlowLog()
     by_client: Annotated[dict[str, ClientStats], By("client")] = {}
 
 

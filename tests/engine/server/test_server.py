@@ -27,7 +27,7 @@ from mmcached.wire.stats import EngineStats, RoleName
 from tests.clock import Clock
 from tests.engine.fake_peers import DEADLINE_S, Bench
 
-CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0)
+CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0, slow_log_ms=3000.0)
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_waiting_and_steps_are_measured(bench: Bench, clock: Clock) -> None:
         worker.channel.send(worker.output(plan))
     bench.expect(from_engine.RequestGenerated)
     assert latencies() == [(2, 4), (2, 6)]
+    assert [(call.what, call.number) for call in bench.engine.stats().slow_log.last] == [("step", plans[0].step - 1)]
 
 
 def test_abort_in_mid_step_keeps_the_lease_until_every_rank_has_read(bench: Bench) -> None:

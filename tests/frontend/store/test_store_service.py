@@ -49,6 +49,7 @@ CONFIG = ServiceConfig(
     store_max_clients=2,
     store_client_quota_gb=16 * KIB / GIB,
     max_num_requests=4,
+    slow_log_ms=2.5,
     limits=LimitsConfig(claim_timeout_s=20.0),
 )
 
@@ -114,6 +115,9 @@ def test_each_put_that_is_kept_is_measured_and_no_other(bench: Bench, clock: Clo
     assert not client.put("b", record_of(1, STORE_BYTES)).is_stored
     found = store_stats(bench).put_latency
     assert (found.num, found.sum_ns) == (1, 3_000_000)
+    (slow,) = bench.frontend.stats().slow_log.last
+    assert (slow.what, slow.took_ns) == ("put", 3_000_000)
+    assert slow.number >= 1000
 
 
 def test_a_client_without_an_entry_gets_the_same_record_as_frames(bench: Bench) -> None:

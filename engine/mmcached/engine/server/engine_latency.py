@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.wire.latency import Latency
+from mmcached.wire.slow_log import SlowCalls
+
+log = structlog.get_logger("mmcached.engine")
 
 
 class EngineLatency:
@@ -18,9 +23,11 @@ class EngineLatency:
 
     Args:
         clock: monotonic seconds.
+        slow_ms: a step that takes longer is slow; 0: none is.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, slow_ms: float) -> None:
+        self.slow = SlowCalls(slow_ms, log.warning)
         self.queue = Latency()
         self.step = Latency()
         self._clock = clock
@@ -44,6 +51,9 @@ class EngineLatency:
             if (arrived := self._arrived.pop(request.request_id, None)) is not None:
                 self.queue.add(self._started - arrived)
 
-    def commit(self) -> None:
+    def commit(self, step: ScheduledStep) -> None:
         """Count the step that was started last."""
-        self.step.add(self._clock() - self._started)
+        took_s = self._clock() - self._started
+        self.step.add(took_s)
+        about = {"step": step.step_id, "chunks": len(step.chunks), "encoded": len(step.encode)}
+        self.slow.note("step", took_s, step.step_id, **about)

@@ -67,6 +67,7 @@ from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.process.turns import Guard, TurnShare, places
+from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.channels import RouterChannel
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
@@ -137,6 +138,7 @@ class EngineServer(Closeable):
             self._outputs,
             incarnation=self._incarnation,
             timeout_s=config.step_timeout_s,
+            slow_ms=config.slow_log_ms,
             clock=clock,
         )
         self._probes = EngineProbes(self._incarnation, self._group, self._leases)
@@ -459,7 +461,7 @@ class EngineServer(Closeable):
         self._results.gather(output, payload)
         sampled = {entry.request_id: entry.token_id for entry in output.sampled}
         finished = self._scheduler.commit(step, sampled, results.prefix_report(), output.missing)
-        self._steps.latency.commit()
+        self._steps.latency.commit(step)
         if self._config.debug_check_workers:
             table = self._scheduler.encoder_cache_manager
             check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
@@ -530,6 +532,7 @@ class EngineServer(Closeable):
             requests_finished=self._num_finished,
             preemptions=self._scheduler.num_preemptions,
             leases_held=len(self._leases) + len(self._outputs),
+            slow_log=SlowLog.of(self._steps.latency.slow.last),
             kv=self._scheduler.kv_cache_manager.stats(),
             encoder=self._encoder_stats(),
         )

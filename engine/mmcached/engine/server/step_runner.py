@@ -42,6 +42,7 @@ class StepRunner:
         *,
         incarnation: int,
         timeout_s: float,
+        slow_ms: float,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
@@ -54,7 +55,7 @@ class StepRunner:
         self._clock = clock
         self._in_flight: StepResults | None = None
         self._void: StepResults | None = None
-        self.latency = EngineLatency(clock)
+        self.latency = EngineLatency(clock, slow_ms=slow_ms)
         self.num_steps = 0
 
     @property

@@ -22,6 +22,7 @@ class OpenRequest:
         images: the encoded image files, kept so that the items can be sent again after a miss; empty for one that is
             named by its id only.
         deadline: on the frontend's clock, seconds.
+        came_at: when it was read, on the same clock.
         engine: incarnation of the engine that has it; 0 while it is being prepared.
         num_prompt_tokens: with all placeholders.
         num_waiting: of these, those that its engine has still to compute; 0 from its first token on.
@@ -38,6 +39,7 @@ class OpenRequest:
     num_prompt_tokens: int = 0
     num_waiting: int = 0
     num_resends: int = 0
+    came_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 

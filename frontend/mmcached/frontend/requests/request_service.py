@@ -43,6 +43,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.process.turns import Guard
+from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ProcessorCacheStats
 
@@ -58,7 +59,10 @@ Send = Callable[[bytes, to_client.ToClient, Sequence[Frame]], bool]
 
 
 class RequestService:
-    """All requests of one frontend; `num_done`, `num_failed` and `num_resends` only rise."""
+    """All requests of one frontend; `num_done`, `num_failed` and `num_resends` only rise.
+
+    `slow` has those that took too long.
+    """
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class RequestService:
         self.outputs = EncoderOutputs(config, records, connections, clock=clock)
         self.streams = TokenStreams(send)
         self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
+        self.slow = SlowCalls(config.slow_log_ms, log.warning)
         self.num_done = 0
         self.num_failed = 0
         self.num_resends = 0
@@ -144,8 +149,9 @@ class RequestService:
 
     def accept(self, peer: bytes, message: received.Generate | received.Encode, images: list[bytes]) -> None:
         """Open a request and begin it, or answer why not and leave nothing open."""
-        deadline = self._clock() + min(message.timeout_s, self._config.request_timeout_s)
-        request = OpenRequest(self._requests.next_number(), peer, message, images, deadline)
+        now = self._clock()
+        deadline = now + min(message.timeout_s, self._config.request_timeout_s)
+        request = OpenRequest(self._requests.next_number(), peer, message, images, deadline, came_at=now)
         try:
             self._admission.check(request)
             self._advance(request)
@@ -379,7 +385,12 @@ class RequestService:
         self._preprocessing.leave(number, has_used=False)
         self.outputs.leave(number)
         self._waiting.pop(number, None)
-        return self._requests.take(number)
+        request = self._requests.take(number)
+        if request is not None:
+            message, took_s = request.message, self._clock() - request.came_at
+            kind, num_images = type(message).__name__.lower(), len(request.images)
+            self.slow.note("request", took_s, number, request_id=number, kind=kind, images=num_images)
+        return request
 
     def _abort_in_engine(self, request: OpenRequest) -> None:
         connection = self._connections.get(request.engine)

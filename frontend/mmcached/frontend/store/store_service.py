@@ -52,6 +52,7 @@ from mmcached.wire.latency import Latency
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import Inline
+from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
 
@@ -92,6 +93,7 @@ class StoreService(Closeable):
         claims, readers: what is computed, and the readers of the ring by client.
         egress: the rings in which clients lay large puts.
         figures: hits, misses and puts by the names of clients.
+        slow: puts that took too long.
         num_protocol_errors: messages that could not be true.
         on_put: called with the name of each record that is put, and whether it is kept.
     """
@@ -115,6 +117,7 @@ class StoreService(Closeable):
         self._sender = RecordSender(self.records, self.readers, channel)
         self._clock = clock
         self._put_latency = Latency()
+        self.slow = SlowCalls(config.slow_log_ms, log.warning)
         self._max_wait_s = config.request_timeout_s
         self._late_ring = late_store_ring(config, home)
         self._look_for_room(clock())
@@ -223,7 +226,9 @@ class StoreService(Closeable):
             self.claims.check_token(message.claim, message.client_id, name)
         refusal = self.records.put(message.tenant, message.key, encoded, epoch=message.store_epoch)
         if refusal is None:
-            self._put_latency.add(self._clock() - started)
+            took_s = self._clock() - started
+            self._put_latency.add(took_s)
+            self.slow.note("put", took_s, encoded.nbytes, nbytes=encoded.nbytes, client_id=message.client_id)
             self.figures.put(message.client_id)
         if refusal is Refusal.OLD_EPOCH:
             # It is of no use to those who wait either: somebody else must compute it from the new weights.

@@ -39,6 +39,7 @@ from mmcached.wire.config import MAX_ENGINES
 from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
 from mmcached.wire.latency import Histogram
+from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.stats import ClientStats, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
 
 LAYOUT_VERSION = 3
@@ -87,7 +88,7 @@ class Fields:
     def values(self, stats: Stats) -> tuple[int, ...]:
         values: list[int] = []
         for value in self._read(stats):
-            if isinstance(value, Histogram):
+            if isinstance(value, (Histogram, SlowLog)):
                 values += value.words()
             else:
                 values.append(value)
@@ -103,7 +104,7 @@ class Fields:
             for parent in parents:
                 place = place.setdefault(parent, {})
             own = list(islice(words, len(figure.words)))
-            place[leaf] = msgspec.structs.asdict(Histogram.of_words(own)) if figure.is_histogram else own[0]
+            place[leaf] = msgspec.to_builtins(figure.block.of_words(own)) if figure.block else own[0]
         return msgspec.convert(nested, self.record)
 
 
