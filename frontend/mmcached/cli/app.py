@@ -14,7 +14,9 @@ import typer
 from mmcached.cli.admin import info, store_verbs, verbs
 from mmcached.cli.bench.command import bench
 from mmcached.cli.config import show as config_show
+from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
+from mmcached.cli.doctor.command import doctor
 from mmcached.cli.installed import installed_version
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import default_run_dir
@@ -25,7 +27,6 @@ app = typer.Typer(
     name="mmcached",
     help="Caching for multimodal model serving: process once, ship once, encode once, compute a prefix once.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
@@ -49,7 +50,7 @@ EVERY_FIELD = (
 )
 
 
-@app.command(context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
+@app.command(cls=SettingsCommand, context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
 def serve(
     context: typer.Context,
     run_dir: RunDirOption = None,
@@ -80,7 +81,7 @@ def serve(
     raise typer.Exit(status)
 
 
-@app.command(context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
+@app.command(cls=SettingsCommand, context_settings=TAKES_SETTINGS, epilog=EVERY_FIELD)
 def demo(
     context: typer.Context,
     *,
@@ -106,14 +107,21 @@ def demo(
 
 
 @app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(installed_version())
+def version(
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Also the version of the service there.")] = None,
+) -> None:
+    """Print the version, with --run-dir that of client and service."""
+    if run_dir is None:
+        typer.echo(installed_version())
+        return
+    from mmcached.cli.admin.versions import print_versions
+
+    print_versions(run_dir.absolute())
 
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        version()
+        typer.echo(installed_version())
         raise typer.Exit
 
 
@@ -130,6 +138,7 @@ def common(
 verbs.register(app)
 info.register(app)
 store_verbs.register(app)
+app.command()(doctor)
 app.command()(bench)
 config_show.register(app)
 

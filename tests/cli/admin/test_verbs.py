@@ -21,6 +21,8 @@ from typer.testing import CliRunner, Result
 
 from mmcached.cli.admin import observe, verbs
 from mmcached.cli.admin.observe import look_at
+from mmcached.cli.admin.versions import print_versions
+from mmcached.cli.installed import installed_version
 from mmcached.cli.serve.seat import Seat, supervisor_pid
 from mmcached.cli.watch.service_status import ServiceStatus, process_state
 from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
@@ -29,6 +31,7 @@ from mmcached.wire.messages.client import Flushed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.unix_sockets import NamedListener
+from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 from tests.client.services import fake_service
 from tests.house import REPOSITORY
 from tests.shm.processes import DEADLINE_S, Process, wait_until
@@ -89,6 +92,17 @@ def test_a_service_that_works(lasting: tuple[Path, int]) -> None:
     assert str(pid) in result.stdout
     result = call_at(run_dir, "flush")
     assert (result.exit_code, result.stdout) == (0, "flushed\n")
+
+
+def test_versions_of_both_sides(lasting: tuple[Path, int], run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = f"{installed_version()}, protocol {PROTOCOL_VERSION}"
+    print_versions(lasting[0])
+    assert capsys.readouterr().out == f"client: {mine}\nservice: {mine}\n"
+    print_versions(run_dir)
+    assert capsys.readouterr().out == f"client: {mine}\nservice: none has run in {run_dir}\n"
+    RunDir(run_dir).config.write_text(json.dumps({VERSION_FIELD: 1}))
+    print_versions(run_dir)
+    assert "the last one spoke protocol 1" in capsys.readouterr().out
 
 
 def test_a_service_that_does_not_and_then_is_dead(run_dir: Path) -> None:

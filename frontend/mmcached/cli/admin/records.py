@@ -77,7 +77,7 @@ class KeyList(msgspec.Struct, frozen=True):
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """One tensor of a record; `path` leads to it as in `hit[path]`, deeper ones as `a.b[0]`."""
+    """One tensor of a record; `path` leads to it: `embeds`, or `a.b[0]` in a dict in a list."""
 
     path: str
     dtype: str

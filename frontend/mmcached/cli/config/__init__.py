@@ -6,4 +6,7 @@ arguments   settings as flags
 units       sizes and durations with a unit
 texts       what each setting is for
 show        `mmcached config show`
+init        `mmcached config init`
+toml        one value as TOML has it
+completion  the flags of settings, as a shell completes them
 """

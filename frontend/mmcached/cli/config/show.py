@@ -14,9 +14,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.fields import DEFAULT, SETTINGS
+from mmcached.cli.config.init import init
 from mmcached.cli.config.settings import LoadedConfig, load_config
 from mmcached.cli.config.texts import INTERNAL, describe
+from mmcached.cli.config.toml import toml_value
 
 # Every field is a flag: what the command does not know itself, `load_config` reads, or refuses.
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -28,8 +31,9 @@ ConfigOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    config = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
-    config.command(context_settings=TAKES_SETTINGS)(show)
+    config = typer.Typer(help="Look at the configuration, or begin one.", no_args_is_help=True)
+    config.command(cls=SettingsCommand, context_settings=TAKES_SETTINGS)(show)
+    config.command()(init)
     app.add_typer(config, name="config")
 
 
@@ -73,9 +77,4 @@ def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) ->
 
 def _line(path: str, value: Any) -> str:
     # TOML has no word for what is not set.
-    return f"# {path} = not set" if value is None else f"{path} = {_toml(value)}"
-
-
-def _toml(value: str | float | bool) -> str:
-    # JSON's words for these types are TOML's, but for DEL, which TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"# {path} = not set" if value is None else f"{path} = {toml_value(value)}"

@@ -39,14 +39,19 @@ def rings_bytes(config: ServiceConfig) -> int:
     return total
 
 
-def host_without(home: Path) -> Host:
-    """Return the machine as it is without the rings that the next frontend of a run directory adopts, or removes."""
+def noted_bytes(home: Path) -> int:
+    """Return what the rings take of which a run directory has notes."""
     noted = 0
     for note in noted_rings(home):
         for name in (note.ring.ctl_name, note.ring.data_name):
             with contextlib.suppress(OSError):
                 noted += 512 * (SHM_DIR / name.lstrip("/")).lstat().st_blocks
-    host = Host()
+    return noted
+
+
+def host_without(home: Path) -> Host:
+    """Return the machine as it is without the rings that the next frontend of a run directory adopts, or removes."""
+    noted, host = noted_bytes(home), Host()
 
     def headroom_bytes() -> int | None:
         free = host.headroom_bytes()

@@ -1,0 +1,68 @@
+"""Tells which versions meet in a run directory: this command's, and the service's."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from mmcached.cli.installed import installed_version
+from mmcached.wire.errors import ConfigError, ServiceUnavailable
+from mmcached.wire.paths import RunDir
+from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
+
+_CALL_S = 5.0
+
+
+class ServiceVersion(msgspec.Struct, frozen=True):
+    """The version of the service in a run directory.
+
+    Attributes:
+        protocol: of the last that has run there, as it says; None: none has.
+        package: "" if none runs now, or it speaks another protocol.
+    """
+
+    protocol: object
+    package: str = ""
+
+
+def service_version(run_dir: Path) -> ServiceVersion:
+    """Look at the configuration that the service has left, and ask it if it runs.
+
+    Raises:
+        ConfigError: the directory is not private, or nothing that can be read.
+        ServiceUnavailable: it is just starting, or ending.
+        OSError, HTTPException: it does not answer.
+    """
+    directory = RunDir(run_dir)
+    with contextlib.suppress(ServiceUnavailable):
+        directory.check()
+    try:
+        fields = msgspec.json.decode(directory.config.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return ServiceVersion(None)
+    except msgspec.DecodeError as error:
+        raise ConfigError("config", str(directory.config), str(error)) from error
+    from mmcached.cli.admin.observe import fetch
+    from mmcached.cli.serve.seat import supervisor_pid
+
+    protocol = fields.get(VERSION_FIELD)
+    if protocol != PROTOCOL_VERSION or supervisor_pid(run_dir) is None:
+        return ServiceVersion(protocol)
+    status = msgspec.json.decode(fetch(run_dir, "/status", _CALL_S), type=dict[str, Any])
+    return ServiceVersion(protocol, str(status.get("version", "")))
+
+
+def print_versions(run_dir: Path) -> None:
+    """Print a line for the client and one for the service."""
+    typer.echo(f"client: {installed_version()}, protocol {PROTOCOL_VERSION}")
+    found = service_version(run_dir)
+    if found.protocol is None:
+        typer.echo(f"service: none has run in {run_dir}")
+    elif not found.package:
+        typer.echo(f"service: none of this version runs in {run_dir}; the last one spoke protocol {found.protocol}")
+    else:
+        typer.echo(f"service: {found.package}, protocol {found.protocol}")

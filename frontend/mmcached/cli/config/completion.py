@@ -1,0 +1,39 @@
+"""Offers the flags of settings to a shell that completes a command: typer does not know them.
+
+`TAKES_SETTINGS` hands them to `load_config`, unread, so they are in no command's list of parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from typer.core import TyperCommand
+
+from mmcached.cli.config.arguments import FLAGS
+from mmcached.cli.config.texts import INTERNAL, describe
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """One flag as typer's completion wants it; which class that is differs from version to version."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
+class SettingsCommand(TyperCommand):
+    """A command that takes settings as flags."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what may follow: also the flags of settings once a flag is begun."""
+        known = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            return known
+        own = {item.value for item in known}
+        flags = {name: flag.setting.path for name, flag in FLAGS.items() if name.startswith(incomplete)}
+        return [
+            *known,
+            *(_Flag(name, describe(path)) for name, path in flags.items() if path not in INTERNAL and name not in own),
+        ]

@@ -1,0 +1,73 @@
+"""`mmcached config init`: a file with every setting, its default and what it is for, to be kept and changed.
+
+    # records that clients put; 0: no store [GiB]
+    #store_gb = 0.25
+
+Every setting is commented out, so what nobody has changed stays a default of the version that reads the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin
+
+import typer
+
+from mmcached.cli.config.fields import SETTINGS, Setting
+from mmcached.cli.config.texts import INTERNAL, describe
+from mmcached.cli.config.toml import toml_value
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError
+
+_HEAD = """\
+# Settings of mmcached: take the # away from a line to change it, then `mmcached serve --config FILE`.
+# The environment (MMC_STORE_GB=2GiB) and flags (--store-gb 2GiB) overrule the file; sizes and durations may have a
+# unit, as text: "2GiB", "500ms". `mmcached config show --origin --config FILE` says what a service would start with.
+"""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to; - is the standard output.")] = Path("mmcached.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write a file with every setting, its default and what it is for; each is commented out."""
+    text = "\n".join(_lines()) + "\n"
+    if str(file) == "-":
+        typer.echo(text, nl=False)
+        return
+    if file.suffix != ".toml":
+        raise ConfigError("file", str(file), "must end in .toml")
+    try:
+        with file.open("w" if force else "x") as out:
+            out.write(text)
+    except FileExistsError:
+        raise ConfigError("file", str(file), "is there already: --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError("file", str(file), f"cannot be written: {error.strerror}") from error
+    typer.echo(f"wrote {file}; mmcached serve --config {file}")
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    defaults = ServiceConfig()
+    shown = [setting for path, setting in SETTINGS.items() if path not in INTERNAL]
+    # TOML has the settings of no section first.
+    shown.sort(key=lambda setting: "." in setting.path)
+    for section, members in itertools.groupby(shown, lambda setting: setting.path.rpartition(".")[0]):
+        if section:
+            yield f"\n[{section}]"
+        for setting in members:
+            yield from _entry(setting, attrgetter(setting.path)(defaults))
+
+
+def _entry(setting: Setting, default: str | float | bool | None) -> Iterator[str]:
+    name = setting.path.rpartition(".")[2]
+    text = describe(setting.path)
+    choices = [str(each) for each in get_args(setting.type)] if get_origin(setting.type) is Literal else []
+    if not all(choice in text for choice in choices):
+        text = f"{text}: {', '.join(choices)}"
+    yield f"\n# {text}"
+    yield f"#{name} = {toml_value(default)}" if default is not None else f"# {name} is not set by default"

@@ -1,0 +1,10 @@
+"""`mmcached doctor`: what this host gives, what a service here needs, and how to mend what is missing.
+
+finding    a finding, and what a check is given
+memory     /dev/shm, memory limits, what the dead have left
+kernel     locks, atomics, confinement, pages, clock
+resources  descriptors, locked memory, cores, torch and CUDA
+service    the run directory, versions, a real round trip, a real request
+checkup    the table of all checks, and their run
+command    the verb
+"""

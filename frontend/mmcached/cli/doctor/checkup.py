@@ -1,0 +1,40 @@
+"""Lists all checks in the order of the report, and runs them. A new check is a function and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from mmcached.cli.doctor import kernel, memory, resources, service
+from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.wire.errors import MmcachedError
+
+CHECKS: Mapping[str, Callable[[Host], Finding]] = {
+    "/dev/shm": memory.shm_size,
+    "/dev/shm after a restart": memory.shm_after_restart,
+    "memory limit": memory.memory_limit,
+    "stale segments": memory.stale_segments,
+    "locked memory": resources.locked_memory,
+    "open files": resources.open_files,
+    "cores": resources.cores,
+    "kernel locks": kernel.kernel_locks,
+    "atomic words": kernel.atomic_words,
+    "huge pages": kernel.huge_pages,
+    "confinement": kernel.confinement,
+    "clock": kernel.clock,
+    "torch and CUDA": resources.devices,
+    "run directory": service.run_directory,
+    "versions": service.versions,
+    "round trip": service.round_trip,
+    "engine": service.engine,
+}
+"""By name."""
+
+
+def run_checks(host: Host, tell: Callable[[str], None] = lambda words: None) -> Iterator[tuple[str, Finding]]:
+    """Yield what each check has found; one that cannot be made is a warning, and keeps no other from it."""
+    for name, check in CHECKS.items():
+        tell(f"checking {name}")
+        try:
+            yield name, check(host)
+        except (MmcachedError, OSError, ValueError) as error:
+            yield name, Finding("warning", f"could not be checked: {error}")

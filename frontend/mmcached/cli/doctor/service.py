@@ -1,0 +1,110 @@
+"""Checks the run directory, and the service in it: with a real record, and a real item through the engine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+import numpy as np
+
+from mmcached.cli.admin.versions import service_version
+from mmcached.cli.doctor.finding import Finding, Host
+from mmcached.cli.installed import installed_version
+from mmcached.cli.serve.seat import supervisor_pid
+from mmcached.client import Client
+from mmcached.wire.errors import ConfigError, MmcachedError, ServiceUnavailable
+from mmcached.wire.paths import RunDir
+from mmcached.wire.version import PROTOCOL_VERSION, mismatch
+
+TENANT = "mmcached doctor"
+CALL_S = 5.0
+_ROWS = 16_384
+"""Of eight bytes: large enough to lie in the store's ring, and to come in place."""
+
+
+def run_directory(host: Host) -> Finding:
+    """It must be short, the user's own and closed to others: whatever lies in it is believed."""
+    try:
+        directory = RunDir(host.run_dir)  # which judges its length
+        directory.check()
+    except ServiceUnavailable:
+        fact = f"{host.run_dir} is not there yet: `serve` makes it"
+    except ConfigError as error:
+        limit = str(error.details["limit"])
+        mend = f"chmod 0700 {host.run_dir}" if "0700" in limit else "--run-dir DIR: short, and this user's alone"
+        return Finding("problem", str(error), mend)
+    else:
+        fact = f"{host.run_dir}, {len(os.fsencode(host.run_dir))} bytes long, closed to others"
+    for parent in host.run_dir.parents:
+        if parent.is_dir() and _is_open(parent):
+            mend = "take a run directory below /run/user/UID or /run"
+            return Finding("warning", f"{fact}; but others may rename what is in {parent}", mend)
+    return Finding("ok", fact)
+
+
+def versions(host: Host) -> Finding:
+    """Clients and service are upgraded together."""
+    mine = f"mmcached {installed_version()}, protocol {PROTOCOL_VERSION}"
+    theirs = service_version(host.run_dir)
+    if theirs.protocol is None:
+        return Finding("ok", f"{mine}; no service has run here")
+    if theirs.protocol != PROTOCOL_VERSION:
+        mend = "pip install the same mmcached on both sides, and restart the service"
+        return Finding("problem", f"{mine}; the service here: {mismatch(theirs.protocol)}", mend)
+    return Finding("ok", f"{mine}; the service is {theirs.package}" if theirs.package else f"{mine}, as the last here")
+
+
+def round_trip(host: Host) -> Finding:
+    """A record is put, found in place by the same client, and dropped."""
+    if (absent := _absent(host)) is not None:
+        return absent
+    if not host.config.store_data_bytes:
+        return Finding("ok", "the service has no store (store_gb = 0)")
+    key, sent = secrets.token_hex(16), np.arange(_ROWS)
+    mend = f"mmcached status --run-dir {host.run_dir}; its log says more"
+    try:
+        with Client(host.run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, fail_open=False, name="doctor") as client:
+            began = time.perf_counter()
+            if not client.put(key, {"x": sent}, tenant=TENANT):
+                return Finding("problem", "a record of 128 KiB was not kept", f"larger store_gb; {mend}")
+            put_s = time.perf_counter() - began
+            began = time.perf_counter()
+            hit = client.get(key, tenant=TENANT, tensors="numpy")
+            get_s = time.perf_counter() - began
+            is_same = hit is not None and np.array_equal(hit.record["x"], sent)
+            is_dropped = client.drop(key, tenant=TENANT)
+    except MmcachedError as error:
+        return Finding("problem", f"{error.code}: {error}", mend)
+    if not (is_same and is_dropped):
+        return Finding("problem", "a record of 128 KiB was kept and not found, or not as it was", mend)
+    return Finding("ok", f"128 KiB: put in {1000 * put_s:.1f} ms, got in {1000 * get_s:.1f} ms, dropped")
+
+
+def engine(host: Host) -> Finding:
+    """An item goes through ring, engine and every worker, as the probe of readiness sends it."""
+    if (absent := _absent(host)) is not None:
+        return absent
+    from mmcached.cli.watch.readiness import probe
+
+    found = probe(host.run_dir, max(CALL_S, host.config.probe_timeout_s))
+    if not found.ready:
+        return Finding("problem", found.reason, f"mmcached status --run-dir {host.run_dir}; its log says more")
+    return Finding("ok", found.reason)
+
+
+def _absent(host: Host) -> Finding | None:
+    """Return what to say if no service runs here."""
+    try:
+        is_there = supervisor_pid(host.run_dir) is not None
+    except ServiceUnavailable as error:
+        return Finding("problem", str(error), "ask again when it has started")
+    return None if is_there else Finding("ok", f"not tried: no service in {host.run_dir}")
+
+
+def _is_open(directory: Path) -> bool:
+    """Return whether others may rename what is in a directory."""
+    mode = directory.stat().st_mode
+    return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
