@@ -33,15 +33,17 @@ def test_each_cause_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> N
         for _ in range(3):
             guard.is_miss("get", PeerGone("gone"))
             guard.note_refusal("too large")
-            guard.warn_once("no entry", "slower")
+            guard.warn_once("no entry", "ring 1", "slower")
         clock.now += WARNING_INTERVAL_S
         guard.is_miss("put", PeerGone("gone again"))
-        guard.warn_once("no entry", "slower")
+        FailOpen(is_open=True).warn_once("no entry", "ring 1", "slower")  # of this process, too
+        guard.warn_once("no entry", "ring 2", "slower there")
     assert [record.message for record in caplog.records] == [
         "get goes on without the service: gone (1 times so far; see store_counters())",
         "a record was not kept: too large (1 times so far; see store_counters())",
         "slower",
         "put goes on without the service: gone again (4 times so far; see store_counters())",
+        "slower there",
     ]
     assert guard.counters.causes == {"peer_gone": 4, "too large": 3}
     assert guard.counters.failures == 4

@@ -250,14 +250,15 @@ def test_without_an_entry_records_come_inline(
         announcement = service.desk.announcement
         assert announcement is not None
         stack.enter_context(ReaderEntry.attach(announcement))
-        client = stack.enter_context(make(run_dir))
+        client, other = stack.enter_context(make(run_dir)), stack.enter_context(make(run_dir))
         assert client.put("k", every_dtype())
+        assert other.contains_many(["k"]) == [True]
         hit = client.get("k", view=view)
         assert is_equal(hit.record, every_dtype())
         if not view:
             hit.record["shapes"][1].fill_(3.0)
         assert client.contains_many(["k", "l"]) == [True, False]
-        assert service.count(HaveRecords) == 1
+        assert service.count(HaveRecords) == 2
         client.put("large", numbers(1, 1 << 17))
         large = client.get("large", view=view, tensors="numpy").record
         assert is_equal(large, numbers(1, 1 << 17))

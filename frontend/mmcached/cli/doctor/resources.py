@@ -65,7 +65,7 @@ def devices(host: Host) -> Finding:
     if not host.config.has_workers:
         return Finding("ok", "a store alone needs no torch")
     if find_spec("torch") is None:
-        mend = "pip install torch, or serve --workers 0 for a store alone"
+        mend = "pip install 'mmcached[service]', or serve --workers 0 for a store alone"
         return Finding("problem", "torch is not installed: workers need it", mend)
     nodes = sorted(path.name for path in (host.root / "dev").glob("nvidia[0-9]*"))
     fact = f"torch {importlib.metadata.version('torch')}; NVIDIA devices: {', '.join(nodes) or 'none'}"

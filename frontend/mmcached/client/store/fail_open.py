@@ -19,6 +19,9 @@ from mmcached.wire.errors import InvalidRequest, InvariantError, LocalProtocolEr
 
 _LOG = logging.getLogger("mmcached.client")
 WARNING_INTERVAL_S = 60.0
+_MAX_SAID = 1024
+_SAID: set[tuple[str, str]] = set()
+"""What the clients of this process have said of which ring: with hundreds of them, each would say the same."""
 _ALWAYS_RAISED = (InvalidRequest, LocalProtocolError, InvariantError)
 
 
@@ -115,10 +118,12 @@ class FailOpen:
         if is_time:
             _LOG.warning("%s (%d times so far; see store_counters())", warning, count)
 
-    def warn_once(self, cause: str, warning: str) -> None:
-        """Say what is no error but slow; not a second time."""
+    def warn_once(self, cause: str, ring_id: str, warning: str) -> None:
+        """Say what is no error but slow; of one ring not a second time in this process, whichever client asks."""
         with self._lock:
-            is_new = cause not in self._next_warnings
-            self._next_warnings[cause] = float("inf")
+            is_new = (cause, ring_id) not in _SAID
+            if len(_SAID) >= _MAX_SAID:
+                _SAID.clear()
+            _SAID.add((cause, ring_id))
         if is_new:
             _LOG.warning("%s", warning)

@@ -65,4 +65,6 @@ class Offers:
             else:
                 egress.open(ring)
         if egress.why_inline:
-            self._guard.warn_once("no egress ring", f"large puts go through the socket: {egress.why_inline}")
+            store = None if welcome is None else welcome.store_ring
+            warning = f"large puts go through the socket: {egress.why_inline}"
+            self._guard.warn_once("no egress ring", "" if store is None else store.ring_id, warning)

@@ -362,7 +362,7 @@ class StoreVerbs:
         session = self._sessions.of(welcome.store_ring)
         if session.why_inline:
             warning = f"records come through the socket, which is slower: {session.why_inline}"
-            self._guard.warn_once("no reader", warning)
+            self._guard.warn_once("no reader", "" if session.ring is None else session.ring.ring_id, warning)
         if (reader := session.take_announcement()) is not None:
             try:
                 ask = RegisterReader(*self._ids(), reader.announcement.epoch, reader.reader_id, reader.incarnation)
