@@ -28,7 +28,7 @@ from mmcached.wire.messages.frontend import (
     Generate,
     Probe,
 )
-from mmcached.wire.messages.parts import StreamedTokens, Tensor
+from mmcached.wire.messages.parts import EncoderOutput, StreamedTokens, Tensor
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import TurnShare
 
@@ -159,12 +159,14 @@ class StoreService(ServiceThread):
         hold: messages of these kinds wait until `release`, so that their answers come late.
         num_held: how many messages wait.
         encoder_fingerprint: as an engine has said it; none has, at first.
+        keys: what the output of a file is said to be found under, by those that take keys.
     """
 
     def __init__(self, path: Path, **config: Any) -> None:
         super().__init__(path, **({"store_gb": 1 / 64, "store_max_object_mb": 8} | config))
         self.hold: tuple[type, ...] = ()
         self.encoder_fingerprint = ""
+        self.keys: dict[bytes, str] = {}
         self._held: list[tuple[bytes, FromClient, list[Any]]] = []
 
     @property
@@ -234,7 +236,11 @@ class StoreService(ServiceThread):
                 self._send(peer, Generated(message.request_id, message.prompt, "length", 1, 0))
             case Encode():
                 tensors = [Tensor(index, "int32", (len(file) // 4,)) for index, file in enumerate(payload)]
-                outputs = [{"embeddings": tensor} for tensor in tensors]
+                outputs: list[EncoderOutput] = [{"embeddings": tensor} for tensor in tensors]
+                if message.takes_keys:
+                    outputs = [
+                        self.keys.get(bytes(file), output) for file, output in zip(payload, outputs, strict=True)
+                    ]
                 self._send(peer, Encoded(message.request_id, outputs), payload)
             case Probe():
                 self._send(peer, Probed(message.request_id, [0], 2, []))

@@ -18,6 +18,7 @@ from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import DeadlineExceeded
 from mmcached.wire.messages.client import Welcome
 from mmcached.wire.messages.frontend import Encode
+from tests.client.blocking import Make
 from tests.client.services import StoreService
 
 FILES = [b"a file with 24 bytes ...", b"another with 20 byte"]
@@ -119,6 +120,35 @@ def test_what_is_looked_for_first_does_not_make_a_call_longer(
     monkeypatch.setattr(Contact, "deadline", deadline)
     assert client.encode([FILES[0]], timeout_s=9.0)[0].numpy().tobytes() == FILES[0]
     assert [each.timeout_s for each in deadlines] == [9.0]
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_what_has_just_been_encoded_comes_through_the_store(
+    known: StoreService, client: Any, run_dir: Path, view: bool
+) -> None:
+    output = put(run_dir, FILES[0])
+    known.keys[FILES[1]] = next(iter(output_keys(welcome(), [FILES[0]], [], "").values()))
+    made = client.encode([b"8 bytes.", FILES[1]], view=view)
+    assert made[0].numpy().tobytes() == b"8 bytes."
+    assert torch.equal(made[1], output)
+    assert known.leases == int(view)
+    assert known.count(Encode) == 1
+    made.clear()
+
+
+def test_what_is_named_and_gone_is_asked_for_once_more(known: StoreService, client: Any, run_dir: Path) -> None:
+    known.keys[FILES[1]] = "nothing is there"
+    (new, other) = client.encode([b"8 bytes.", FILES[1]])
+    assert [new.numpy().tobytes(), other.numpy().tobytes()] == [b"8 bytes.", FILES[1]]
+    asked = [message for message in known.received if isinstance(message, Encode)]
+    assert [message.takes_keys for message in asked] == [True, False]
+
+
+def test_who_does_not_read_the_store_takes_no_keys(run_dir: Path, make: Make) -> None:
+    with StoreService(run_dir, store_gb=0) as service, make(run_dir) as client:
+        service.encoder_fingerprint = "f"
+        client.encode([FILES[0]])
+        assert [message.takes_keys for message in service.received if isinstance(message, Encode)] == [False]
 
 
 def test_another_encoder_is_asked(known: StoreService, client: Any, run_dir: Path) -> None:

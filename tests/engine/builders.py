@@ -7,12 +7,18 @@ from typing import Any
 
 from mmcached.engine import Request
 from mmcached.wire.config import ModelConfig, ServiceConfig
-from mmcached.wire.messages.parts import Feature, Inline
+from mmcached.wire.messages.parts import EncoderOutput, Feature, Inline, Tensor
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 
 
 def image(mm_hash: str, offset: int, num_embeds: int) -> Feature:
     return Feature(mm_hash, "image", offset, num_embeds, num_embeds, 100, Inline(0, 0))
+
+
+def inline_tensors(output: EncoderOutput) -> dict[str, Tensor]:
+    """Return the tensors of an answer that names none by its key."""
+    assert isinstance(output, dict), output
+    return output
 
 
 def generate(

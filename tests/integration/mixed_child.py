@@ -193,7 +193,8 @@ def main(run_dir: str, questions: str, seed: str) -> int:
 
 def frames_of(message: Encoded, payload: Sequence[Any], *how: object) -> list[Any]:
     """As `embeddings_from`, without torch."""
-    return [payload[tensor.frame] for outputs in message.outputs for tensor in outputs.values()]
+    of_images = ([] if isinstance(outputs, str) else outputs.values() for outputs in message.outputs)
+    return [payload[tensor.frame] for tensors in of_images for tensor in tensors]
 
 
 if __name__ == "__main__":

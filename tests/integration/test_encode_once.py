@@ -6,17 +6,25 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mmcached.cli.demo.run import all_caches_off
 from mmcached.cli.serve.child_service import ChildService
-from mmcached.client import AsyncClient, Client, MmcachedError
+from mmcached.client import AsyncClient, Client, MmcachedError, results
+from mmcached.shm.store.codec import Library
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages.client import Encoded
+from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import ServiceStats, WorkerStats
 from tests.integration.local_service import LocalService
-from tests.integration.processes import eventually, role_pids, small_config, stats_of
+from tests.integration.processes import DEADLINE_S, eventually, role_pids, small_config, stats_of
 from tests.integration.test_bit_identical import base, quiet_stats, uncached
 from tests.integration.workloads import Answer, assert_same, photo, play, random_rounds
 
@@ -45,8 +53,11 @@ def settled(run_dir: Path) -> ServiceStats:
     return eventually(lambda: stats_of(run_dir), lambda stats: saved(stats) == encoded(stats) > 0, "all is saved")
 
 
+ALL_NAMED = LimitsConfig(max_inline_output_kb=0, output_wait_s=DEADLINE_S)
+"""No output travels inline unless it has to."""
 QUESTION = "what is " + "<image>" * NUM_IMAGES
 IMAGES = [photo(index) for index in range(NUM_IMAGES)]
+OTHERS = [photo(index) for index in range(NUM_IMAGES, NUM_IMAGES + 12)]
 
 
 async def ask_at_once(run_dir: Path, num_times: int) -> list[Answer]:
@@ -84,7 +95,7 @@ def test_two_engines_that_are_asked_at_once_encode_each_image_once(mode: str, ru
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_outputs_of_the_store_change_nothing(world_size: int, run_dir: Path) -> None:
     rounds = random_rounds(5)
-    config = base(world_size=world_size, data_parallel_size=2, routing_policy="round_robin")
+    config = base(world_size=world_size, data_parallel_size=2, routing_policy="round_robin", limits=ALL_NAMED)
     with LocalService(run_dir, config, saves_outputs=True) as service:
         eventually(lambda: stats_of(run_dir), lambda stats: len(stats.engines) == 2, "two engines")
         for _ in range(2):
@@ -109,19 +120,62 @@ def test_the_ranks_of_an_engine_encode_each_image_once_together(world_size: int,
     assert len({(worker.items_encoded + worker.items_loaded, worker.tokens_computed) for worker in workers}) == 1
 
 
-def test_what_was_encoded_before_a_kill_is_loaded_by_the_successors(run_dir: Path, wanted: Answer) -> None:
+@pytest.fixture(scope="module")
+def embeddings() -> list[torch.Tensor]:
+    """What a service that has no caches says of the photographs behind those."""
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
+        config = all_caches_off(small_config(world_size=1))
+        with LocalService(Path(scratch), config), Client(scratch) as client:
+            return client.encode(OTHERS)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_embeddings_travel_through_the_store(
+    world_size: int, run_dir: Path, embeddings: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Encoded] = []
+
+    def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library) -> list[Any]:
+        said.append(message)
+        return results.embeddings_from(message, payload, tensors)
+
+    monkeypatch.setattr("mmcached.client.calls.embeddings_from", embeddings_from)
+    config = small_config(world_size=world_size, limits=ALL_NAMED)
+    with LocalService(run_dir, config, saves_outputs=True) as service, Client(run_dir) as client:
+        found = client.encode(OTHERS[:4], view=True) + client.encode(OTHERS[4:])
+        assert_same([found], [embeddings])
+        del found
+        client.flush()
+        assert_same([client.encode(OTHERS)], [embeddings])
+    assert not service.errors
+    outputs = [output for message in said for output in message.outputs]
+    assert len(outputs) == 2 * len(OTHERS)
+    assert {type(output) for output in outputs} == {str}
+
+
+def test_what_was_encoded_before_a_kill_is_loaded_by_the_successors(
+    run_dir: Path, wanted: Answer, embeddings: list[torch.Tensor]
+) -> None:
     """Each role but the supervisor is killed in turn; the frontend leaves its store to the next one."""
     directory = run_dir / "s"
-    with ChildService(directory, small_config(world_size=1), run_dir / "config.json") as service:
+    with ChildService(directory, small_config(world_size=1, limits=ALL_NAMED), run_dir / "config.json") as service:
         assert_same(asyncio.run(ask_at_once(directory, 1)), [wanted])
         before = settled(directory)
-        for role in ("worker", "frontend", "engine"):
-            _kill(service.process.pid, role)
+        for turn, role in enumerate(("worker", "frontend", "engine")):
+            files, said = OTHERS[turn::3], embeddings[turn::3]
+            ask = partial(_embeddings, directory, files)
+            with ThreadPoolExecutor(1) as asker:  # what its role's death leaves unanswered can be asked for again
+                asked = asker.submit(ask)
+                _kill(service.process.pid, role)
+            for found in (asked.result() or said, eventually(ask, lambda found: found is not None, "embeddings")):
+                assert_same([found or []], [said])
             answer = eventually(lambda: _answers(directory), lambda found: found is not None, "an answer")
             assert_same(answer or [], [wanted])
         stats = eventually(lambda: stats_of(directory), lambda found: bool(found.engines), "its figures")
     assert loaded(stats) - loaded(before) >= 2 * NUM_IMAGES, "worker and engine begin with empty caches"
-    assert encoded(stats) - encoded(before) <= 2, "the images with which the supervisor asks whether all is well"
+    assert encoded(stats) - encoded(before) <= 2 + 2 * len(OTHERS), (
+        "the others; and the images with which the supervisor asks whether all is well"
+    )
 
 
 def _kill(supervisor: int, role: str) -> None:
@@ -129,6 +183,16 @@ def _kill(supervisor: int, role: str) -> None:
     (pid,) = role_pids(supervisor)[role]
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: role_pids(supervisor)[role], lambda pids: pids not in ([], [pid]), f"another {role}")
+
+
+def _embeddings(run_dir: Path, files: list[bytes]) -> list[torch.Tensor] | None:
+    try:
+        with Client(run_dir) as client:
+            return client.encode(files)
+    except MmcachedError as error:
+        if not error.retryable:
+            raise
+        return None
 
 
 def _answers(run_dir: Path) -> list[Answer] | None:

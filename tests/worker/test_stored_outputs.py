@@ -15,6 +15,8 @@ import torch
 
 from mmcached.cache.store_keys import output_key
 from mmcached.wire.errors import CacheMiss
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages.engine import ItemSaved
 from mmcached.wire.messages.parts import StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
 from mmcached.worker.steps.runner import ModelRunner
@@ -60,8 +62,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def runner_with_store(rank: int = 0, world_size: int = 1) -> ModelRunner:
-    config = msgspec.structs.replace(CONFIG, world_size=world_size)
+def runner_with_store(rank: int = 0, world_size: int = 1, **limits: int) -> ModelRunner:
+    config = msgspec.structs.replace(CONFIG, world_size=world_size, limits=LimitsConfig(**limits))
     return ModelRunner(config, rank=rank, device=CPU, run_dir=Path("/nowhere"))
 
 
@@ -109,6 +111,55 @@ def test_what_one_worker_has_encoded_another_loads_bit_for_bit(store: Store) -> 
 def test_without_a_store_nothing_is_saved(store: Store) -> None:
     with runner_with_store() as runner:
         run(runner, plan(1, encode=[item(store_epoch=0)]), inline_frames(IMAGE))
+        runner.save_outputs()
+    assert store.records == {}
+
+
+def named(key: str = "a") -> EmitEmbedding:
+    return EmitEmbedding(1, 0, key, "a", "t", 5)
+
+
+def eventually_saved(runner: ModelRunner, number: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while runner.stats().outputs_saved < number:
+        assert time.monotonic() < deadline, "it is never saved"
+
+
+def test_a_large_output_is_saved_and_named_instead_of_returned(store: Store) -> None:
+    with runner_with_store(max_inline_output_kb=0) as runner:
+        output, payload = run(runner, plan(1, encode=[item()], emit=[named()]), inline_frames(IMAGE))
+        assert (output.embeddings, payload) == ([], [])
+        assert output.saved == [ItemSaved(1, 0, key_of(runner))]
+        runner.save_outputs()
+        eventually_saved(runner, 1)
+        wanted = runner.encoder_cache.get("a")["embeddings"]
+        assert torch.equal(store.records[key_of(runner)]["embeddings"], wanted)
+        assert (store.options[key_of(runner)]["tenant"], store.options[key_of(runner)]["store_epoch"]) == ("t", 5)
+        store.records.clear()
+        output, _ = run(runner, plan(2, emit=[named()]))
+        assert len(output.saved) == 1, "it was encoded before, and has gone from the store"
+        eventually_saved(runner, 2)
+        assert runner.stats().items_encoded == 1
+
+
+@pytest.mark.parametrize(
+    "why", ["it is small", "there is no room for it", "nobody takes keys", "a rank behind the first"]
+)
+def test_an_output_that_is_not_named(store: Store, why: str) -> None:
+    limits = {"max_inline_output_kb": 64 if why == "it is small" else 0}
+    limits |= {"max_unsaved_mb": 0} if why == "there is no room for it" else {}
+    rank = int(why == "a rank behind the first")
+    with runner_with_store(rank, 1 + rank, **limits) as runner:
+        emit = EmitEmbedding(1, 0, "a") if why == "nobody takes keys" else named()
+        output, payload = run(runner, plan(1, encode=[item()], emit=[emit]), inline_frames(IMAGE))
+    assert output.saved == []
+    assert len(output.embeddings) == len(payload) == 1 - rank
+
+
+def test_an_output_of_a_step_that_fails_is_not_saved(store: Store) -> None:
+    with runner_with_store(max_inline_output_kb=0) as runner:
+        bad = EmitEmbedding(1, 1, "nothing")
+        run_failing(runner, plan(1, encode=[item()], emit=[named(), bad]), inline_frames(IMAGE))
         runner.save_outputs()
     assert store.records == {}
 

@@ -27,6 +27,7 @@ from mmcached.wire.messages.frontend import RequestEncoded
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.hidden_states import RowSpan, TensorPrefixStore
+from tests.engine.builders import inline_tensors
 from tests.world.audit import Audit
 from tests.world.clients import Arrivals, Client, last_client
 from tests.world.knobs import Knobs
@@ -244,7 +245,9 @@ class World:
         answer, frames = self._results.take_answer(request)
         if isinstance(answer, RequestEncoded):
             if len(client.epochs) == 1:
-                client.check_embeddings(rightly, [outputs["embeddings"] for outputs in answer.outputs], frames)
+                client.check_embeddings(
+                    rightly, [inline_tensors(outputs)["embeddings"] for outputs in answer.outputs], frames
+                )
         else:
             rows, pieces = client.all_rows(answer.rows, frames)
             client.check_shape(rows)

@@ -142,11 +142,12 @@ class Calls:
         """Return the encoder's output for each image: a tensor, cpu, owned; by name in a dict if there are several.
 
         The reference model's are int32 `(num_embeds, hidden_size)`; `processor_info` says what another encoder's are.
-        What was encoded before, for whomever on this host, is found in shared memory without asking the service.
+        What was encoded before, for whomever on this host, is found in shared memory without asking the service; what
+        is large comes through it.
 
         Args:
             images, image_ids: as for `generate`.
-            view: what is found there in place, without a copy: see `get`. **Read it, never write.**
+            view: what lies there in place, without a copy: see `get`. **Read it, never write.**
             tensors: as for `get`.
             timeout_s: deadline of this call.
         Raises:
@@ -155,17 +156,15 @@ class Calls:
         ids, contact, reading = checked_image_ids(image_ids, images), self.contact, reading_of(tensors, view)
         files, deadline = read_images(images, ids), contact.deadline(timeout_s)
         outputs = yield from self._known_outputs(files, ids, reading, deadline)
-        missing = [index for index, output in enumerate(outputs) if output is None]
-        if missing or not files:
-            wanted = [ids[index] for index in missing] if ids else []
-            request = Encode(contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, wanted)
-            yield from contact.connect(deadline)
-            message, payload = yield from contact.exchange(request, deadline, [files[index] for index in missing])
-            made = embeddings_from(expect(message, Encoded), payload, tensors)
-            if len(made) != len(missing):
-                raise RemoteProtocolError(f"{len(made)} outputs for {len(missing)} images", "outputs")
-            for index, output in zip(missing, made, strict=True):
-                outputs[index] = output
+        for takes_keys in (self._store.is_reader, False):  # what has gone from the store again comes with the answer
+            missing = [index for index, output in enumerate(outputs) if output is None]
+            if missing or not files:
+                wanted = [ids[index] for index in missing] if ids else []
+                made = yield from self._encoded(
+                    [files[index] for index in missing], wanted, reading, deadline, takes_keys
+                )
+                for index, output in zip(missing, made, strict=True):
+                    outputs[index] = output
         return outputs
 
     # ---- the store
@@ -369,6 +368,33 @@ class Calls:
         return self.contact.connect(deadline, is_patient=is_patient)
 
     # ---- how
+
+    def _encoded(
+        self,
+        files: list[bytes],
+        image_ids: list[str | None],
+        reading: Reading,
+        deadline: Deadline,
+        takes_keys: bool,
+    ) -> Verb[list[Any]]:
+        """Have images encoded; return their outputs, None of each that was named and is not in the store any more."""
+        contact = self.contact
+        request = Encode(
+            contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, image_ids, takes_keys
+        )
+        yield from contact.connect(deadline)
+        message, payload = yield from contact.exchange(request, deadline, files)
+        answer = expect(message, Encoded)
+        if len(answer.outputs) != len(files):
+            raise RemoteProtocolError(f"{len(answer.outputs)} outputs for {len(files)} images", "outputs")
+        outputs = embeddings_from(answer, payload, reading.tensors)
+        keys = {index: output for index, output in enumerate(answer.outputs) if isinstance(output, str)}
+        if keys and not takes_keys:
+            raise RemoteProtocolError(f"{len(keys)} outputs are named, none was to be", "outputs")
+        hits = (yield from self._store.look(list(keys.values()), reading, deadline)) if keys else []
+        for index, hit in zip(keys, hits, strict=True):
+            outputs[index] = None if hit is None else plain(hit.record)
+        return outputs
 
     def _known_outputs(
         self, files: Sequence[bytes], image_ids: Sequence[str | None], reading: Reading, deadline: Deadline

@@ -133,9 +133,13 @@ def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
 
 
 def embeddings_from(message: Encoded, payload: Sequence[Frame], tensors: Library = DEFAULT_LIBRARY) -> list[Any]:
-    """Return of each image the encoder's output, or all by name if there are several; cpu, owned."""
+    """Return of each image the encoder's output, or all by name if there are several, cpu, owned; None of one that is
+    named by its key in the store.
+    """
     return [
-        plain({name: _owned_tensor(tensor, payload, tensors) for name, tensor in each.items()})
+        None
+        if isinstance(each, str)
+        else plain({name: _owned_tensor(tensor, payload, tensors) for name, tensor in each.items()})
         for each in message.outputs
     ]
 

@@ -57,6 +57,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # encoder outputs
     max_unsaved_mb: int = 64
     output_wait_s: float = 2.0
+    max_inline_output_kb: int = 64
 
     # roles
     max_deaths_per_request: int = 2
@@ -159,7 +160,14 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             0, 1 << 20, "MiB", "encoder outputs of one worker that wait to be saved in the store", "not saved"
         ),
         "limits.output_wait_s": Limit(
-            0, 86_400, "s", "time that a request waits while another engine encodes its image", "encodes it too"
+            0,
+            86_400,
+            "s",
+            "time that a request waits while another engine encodes its image, or its output is being saved",
+            "encodes it too; gets it inline",
+        ),
+        "limits.max_inline_output_kb": Limit(
+            0, 1 << 30, "KiB", "encoder output of one image that an answer carries", "the answer names it in the store"
         ),
         # ---- roles
         "limits.max_deaths_per_request": Limit(

@@ -10,11 +10,11 @@ import pytest
 from mmcached.engine import Request
 from mmcached.engine.results.results import Results
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.engine import ItemEmbedding
+from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated
 from mmcached.wire.messages.parts import Rows, RowsWanted, StreamedTokens, Tensor
 from mmcached.wire.sockets.frames import Frame
-from tests.engine.builders import encode, generate
+from tests.engine.builders import encode, generate, inline_tensors
 
 Sent = tuple[int, str, int, list[int]]
 """Request, key, first position, values."""
@@ -176,7 +176,7 @@ def test_embeddings_come_in_item_order_and_complete() -> None:
         answer, frames = results.take_answer(request)
         assert isinstance(answer, RequestEncoded)
         assert frames == [b"aaaa", b"bbbb"]
-        assert [outputs["embeddings"].frame for outputs in answer.outputs] == [0, 1]
+        assert [inline_tensors(outputs)["embeddings"].frame for outputs in answer.outputs] == [0, 1]
 
 
 def test_outputs_of_an_item_keep_their_names_and_order() -> None:
@@ -187,11 +187,25 @@ def test_outputs_of_an_item_keep_their_names_and_order() -> None:
             results.put_embedding(ItemEmbedding(7, index, name, Tensor(frame, "int32", (1, 1))), [b"aaaa", b"bbbb"])
     answer, frames = results.take_answer(request)
     assert isinstance(answer, RequestEncoded)
-    assert [[(name, tensor.frame) for name, tensor in outputs.items()] for outputs in answer.outputs] == [
+    assert [
+        [(name, tensor.frame) for name, tensor in inline_tensors(outputs).items()] for outputs in answer.outputs
+    ] == [
         [("embeddings", 0), ("deepstack_0", 1)],
         [("embeddings", 2), ("deepstack_0", 3)],
     ]
     assert frames == [b"aaaa", b"bbbb"] * 2
+
+
+def test_an_item_that_is_saved_is_named_in_its_place() -> None:
+    request = encode(7, ("a", 1), ("b", 1))
+    results = results_of(request)
+    results.put_embedding(ItemEmbedding(7, 1, "embeddings", Tensor(0, "int32", (1, 1))), [b"bbbb"])
+    saved = [ItemSaved(7, 0, "encoder/f/a"), ItemSaved(99, 0, "of nobody")]
+    results.gather(StepOutput(5, 6, 7, b"", [], [], [], [], saved=saved), [])
+    answer, frames = results.take_answer(request)
+    assert isinstance(answer, RequestEncoded)
+    assert answer.outputs == ["encoder/f/a", {"embeddings": Tensor(0, "int32", (1, 1))}]
+    assert frames == [b"bbbb"]
 
 
 # ---- tokens

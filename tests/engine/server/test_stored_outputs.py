@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mmcached.cache.store_keys import output_key
@@ -16,7 +17,7 @@ from mmcached.wire.errors import CacheMiss, CorruptImage
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
-from mmcached.wire.messages.parts import Feature, Inline, StoredOutput
+from mmcached.wire.messages.parts import Feature, Inline, StoredOutput, Tensor
 from tests.clock import Clock
 from tests.engine.fake_peers import Bench
 
@@ -174,6 +175,33 @@ def test_ranks_that_share_outputs_and_differ_fail_their_step_and_not_the_engine(
     failed = bench.expect(from_engine.RequestFailed)
     assert (failed.error.code, failed.error.retryable) == ("computation_failed", True)
     bench.serve(2)
+
+
+def test_an_answer_names_what_rank_0_saves(bench: Bench) -> None:
+    items = [Feature(name * 64, "image", index, 1, 1, 9, Inline(0, 1)) for index, name in enumerate("no")]
+    items[1] = msgspec.structs.replace(items[1], mm_hash=items[1].mm_hash + ":1")  # it has its name of its client
+    add = to_engine.AddRequest(1, "encode", [258, 258], items, 0, None, "t", store_epoch=9, takes_keys=True)
+    bench.send(add, [b"frame"])
+    plans = bench.plans()
+    first, second = plans[0].emit
+    assert (first.mm_hash, first.tenant, first.store_epoch) == ("n" * 64, "t", 9)
+    assert second.store_epoch == 0
+    tensor = Tensor(0, "int32", (1,))
+    for worker, plan in zip(bench.workers, plans, strict=True):
+        embeddings, saved, frames = [], [], []
+        if not worker.rank:
+            saved, frames = [to_engine.ItemSaved(1, 0, "a key")], [b"four"]
+            embeddings = [to_engine.ItemEmbedding(1, 1, "embeddings", tensor)]
+        output = msgspec.structs.replace(worker.output(plan), embeddings=embeddings, saved=saved)
+        worker.channel.send(output, frames)
+    assert bench.expect(from_engine.RequestEncoded).outputs == ["a key", {"embeddings": tensor}]
+
+
+def test_who_takes_no_keys_gets_what_it_asks_for_inline(bench: Bench) -> None:
+    item = Feature("n" * 64, "image", 0, 1, 1, 9, Inline(0, 1))
+    bench.send(to_engine.AddRequest(1, "encode", [258], [item], 0, None, store_epoch=9), [b"frame"])
+    plans = bench.plans()
+    assert [emit.store_epoch for emit in plans[0].emit] == [0]
 
 
 def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store: Store) -> None:

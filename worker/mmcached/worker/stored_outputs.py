@@ -20,7 +20,7 @@ from mmcached.client import Client
 from mmcached.client.saver import Saver, SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.messages.worker import EncodeItem
+from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem
 
 CALL_S = 1.0
 """Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
@@ -64,6 +64,7 @@ class StoredOutputs(Closeable):
 
     def __init__(self, config: ServiceConfig, make_client: Callable[[], Client], fingerprint: str) -> None:
         self._max_bytes = config.limits.max_unsaved_mb << 20
+        self._max_inline_bytes = config.limits.max_inline_output_kb << 10
         self._wait_s = max(config.limits.output_wait_s, 0.001)
         self._make_client = make_client
         self._fingerprint = fingerprint
@@ -74,11 +75,19 @@ class StoredOutputs(Closeable):
     def counters(self) -> SaverCounters:
         return SaverCounters() if self._saver is None else self._saver.counters
 
-    def save(self, item: EncodeItem, output: Mapping[str, torch.Tensor]) -> None:
-        """Have an output saved. Its tensors must not change any more; a copy from a device is made in the thread."""
+    def save_large(self, item: EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
+        """As `save`, unless the output is small enough to travel inline; return whether it is being saved."""
+        nbytes = sum(tensor.nbytes for tensor in output.values())
+        return nbytes > self._max_inline_bytes and self.save(item, output)
+
+    def save(self, item: EncodeItem | EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
+        """Have an output saved, unless too much waits; return whether it is being saved.
+
+        Its tensors must not change any more; a copy from a device is made in the thread.
+        """
         if self._saver is None:
             self._saver = Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
-        self._saver.save(
+        return self._saver.save(
             output_key(self._fingerprint, item.mm_hash),
             sum(tensor.nbytes for tensor in output.values()),
             lambda: {name: tensor.cpu() for name, tensor in output.items()},

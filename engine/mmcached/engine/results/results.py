@@ -19,19 +19,22 @@ from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError, MissingRows
 from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated, TokensCommitted
-from mmcached.wire.messages.parts import RequestRows, Rows, StreamedTokens, Tensor
+from mmcached.wire.messages.parts import EncoderOutput, RequestRows, Rows, StreamedTokens, Tensor
 from mmcached.wire.row_pieces import RowPieces
 from mmcached.wire.sockets.frames import Frame
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """Tensors of one request: rows, from position `start` on, by key; header and bytes of outputs by item and name."""
+    """Tensors of one request: rows, from position `start` on, by key; header and bytes of outputs by item and name, or
+    the key in the store of all of an item.
+    """
 
     streams_rows: bool = False
     start: int | None = None
     rows: dict[str, RowPieces] = field(default_factory=dict)
     outputs: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
 
 
 class Results:
@@ -68,6 +71,9 @@ class Results:
             self.put_rows(made.request_id, made.rows, payload)
         for embedding in output.embeddings:
             self.put_embedding(embedding, payload)
+        for saved in output.saved:
+            if (gathered := self._open.get(saved.request_id)) is not None:
+                gathered.keys[saved.index] = saved.key
 
     def put_rows(self, request_id: int, rows: Rows, payload: Sequence[Frame]) -> None:
         """Take rows of a key; the first that come are the first that are wanted. Raises as `gather` does."""
@@ -165,14 +171,19 @@ def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], 
 
 
 def _encoded(request: Request, gathered: _Gathered) -> tuple[RequestEncoded, list[Frame]]:
-    items, num_items = gathered.outputs, len(request.features)
-    if sorted(items) != list(range(num_items)):
-        raise InvariantError(f"request {request.request_id}: embeddings of items {sorted(items)}, expected {num_items}")
-    outputs: list[dict[str, Tensor]] = []
+    items, keys, num_items = gathered.outputs, gathered.keys, len(request.features)
+    if sorted({*items, *keys}) != list(range(num_items)):
+        found = sorted({*items, *keys})
+        raise InvariantError(f"request {request.request_id}: embeddings of items {found}, expected {num_items}")
+    outputs: list[EncoderOutput] = []
     frames: list[Frame] = []
     for index in range(num_items):
-        outputs.append({})
+        if index not in items:
+            outputs.append(keys[index])
+            continue
+        named = {}
         for name, (tensor, data) in items[index].items():
-            outputs[index][name] = Tensor(len(frames), tensor.dtype, tensor.shape)
+            named[name] = Tensor(len(frames), tensor.dtype, tensor.shape)
             frames.append(data)
+        outputs.append(named)
     return RequestEncoded(request.request_id, outputs), frames

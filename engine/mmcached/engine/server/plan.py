@@ -34,7 +34,7 @@ def build_plan(
         step=step.step_id,
         freed_keys=list(step.freed_keys),
         encode=[_encode_item(request, index, key, items, payload) for request, index, key in step.encode],
-        emit=[EmitEmbedding(request.request_id, index, key) for request, index, key in step.emit],
+        emit=[_emit(request, index, key) for request, index, key in step.emit],
         chunks=[_run_chunk(chunk) for chunk in step.chunks],
         released=list(step.released),
         row_epoch=step.row_epoch,
@@ -59,6 +59,13 @@ def _encode_item(request: Request, index: int, key: str, items: ItemFrames, payl
     return EncodeItem(
         key, feature.mm_hash, feature.num_embeds, where, feature.lease, tenant=request.tenant, store_epoch=store_epoch
     )
+
+
+def _emit(request: Request, index: int, key: str) -> EmitEmbedding:
+    mm_hash = request.features[index].mm_hash
+    if not request.takes_keys or is_named(mm_hash):
+        return EmitEmbedding(request.request_id, index, key)
+    return EmitEmbedding(request.request_id, index, key, mm_hash, request.tenant, request.store_epoch)
 
 
 def _run_chunk(chunk: ScheduledChunk) -> RunChunk:

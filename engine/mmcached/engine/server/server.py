@@ -340,6 +340,7 @@ class EngineServer(Closeable):
             priority=message.priority,
             outputs=self._outputs.tokens(message.request_id),
             store_epoch=message.store_epoch,
+            takes_keys=message.takes_keys,
         )
 
     def _forget(self, request_id: int) -> None:

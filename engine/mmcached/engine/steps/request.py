@@ -52,6 +52,7 @@ class Request:
         priority: urgency, lower first, under the "priority" policy.
         outputs: of its items whose encoder output is in the store under a lease of the engine, the lease's token.
         store_epoch: of the store, in which outputs made for it are saved; 0: they are not.
+        takes_keys: its large outputs may be named by their key in the store.
         rows: rows that its client wants, if any.
         num_rows_delivered: position before which no row is wanted any more.
         place: sort key of the order of service, from the scheduler.
@@ -74,6 +75,7 @@ class Request:
         priority: int = 0,
         outputs: Mapping[int, str] | None = None,
         store_epoch: int = 0,
+        takes_keys: bool = False,
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -88,6 +90,7 @@ class Request:
         self.priority = priority
         self.outputs = dict(outputs or {})
         self.store_epoch = store_epoch
+        self.takes_keys = takes_keys
         self.place = (0, 0)
         self.features_end = max((feature.offset + feature.length for feature in self.features), default=0)
 

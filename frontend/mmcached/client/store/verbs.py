@@ -90,6 +90,12 @@ class StoreVerbs:
         hits = self._find_and_count(keys, reading, tenant)
         return self._ask_and_count(keys, reading, deadline, tenant) if hits is None else Done(hits)
 
+    @property
+    def is_reader(self) -> bool:
+        """Whether records of the present store are found without asking for them."""
+        session = self._sessions.present
+        return session is not None and session.incarnation > 0
+
     def look(self, keys: list[str], reading: Reading, deadline: Deadline) -> Verb[list[Hit | None]]:
         """Return those records that are seen in the ring; the service is told of this reader, but asked for nothing."""
         try:

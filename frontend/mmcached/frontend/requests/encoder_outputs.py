@@ -2,7 +2,7 @@
 
     in the store                                         loaded: nothing of the image is processed
     an open request of another engine has it encoded     the request waits, for `output_wait_s` at most
-    the engine says that it has it in its own cache      it is encoded and saved by nobody, and nobody waits
+    the engine says that it has it in its own cache      nobody encodes it, and nobody waits but for an answer's name
     else                                                 this request's engine encodes and saves it: the request owns it
 
     owned ──put: kept──> gone, those who wait go on and find it
@@ -10,7 +10,8 @@
       └──the owner has ended──> for a moment, in which the put may come; then gone, and the first who waits owns it
 
 A look takes no lease: the engine does, and has the request sent again if the output has gone meanwhile. Requests of one
-engine never wait for each other; it encodes an image once for all of them.
+engine never wait for each other; it encodes an image once for all of them. An answer that names outputs waits for their
+puts in the same way.
 
 Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns.
 """
@@ -37,6 +38,7 @@ GRACE_S = 0.5
 class _Owner:
     number: int
     engine: int
+    has_it: bool = False
     until: float = inf
 
 
@@ -89,7 +91,7 @@ class EncoderOutputs:
         now = self._clock()
         for key, name, _ in self._names(request):
             owner = self._owners.get(name)
-            if key in stored or owner is None or owner.engine == engine or owner.number == request.number:
+            if key in stored or owner is None or owner.has_it or engine == owner.engine or request.number == owner.number:
                 continue
             if now < self._give_up_at.setdefault(request.number, now + self._wait_s):
                 self.num_waits += 1
@@ -97,14 +99,47 @@ class EncoderOutputs:
                 return True
         return False
 
+    def are_all_in(self, request: OpenRequest, stored: Container[str]) -> bool:
+        """Return whether a request for outputs needs no engine: its client finds them all.
+
+        Args:
+            stored: from `look`.
+        """
+        return request.takes_keys and all(key in stored for key in request.keys) and not any(request.image_ids)
+
+    def keys(self, request: OpenRequest) -> list[str]:
+        """Return the keys in the store of a request's outputs."""
+        return [output_key(self._connections.encoder_fingerprint, key) for key in request.keys]
+
+    def have_to_come(self, request: OpenRequest, keys: Iterable[str]) -> bool:
+        """Return whether a request waits for outputs that are being put; `take_ready` will name it."""
+        now, tenant = self._clock(), request.message.tenant
+        for key in keys:
+            name = store_key(tenant, key)
+            if name not in self._owners or self._records.has(tenant, key):
+                continue
+            if now < self._give_up_at.setdefault(request.number, now + self._wait_s):
+                self._waiting[request.number] = name
+                return True
+        return False
+
+    def have_come(self, request: OpenRequest, keys: Iterable[str]) -> bool:
+        """Return whether the store has all of these outputs."""
+        return all(self._records.has(request.message.tenant, key) for key in keys)
+
     def is_waiting(self, number: int) -> bool:
         return number in self._waiting
 
     def sent(self, request: OpenRequest, connection: EngineConnection, stored: Container[str]) -> None:
         """Take note that a request is with an engine, which encodes all but what it loads, or has in its own cache."""
+        self._give_up_at.pop(request.number, None)
         for key, name, _ in self._names(request):
-            if key not in stored and not connection.held.has_item(key):
-                self._owners.setdefault(name, _Owner(request.number, connection.incarnation))
+            has_it = connection.held.has_item(key)
+            if key in stored or (has_it and not request.takes_keys):
+                continue
+            owner = self._owners.get(name)
+            if owner is None or (owner.has_it and not has_it):
+                self._owners[name] = _Owner(request.number, connection.incarnation, has_it)
 
     def leave(self, number: int, *, has_ended: bool = True) -> None:
         """Forget a request that waits for nothing any more.

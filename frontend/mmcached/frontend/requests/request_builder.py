@@ -43,6 +43,7 @@ def build_request(
     leases: Sequence[LeaseId | None],
     mirror_seq: int,
     store_epoch: int = 0,
+    takes_keys: bool = False,
     config: ServiceConfig,
 ) -> tuple[AddRequest, list[Frame]]:
     """Return the message to the engine, with its payload frames.
@@ -50,7 +51,7 @@ def build_request(
     Args:
         token_ids: from `prompt_tokens`.
         leases: one per item; None for one that is not in the ring.
-        mirror_seq, store_epoch: see `AddRequest`.
+        mirror_seq, store_epoch, takes_keys: see `AddRequest`.
     Raises:
         InvalidRequest: with the placeholders the prompt is longer than the model takes.
     """
@@ -87,6 +88,7 @@ def build_request(
         store_epoch=store_epoch,
         is_streamed=isinstance(message, Generate) and message.stream_window > 0,
         priority=message.priority if isinstance(message, Generate) else 0,
+        takes_keys=takes_keys,
     )
     return add, payload
 

@@ -162,6 +162,7 @@ class RequestService:
             return
         self._requests.add(request)
         self.streams.open(request)
+        self._answer_encoded(request)
 
     def taken(self, message: received.TokensTaken) -> None:
         request = self._requests.find(message.client_id, message.request_id)
@@ -178,7 +179,9 @@ class RequestService:
 
     def _advance_or_fail(self, request: OpenRequest) -> None:
         try:
-            self._advance(request)
+            if request.encoded is None:
+                self._advance(request)
+            self._answer_encoded(request)
         except MmcachedError as error:
             log.info("request failed", request_id=request.number, code=error.code)
             self.fail(request.number, error)
@@ -191,6 +194,10 @@ class RequestService:
                 if not self._preprocessing.has_keys(request):
                     return
                 stored = self.outputs.look(request)
+                if self.outputs.are_all_in(request, stored):
+                    self._preprocessing.leave(request.number, has_used=False)
+                    request.encoded = to_client.Encoded(request.message.request_id, [*self.outputs.keys(request)]), ()
+                    return
                 given = self._preprocessing.advance(request, stored)
                 if given is None:
                     return
@@ -237,6 +244,7 @@ class RequestService:
                 leases=leases,
                 mirror_seq=mirror_seq,
                 store_epoch=self.outputs.store_epoch,
+                takes_keys=request.takes_keys and config.limits.output_wait_s > 0,
                 config=config,
             )
             request.num_prompt_tokens = len(add.prompt_token_ids)
@@ -304,7 +312,31 @@ class RequestService:
     def encoded(self, engine: int, message: received.RequestEncoded, payload: Sequence[Frame]) -> None:
         request = self._with(engine, message.request_id)
         if request is not None:
-            self._finish(request, to_client.Encoded(request.message.request_id, message.outputs), payload)
+            self._requests.move(request, 0)  # which may die from now on
+            request.encoded = to_client.Encoded(request.message.request_id, message.outputs), payload
+            self._advance_or_fail(request)
+
+    def _answer_encoded(self, request: OpenRequest) -> None:
+        """Answer an open request whose outputs are here or in the store. If they are being put there, it waits; if they
+        were not kept, it gets them inline.
+
+        Raises:
+            RequestAborted: the engine has named what was to come inline.
+        """
+        if request.encoded is None or self._requests.get(request.number) is not request:
+            return
+        answer, payload = request.encoded
+        keys = [output for output in answer.outputs if isinstance(output, str)]
+        if keys and not request.takes_keys:
+            raise RequestAborted("the engine has answered with names in the store for outputs; try again")
+        if self.outputs.have_to_come(request, keys):
+            return
+        if self.outputs.have_come(request, keys):
+            self._finish(request, answer, payload)
+            return
+        self.outputs.leave(request.number, has_ended=False)
+        request.encoded, request.has_to_be_inline = None, True
+        self._advance(request)
 
     def failed(self, engine: int, message: received.RequestFailed) -> None:
         """Answer a request that its engine could not serve."""

@@ -10,13 +10,13 @@ from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
     EncoderForm,
+    EncoderOutput,
     Inline,
     Message,
     MessageLimits,
     RequestRows,
     Rows,
     StreamedTokens,
-    Tensor,
     Text,
     TokenId,
 )
@@ -83,10 +83,12 @@ class Generated(Message, frozen=True):
 
 
 class Encoded(Message, frozen=True):
-    """The outputs of the encoder by name, one set per image, in the order of the request."""
+    """The outputs of the encoder by name, one set per image, in the order of the request; in place of a set its key in
+    the store, if the request takes keys. It may have gone from there since: then ask for what is not named.
+    """
 
     request_id: Count
-    outputs: list[dict[Text, Tensor]]
+    outputs: list[EncoderOutput]
 
 
 class Stats(Message, frozen=True):

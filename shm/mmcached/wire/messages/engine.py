@@ -64,7 +64,7 @@ class AddRequest(Message, frozen=True):
     `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
     messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
     first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit. `store_epoch`: of the store, in which
-    what is encoded for it is saved; 0: it is not.
+    what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`.
     """
 
     request_id: Count
@@ -78,6 +78,7 @@ class AddRequest(Message, frozen=True):
     is_streamed: bool = False
     priority: Priority = 0
     store_epoch: Count = 0
+    takes_keys: bool = False
 
 
 class AbortRequest(Message, frozen=True):
@@ -167,9 +168,17 @@ class ItemEmbedding(Part, frozen=True):
     tensor: Tensor
 
 
+class ItemSaved(Part, frozen=True):
+    """The outputs of the encoder for item `index` of a request are being put into the store, under `key`."""
+
+    request_id: Count
+    index: Count
+    key: Text
+
+
 class StepOutput(Message, frozen=True):
     """What a step has made. Rank 0 alone fills `rows` (those of each chunk, and those before it that were wanted),
-    `embeddings` and what comes of the prefix store; `digest` is equal on all ranks.
+    `embeddings`, `saved` and what comes of the prefix store; `digest` is equal on all ranks.
 
     `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
     """
@@ -185,6 +194,7 @@ class StepOutput(Message, frozen=True):
     encoder_keys: list[Text] | None = None
     prefix_report: PrefixReport = msgspec.field(default_factory=dict)
     missing: list[RowsMissing] = msgspec.field(default_factory=list)
+    saved: list[ItemSaved] = msgspec.field(default_factory=list)
 
 
 class StepFailed(Message, frozen=True):

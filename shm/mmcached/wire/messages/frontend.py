@@ -11,13 +11,13 @@ from mmcached.wire.handle import Count, RingAnnouncement
 from mmcached.wire.messages.parts import (
     EgressPlace,
     EncoderForm,
+    EncoderOutput,
     Message,
     Priority,
     RequestRows,
     Rows,
     RowsWanted,
     StreamedTokens,
-    Tensor,
     Text,
     TokenId,
 )
@@ -79,13 +79,18 @@ class Generate(Message, frozen=True):
 
 
 class Encode(Message, frozen=True):
-    """Embed images; the encoded image files are the further frames. `image_ids` as in `Generate`."""
+    """Embed images; the encoded image files are the further frames. `image_ids` as in `Generate`.
+
+    Attributes:
+        takes_keys: the client reads the store: what is large it finds there, under the key that the answer names.
+    """
 
     client_id: ClientId
     request_id: Count
     timeout_s: Timeout
     tenant: Text = ""
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
+    takes_keys: bool = False
 
 
 class TokensTaken(Message, frozen=True):
@@ -337,10 +342,12 @@ class RequestGenerated(Message, frozen=True):
 
 
 class RequestEncoded(Message, frozen=True):
-    """Of each item the outputs of the encoder, by name, in the encoder's order."""
+    """Of each item the outputs of the encoder, by name, in the encoder's order; or, if the request takes keys, the key
+    under which the store has them, or soon will.
+    """
 
     request_id: Count
-    outputs: list[dict[Text, Tensor]]
+    outputs: list[EncoderOutput]
 
 
 class RequestFailed(Message, frozen=True):

@@ -63,6 +63,10 @@ class Tensor(Part, frozen=True):
     shape: tuple[Count, ...]
 
 
+EncoderOutput = dict[Text, Tensor] | Text
+"""What the encoder says of an item, by name; or the key under which the store has it."""
+
+
 class TensorForm(Part, frozen=True):
     """The name, dtype and shape of a tensor that every item has; a size of -1 differs from item to item."""
 

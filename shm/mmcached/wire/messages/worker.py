@@ -70,11 +70,18 @@ class RunChunk(Part, frozen=True):
 
 
 class EmitEmbedding(Part, frozen=True):
-    """Return encoder output `key` as item `index` of a request."""
+    """Return encoder output `key` as item `index` of a request; or, if it is large, save it in the store and name it.
+
+    Attributes:
+        mm_hash, tenant, store_epoch: of the record in the store; epoch 0: none is made.
+    """
 
     request_id: Count
     index: Count
     key: Text
+    mm_hash: Text = ""
+    tenant: Text = ""
+    store_epoch: Count = 0
 
 
 class StepPlan(Message, frozen=True):

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from mmcached.cache.store_keys import EMBEDDINGS
+from mmcached.cache.store_keys import EMBEDDINGS, output_key
 from mmcached.client.saver import SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
@@ -39,7 +39,7 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Latency
-from mmcached.wire.messages.engine import ItemEmbedding, ReadDone, Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, ReadDone, Sampled, StepFailed, StepOutput
 from mmcached.wire.messages.parts import Inline, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.process.turns import places
@@ -134,6 +134,7 @@ class ModelRunner(Closeable):
             self.encoder_cache.keys() if self._config.debug_check_workers else None,
             report,
             made.missing,
+            made.saved,
         )
         return output, made.frames
 
@@ -223,9 +224,12 @@ class ModelRunner(Closeable):
                 _wait_for(made.used)
                 self._encode_latency.add(time.perf_counter() - started)
             for emit in plan.emit:
-                self._emit(emit, made)
+                made.used += self.encoder_cache.get(emit.key).values()
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
-            return None, made.digest(outputs.values())
+            digest = made.digest(outputs.values())
+            for emit in plan.emit if self._returns_tensors else ():
+                self._emit(emit, made)
+            return None, digest
         except MmcachedError as error:
             self._withdraw(plan, slots)
             return error_to_wire(error), b""
@@ -351,10 +355,15 @@ class ModelRunner(Closeable):
             raise CacheMiss([item.mm_hash])
 
     def _emit(self, emit: EmitEmbedding, made: StepResult) -> None:
-        for name, tensor in self.encoder_cache.get(emit.key).items():
-            made.used.append(tensor)
-            if self._returns_tensors:
-                made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
+        """Return an output; or its key, if it goes into the store, which begins now that the step has been computed."""
+        output = self.encoder_cache.get(emit.key)
+        if emit.store_epoch and self._outputs is not None and self._outputs.save_large(emit, output):
+            self._unsaved = [item for item in self._unsaved if item.key != emit.key]
+            key = output_key(self.encoder_fingerprint, emit.mm_hash)
+            made.saved.append(ItemSaved(emit.request_id, emit.index, key))
+            return
+        for name, tensor in output.items():
+            made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
         """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""
