@@ -8,7 +8,7 @@ kv              the KV cache manager                       kv_samplers, sides, t
 scheduler       the scheduler and its encoder books        scheduler_steps, sides
 prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
-encode          how often an image is encoded by several engines and ranks, and what one-use images cost
+encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
 eviction        what the ring keeps and refuses            policies, eviction_costs, traces
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter

@@ -3,6 +3,7 @@
 engines   four engines are each asked for the same new images at once: runs of the encoder, and the time, against one
           engine alone
 ranks     one engine of four ranks is asked for new images: runs of the encoder per image
+travel    a large embedding through shared memory, against inline and against a hit of the store
 one use   every image is new: the time of an embedding with the store, against a service without one
 
 Services of real processes, the reference encoder on CPUs; the machine's cores are shared by all.
@@ -26,7 +27,7 @@ from PIL import Image
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client
 from mmcached.wire.config import ModelConfig, ServiceConfig
-from scripts.bench import harness
+from scripts.bench import encode_travel, harness
 from scripts.bench.harness import Bound, Row, compare, row
 
 NUM_IMAGES = 32
@@ -41,17 +42,18 @@ BOUNDS = [
     Bound("reach", "time of all answers", f"{NUM_ENGINES} engines, {NUM_IMAGES} images, each by each", "one", 1.3),
     Bound("reach", "encoder runs", f"{WORLD_SIZE} ranks, {NUM_IMAGES} images", "images", 1.0),
     Bound("reach", "time of an embedding", "every image is new", "no store", 1.03),
+    *encode_travel.BOUNDS,
 ]
 _seeds = count()
 
 
-def new_images(number: int) -> list[bytes]:
+def new_images(number: int, side: int = SIDE) -> list[bytes]:
     """Return so many pictures that nobody has seen."""
     images = []
     for _ in range(number):
         noise = random.Random(next(_seeds)).randbytes(3 * 16 * 16)
         buffer = io.BytesIO()
-        Image.frombytes("RGB", (16, 16), noise).resize((SIDE, SIDE)).save(buffer, "PNG", compress_level=1)
+        Image.frombytes("RGB", (16, 16), noise).resize((side, side)).save(buffer, "PNG", compress_level=1)
         images.append(buffer.getvalue())
     return images
 
@@ -132,7 +134,13 @@ def one_use(num_rounds: int) -> Iterator[Row]:
     )
 
 
-SECTIONS = {"engines": engines, "ranks": ranks, "one use": one_use}
+def travel(num_rounds: int) -> Iterator[Row]:
+    (picture,) = new_images(1, encode_travel.SIDE)
+    with service(**encode_travel.SETTINGS) as shared, service(store_gb=0, **encode_travel.SETTINGS) as inline:
+        yield from encode_travel.travel(shared, inline, picture, 3 * num_rounds)
+
+
+SECTIONS = {"engines": engines, "ranks": ranks, "travel": travel, "one use": one_use}
 
 
 if __name__ == "__main__":
