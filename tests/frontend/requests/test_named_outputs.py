@@ -10,6 +10,7 @@ import pytest
 
 from mmcached.cache.store_keys import output_key
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ErrorInfo
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
@@ -98,6 +99,19 @@ def test_an_answer_goes_when_the_store_has_what_it_names(desk: Desk, is_saved_fi
         desk.save(key)
     assert desk.answer().outputs == [key, other]
     assert desk.bench.frontend.stats().requests_done == 1
+
+
+def test_what_the_engine_has_in_its_own_cache_is_named_too(desk: Desk) -> None:
+    add, (key,) = desk.asked(png(1))
+    desk.engine.channel.send(to_frontend.CacheChanged(True, [], [], [add.features[0].mm_hash]))
+    desk.engine.channel.send(to_frontend.RequestFailed(add.request_id, ErrorInfo("request_aborted", "gone", True, {})))
+    desk.bench.answer(to_client.Failed)
+    desk.bench.frontend.requests.outputs.check(float("inf"))  # that request's put does not come any more
+    again, _ = desk.asked(png(1))
+    desk.name(again, key)
+    assert desk.waits()
+    desk.save(key)
+    assert desk.answer().outputs == [key]
 
 
 def test_what_is_inline_waits_for_what_is_named(desk: Desk) -> None:

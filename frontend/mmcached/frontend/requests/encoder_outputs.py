@@ -91,7 +91,13 @@ class EncoderOutputs:
         now = self._clock()
         for key, name, _ in self._names(request):
             owner = self._owners.get(name)
-            if key in stored or owner is None or owner.has_it or engine == owner.engine or request.number == owner.number:
+            if (
+                key in stored
+                or owner is None
+                or owner.has_it
+                or engine == owner.engine
+                or request.number == owner.number
+            ):
                 continue
             if now < self._give_up_at.setdefault(request.number, now + self._wait_s):
                 self.num_waits += 1
