@@ -1,4 +1,8 @@
-"""Shows on a terminal that a long work goes on; says nothing in a pipe."""
+"""Shows on a terminal that a long work goes on; says nothing in a pipe.
+
+Both outputs must be the terminal: who reads one of them through a pipe, as `mmcached demo` reads its services', has a
+bar of his own, or wants none.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ Working = Callable[[str], AbstractContextManager[Tell]]
 @contextmanager
 def working(words: str) -> Iterator[Tell]:
     """Show a moving bar on stderr, with the time that has passed, until the end of the work; then nothing is left."""
-    if not sys.stderr.isatty():
+    if not (sys.stderr.isatty() and sys.stdout.isatty()):
         with unseen(words) as tell:
             yield tell
         return

@@ -191,6 +191,9 @@ def shown() -> set[tuple[str, bool, int | None]]:
 def test_shm_says_what_a_segment_is_for() -> None:
     with make_ring() as ring, make_ring(has_index=True) as store:
         found = {entry["name"]: entry for entry in json.loads(call("shm", "ls", "--json").stdout)}
+        program = Path("/proc/self/comm").read_text().strip()
+        assert found[ring.announcement.data_name]["process"] == program
+        assert f"{os.getpid()} {program}" in call("shm", "ls").stdout
         assert found[ring.announcement.data_name]["purpose"] == "ring"
         assert found[store.announcement.data_name]["purpose"] == "store"
 

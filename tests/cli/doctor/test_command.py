@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmcached.cli.doctor.checkup import CHECKS
+from tests.cli.terminals import on_a_terminal
 from tests.shm.processes import DEADLINE_S
 
 DOCTOR = (sys.executable, "-m", "mmcached", "doctor")
@@ -53,18 +53,3 @@ def test_a_pipe_gets_lines_and_a_terminal_a_table(run_dir: Path) -> None:
     shown = on_a_terminal(*DOCTOR, "--run-dir", str(run_dir))
     assert "│ atomic words" in shown
     assert "checking" in shown
-
-
-def on_a_terminal(*command: str) -> str:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=os.environ | {"COLUMNS": "160"}) as child:
-        os.close(theirs)
-        seen = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                seen += piece
-        except OSError:  # EIO: the last process that had the terminal has ended
-            pass
-        child.wait(DEADLINE_S)
-    os.close(ours)
-    return seen.decode(errors="replace")

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from mmcached.cli.progress import Tell
 from mmcached.cli.serve.supervisor import Supervisor
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, SegmentError, ServiceUnavailable
@@ -44,6 +46,19 @@ def test_a_service_whose_directory_is_another_s_by_now_ends_and_takes_nothing_wi
         with pytest.raises(ServiceUnavailable, match="not our directory any more"):
             supervisor.turn(time.monotonic())
     assert all(each.exists() for each in theirs)
+
+
+def test_a_start_is_shown_while_it_lasts(run_dir: Path) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def working(words: str) -> Iterator[Tell]:
+        yield seen.append
+        raise AssertionError("nothing was started")
+
+    with Supervisor(run_dir / "s", CONFIG, working=working) as supervisor, pytest.raises(AssertionError):
+        supervisor.run()
+    assert seen == [f"starting frontend, engine and 1 worker(s) in {run_dir / 's'}"]
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_started(run_dir: Path) -> None:

@@ -37,6 +37,7 @@ def test_what_lies_there_and_who_holds_it() -> None:
             ring.discard(second)
             assert state_of(onlooker.rows()[second.slot]) == "free"
             assert onlooker.read(second.slot, rows[second.slot], 0, 1) is None, "which are nobody's by now"
+            assert onlooker.notes([first.slot, second.slot], rows) == [b"", None]
             entry.give_back(first)
             entry.give_back(first)
         assert onlooker.attached() == [], "who has ended holds nothing"

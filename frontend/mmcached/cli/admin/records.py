@@ -33,6 +33,7 @@ from mmcached.wire.errors import LayoutMismatch, RemoteProtocolError
 from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION
 
+_FIRST_LOOK = 256
 _MAX_LOCK_TEXT = 64
 
 
@@ -134,14 +135,13 @@ class StoreOnlooker(Closeable):
         valid = np.flatnonzero(rows[:, GENERATION] & np.uint64(1))
         newest_first = valid[np.argsort(rows[valid, GENERATION])][::-1].tolist()
         found: list[StoredKey] = []
-        for age, slot in enumerate(newest_first, 1):
-            names = self._names(slot, rows[slot])
-            if names is None or tenant not in (None, names[0]) or not fnmatchcase(names[1], glob):
+        for age, slot, (its_tenant, key) in self._named(newest_first, rows, max(_FIRST_LOOK, limit)):
+            if tenant not in (None, its_tenant) or not fnmatchcase(key, glob):
                 continue
             if len(found) == limit:
                 return KeyList(len(newest_first), True, found)
             nbytes, readers = int(rows[slot, NBYTES]), self._holders(slot)
-            found.append(StoredKey(key=names[1], tenant=names[0], nbytes=nbytes, age=age, readers=readers))
+            found.append(StoredKey(key=key, tenant=its_tenant, nbytes=nbytes, age=age, readers=readers))
         return KeyList(len(newest_first), False, found)
 
     def inspect(self, key: str, tenant: str) -> FoundRecord:
@@ -172,10 +172,17 @@ class StoreOnlooker(Closeable):
     def close(self) -> None:
         self._ring.close()
 
-    def _names(self, slot: int, row: Row) -> tuple[str, str] | None:
-        note = self._ring.note(slot, row)
-        parsed = None if note is None else parse_note(note)
-        return None if parsed is None else tenant_and_key(parsed[1])
+    def _named(self, slots: list[int], rows: Row, num: int) -> Iterator[tuple[int, int, tuple[str, str]]]:
+        """Yield place, slot and names of each record that stays while it is read; look at `num`, then twice as many."""
+        start = 0
+        while start < len(slots):
+            some = slots[start : start + num]
+            for place, (slot, note) in enumerate(zip(some, self._ring.notes(some, rows), strict=True), start + 1):
+                parsed = None if note is None else parse_note(note)
+                names = None if parsed is None else tenant_and_key(parsed[1])
+                if names is not None:
+                    yield place, slot, names
+            start, num = start + num, 2 * num
 
     def _head(self, slot: int, row: Row) -> Head | None:
         preamble = self._ring.read(slot, row, 0, PREAMBLE.size)

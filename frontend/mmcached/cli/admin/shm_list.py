@@ -29,6 +29,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
         is_live: its writer holds its lock. `shm gc` removes what is not, unless it is kept.
         is_kept: a service in its run directory is to adopt it.
         pid: of its writer, if it can be read; the process may be long gone.
+        process: name of the writer's program, if it lives; says whose a ring without a run directory is, as a client's.
         purpose: the store is what clients put into, the ring is the processor cache; "" if the header cannot be read.
         run_dir: of the service whose frontend writes it, or is to adopt it; "" for any other.
     """
@@ -40,6 +41,7 @@ class SegmentEntry(msgspec.Struct, frozen=True):
     pid: int | None
     purpose: Literal["ring", "store", ""]
     run_dir: str
+    process: str = ""
 
     @property
     def state(self) -> str:
@@ -61,7 +63,8 @@ def list_segments() -> list[SegmentEntry]:
             if layout is not None:
                 purpose = "store" if layout.index_words else "ring"
             run_dir = str(home) if home is not None and (is_live or is_kept) else ""
-            found.append(SegmentEntry(name, nbytes, is_live, is_kept, pid, purpose, run_dir))
+            process = _program(pid) if is_live else ""
+            found.append(SegmentEntry(name, nbytes, is_live, is_kept, pid, purpose, run_dir, process))
     return found
 
 
@@ -95,3 +98,11 @@ def _writer_pid(data_name: str, layout: Layout) -> int | None:
         return int.from_bytes(os.pread(fd, 8, layout.board_offset + 8 * WRITER_PID), "little") or None
     finally:
         os.close(fd)
+
+
+def _program(pid: int | None) -> str:
+    """Return the name of a process's program; "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""

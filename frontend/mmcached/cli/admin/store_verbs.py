@@ -23,6 +23,7 @@ from mmcached.cli.admin.printing import (
     print_table,
     shown,
 )
+from mmcached.cli.progress import working
 from mmcached.wire.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def keys(
     as_json: JsonOption = False,
 ) -> None:
     """List what is in the store, the newest first: key, tenant, size, readers. Also while no frontend answers."""
-    with _look(run_dir) as store:
+    with _look(run_dir) as store, working("looking into the store"):
         found = store.list_keys(match, tenant, limit)
     if as_json:
         print_json(found)

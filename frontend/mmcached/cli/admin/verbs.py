@@ -23,6 +23,7 @@ from mmcached.cli.admin.printing import (
     no_service,
     print_json,
     print_table,
+    shown,
 )
 from mmcached.cli.progress import working
 from mmcached.wire.errors import DeadlineExceeded
@@ -66,15 +67,18 @@ def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
 
 
 def shm_ls(as_json: JsonOption = False) -> None:
-    """List the segments: name, what for, size, whether the writer lives, its pid, and its service."""
+    """List the segments: name, what for, size, whether the writer lives, who it is, and its service."""
     from mmcached.cli.admin.shm_list import list_segments
 
     entries = list_segments()
     if as_json:
         print_json(entries)
     elif entries:
-        rows = [[e.name, e.purpose, f"{e.nbytes:,}", e.state, str(e.pid or ""), e.run_dir] for e in entries]
-        print_table(rows, "name", "purpose", "bytes", "writer", "pid", "run directory")
+        rows = [
+            [e.name, e.purpose, f"{e.nbytes:,}", e.state, f"{e.pid or ''} {shown(e.process)}".strip(), shown(e.run_dir)]
+            for e in entries
+        ]
+        print_table(rows, "name", "purpose", "bytes", "writer", "process", "run directory")
     else:
         typer.echo("no segments")
 

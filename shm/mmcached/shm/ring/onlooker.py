@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,9 +39,10 @@ from mmcached.wire.errors import LayoutMismatch, SegmentError
 from mmcached.wire.handle import RingAnnouncement
 
 Row = npt.NDArray[np.uint64]
-"""The words of one slot, `(SLOT_WORDS,)`."""
+"""The words of one slot, `(SLOT_WORDS,)`, or of some, `(n, SLOT_WORDS)`."""
 _MAX_NOTE_BYTES = 1 << 16
 """More is none; a row that was read while it was written may say anything."""
+_WITHOUT_STATE = np.uint64(IS_SEALED - 2)
 _PAIR = struct.Struct("<QQ")
 _WORD = struct.Struct("<Q")
 
@@ -88,9 +90,22 @@ class RingOnlooker(Closeable):
         words = np.frombuffer(self._read(self.layout.slots_offset, nbytes), np.uint64)
         return words.reshape(self.layout.num_slots, SLOT_WORDS)
 
-    def note(self, slot: int, row: Row) -> bytes | None:
-        """Return what lies behind the payload of a row; None if the slot holds something else by now."""
-        return self.read(slot, row, int(row[NBYTES]), min(int(row[NOTE_BYTES]), _MAX_NOTE_BYTES))
+    def notes(self, slots: list[int], rows: Row) -> list[bytes | None]:
+        """Return what lies behind the payloads of slots; None where a slot holds something else by now.
+
+        Args:
+            rows: as `rows` has returned them, of all slots.
+        """
+        asked = rows[slots]
+        places = zip(*(asked[:, word].tolist() for word in (OFFSET, NBYTES, NOTE_BYTES)), strict=True)
+        found = [
+            self._read(offset + nbytes, note_bytes)
+            if note_bytes <= _MAX_NOTE_BYTES and offset + nbytes + note_bytes <= self.layout.data_bytes
+            else None
+            for offset, nbytes, note_bytes in places
+        ]
+        are_same = self._are_same(asked, lambda: self.rows()[slots])
+        return [note if is_same else None for note, is_same in zip(found, are_same, strict=True)]
 
     def read(self, slot: int, row: Row, offset: int, nbytes: int) -> bytes | None:
         """Return bytes of a chunk, of as many as there are; None if the slot holds something else by now.
@@ -103,11 +118,11 @@ class RingOnlooker(Closeable):
         if end < offset or first - offset + end > self.layout.data_bytes:
             return None
         found = self._read(first, end - offset)
-        # Against the writer: it changes word 0 before it uses the bytes again. Retired or sealed, they still are as
-        # they were.
-        require_word_store().load_fence()
-        now = np.frombuffer(self._read(self.layout.slots_offset + 8 * SLOT_WORDS * slot, 8 * SLOT_WORDS), np.uint64)
-        return found if _without_state(now) == _without_state(row) else None
+        table = self.layout.slots_offset + 8 * SLOT_WORDS * slot
+        (is_same,) = self._are_same(
+            row[None], lambda: np.frombuffer(self._read(table, 8 * SLOT_WORDS), np.uint64)[None]
+        )
+        return found if is_same else None
 
     def attached(self) -> list[int]:
         """Return the readers that may hold leases: attached, or fenced, and alive."""
@@ -137,6 +152,17 @@ class RingOnlooker(Closeable):
         while self._fds:
             os.close(self._fds.pop())
 
+    @staticmethod
+    def _are_same(rows: Row, look: Callable[[], Row]) -> list[bool]:
+        """Return which rows, `(n, SLOT_WORDS)`, still hold what they held before something else was read."""
+        # Against the writer: it changes word 0 before it uses the bytes again. Retired or sealed, they still are as
+        # they were.
+        require_word_store().load_fence()
+        now = look()
+        is_same_generation = (now[:, GENERATION] ^ rows[:, GENERATION]) & _WITHOUT_STATE == 0
+        found: list[bool] = (is_same_generation & (now[:, OFFSET:] == rows[:, OFFSET:]).all(axis=1)).tolist()
+        return found
+
     def _entry(self, reader_id: int) -> tuple[int, int]:
         """Return the incarnation of an entry, and its pid."""
         words = np.frombuffer(os.pread(self._ctl, PAGE_BYTES, self.layout.entry_offset(reader_id)), np.uint64)
@@ -161,7 +187,3 @@ def state_of(row: Row) -> str:
     if not mark:
         return "free"
     return "sealed" if mark & IS_SEALED else "valid" if mark & 1 else "retired"
-
-
-def _without_state(row: Row) -> tuple[int, ...]:
-    return (int(row[GENERATION]) & ~(1 | IS_SEALED), *row[OFFSET:].tolist())
