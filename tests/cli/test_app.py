@@ -189,6 +189,9 @@ def test_an_error_is_one_line_and_status_1(verb: str, error: str, tmp_path: Path
         (["serve", "--run-dir", "/proc/mmcached"], "cannot be made"),
         (["status", "--run-dir", "{file}"], "must be a directory"),
         (["drain", "--run-dir", "{file}"], "must be a directory"),
+        (["keys", "--run-dir", "{file}"], "must be a directory"),
+        (["info", "--run-dir", "{file}"], "must be a directory"),
+        (["version", "--run-dir", "{file}"], "must be a directory"),
         (["serve", "--run-dir", "{folder}/s", "--store-gb", "4096"], "the ring needs"),
     ],
 )

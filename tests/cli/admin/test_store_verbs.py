@@ -20,6 +20,7 @@ from mmcached.cli.admin import store_verbs
 from mmcached.client import Client
 from mmcached.shm import sweep
 from mmcached.wire.config import MIB, ServiceConfig
+from mmcached.wire.errors import InvalidRequest
 from tests.integration.lone_frontend import LoneFrontend
 from tests.shm.processes import DEADLINE_S
 
@@ -101,6 +102,12 @@ def test_they_send_nothing_and_load_no_socket_library(lone: LoneFrontend) -> Non
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
     assert done.stdout.splitlines()[-2:] == ["0", "[]"], done.stderr
+
+
+def test_a_key_that_is_no_text_is_an_error_in_a_line(lone: LoneFrontend) -> None:
+    refused = call(lone, "inspect", "\udcff", "--json")
+    assert isinstance(refused.exception, InvalidRequest)
+    assert "must be UTF-8" in str(refused.exception)
 
 
 def test_no_store(run_dir: Path) -> None:

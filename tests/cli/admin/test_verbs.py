@@ -19,9 +19,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from mmcached.cli.admin import observe, verbs
+from mmcached.cli.admin import observe, verbs, versions
 from mmcached.cli.admin.observe import look_at
-from mmcached.cli.admin.versions import print_versions
 from mmcached.cli.installed import installed_version
 from mmcached.cli.serve.seat import Seat, supervisor_pid
 from mmcached.cli.watch.service_status import ServiceStatus, process_state
@@ -96,12 +95,12 @@ def test_a_service_that_works(lasting: tuple[Path, int]) -> None:
 
 def test_versions_of_both_sides(lasting: tuple[Path, int], run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = f"{installed_version()}, protocol {PROTOCOL_VERSION}"
-    print_versions(lasting[0])
+    versions.print_versions(lasting[0])
     assert capsys.readouterr().out == f"client: {mine}\nservice: {mine}\n"
-    print_versions(run_dir)
+    versions.print_versions(run_dir)
     assert capsys.readouterr().out == f"client: {mine}\nservice: none has run in {run_dir}\n"
     RunDir(run_dir).config.write_text(json.dumps({VERSION_FIELD: 1}))
-    print_versions(run_dir)
+    versions.print_versions(run_dir)
     assert "the last one spoke protocol 1" in capsys.readouterr().out
 
 
@@ -135,6 +134,9 @@ def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, mo
         assert "probe of the frontend: no answer within 0.2 s" in status.reason
         assert status.stats.requests_done == 5
         assert [role.state for role in status.roles] == ["stopped", "stopped"]
+        monkeypatch.setattr(versions, "CALL_S", 0.1)
+        with pytest.raises(ServiceUnavailable, match="does not say its version: timed out"):
+            versions.print_versions(run_dir)
         result = call_at(run_dir, "drain", "--timeout", "0.05")
         assert isinstance(result.exception, DeadlineExceeded), "it does not wait for ever"
         assert result.exception.details["timeout_s"] == 0.05

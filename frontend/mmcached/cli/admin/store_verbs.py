@@ -24,7 +24,7 @@ from mmcached.cli.admin.printing import (
     shown,
 )
 from mmcached.cli.progress import working
-from mmcached.wire.errors import ServiceUnavailable
+from mmcached.wire.errors import InvalidRequest, ServiceUnavailable
 
 if TYPE_CHECKING:
     from mmcached.cli.admin.records import FoundRecord, Reader, StoreOnlooker
@@ -63,6 +63,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show one record: whether it is there, its tensors, and who leases it. Exit status 0: there, 1: not."""
+    _require_text(key=key, tenant=tenant)
     with _look(run_dir) as store:
         found = store.inspect(key, tenant)
     if as_json:
@@ -89,6 +90,15 @@ def _show(found: FoundRecord) -> None:
 
 def _readers(readers: list[Reader]) -> str:
     return ", ".join(f"{r.name or '?'} (pid {r.pid}{f', {r.leases} leases' if r.leases > 1 else ''})" for r in readers)
+
+
+def _require_text(**names: str) -> None:
+    """Refuse what nobody can have put: a command line may have bytes that are no text."""
+    for field, name in names.items():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(field, shown(name), "must be UTF-8") from None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mmcached.wire.errors import ConfigError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
 
-_CALL_S = 5.0
+CALL_S = 5.0
 
 
 class ServiceVersion(msgspec.Struct, frozen=True):
@@ -34,8 +35,7 @@ def service_version(run_dir: Path) -> ServiceVersion:
 
     Raises:
         ConfigError: the directory is not private, or nothing that can be read.
-        ServiceUnavailable: it is just starting, or ending.
-        OSError, HTTPException: it does not answer.
+        ServiceUnavailable: it is just starting, or ending, or does not answer.
     """
     directory = RunDir(run_dir)
     with contextlib.suppress(ServiceUnavailable):
@@ -52,7 +52,11 @@ def service_version(run_dir: Path) -> ServiceVersion:
     protocol = fields.get(VERSION_FIELD)
     if protocol != PROTOCOL_VERSION or supervisor_pid(run_dir) is None:
         return ServiceVersion(protocol)
-    status = msgspec.json.decode(fetch(run_dir, "/status", _CALL_S), type=dict[str, Any])
+    try:
+        status = msgspec.json.decode(fetch(run_dir, "/status", CALL_S), type=dict[str, Any])
+    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        reason = str(error) or type(error).__name__
+        raise ServiceUnavailable(f"the service in {run_dir} does not say its version: {reason}") from error
     return ServiceVersion(protocol, str(status.get("version", "")))
 
 
