@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.stats import ServiceStats
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ def small_config(**changes: object) -> ServiceConfig:
         "start_timeout_s": 90.0,
         "http_port": 0,
         "debug_check_workers": True,
+        "limits": LimitsConfig(min_shared_encode_ms=0),  # the reference encoder takes no time
     }
     return ServiceConfig(**(settings | changes))  # type: ignore[arg-type]
 

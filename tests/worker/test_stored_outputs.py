@@ -62,8 +62,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def runner_with_store(rank: int = 0, world_size: int = 1, **limits: int) -> ModelRunner:
-    config = msgspec.structs.replace(CONFIG, world_size=world_size, limits=LimitsConfig(**limits))
+def runner_with_store(rank: int = 0, world_size: int = 1, **limits: float) -> ModelRunner:
+    of_test = msgspec.convert({"min_shared_encode_ms": 0.0} | limits, LimitsConfig)
+    config = msgspec.structs.replace(CONFIG, world_size=world_size, limits=of_test)
     return ModelRunner(config, rank=rank, device=CPU, run_dir=Path("/nowhere"))
 
 
@@ -76,9 +77,9 @@ def key_of(runner: ModelRunner, mm_hash: str = "a") -> str:
     return output_key(runner.encoder_fingerprint, mm_hash)
 
 
-def save_all(runner: ModelRunner) -> None:
-    """Have saved what the last step has encoded, and wait for it."""
-    waiting = runner.stats().items_encoded
+def save_all(runner: ModelRunner, number: int | None = None) -> None:
+    """Have saved what the last step has encoded, and wait until that many outputs are; else all that was encoded."""
+    waiting = runner.stats().items_encoded if number is None else number
     runner.save_outputs()
     deadline = time.monotonic() + 30.0
     while runner.stats().outputs_saved < waiting:
@@ -170,6 +171,23 @@ def test_of_two_ranks_one_encodes_and_both_say_the_same(store: Store) -> None:
         assert len(digests) == 1
         assert [each.stats().items_encoded for each in (first, second)] == [1, 0]
         assert [each.stats().items_loaded for each in (first, second)] == [0, 1]
+
+
+def test_what_takes_no_time_every_rank_encodes_and_one_saves(store: Store) -> None:
+    with (
+        runner_with_store(0, 2, min_shared_encode_ms=6e4) as first,
+        runner_with_store(1, 2, min_shared_encode_ms=6e4) as second,
+    ):
+        for runner, mm_hash in ((first, "a"), (second, "b")):
+            run(runner, plan(1, encode=[item(mm_hash)]), inline_frames(IMAGE))
+        assert len(store.records) == 2, "how long it takes, nobody knew"
+        for runner in (first, second):
+            for step, mm_hash in ((2, "c"), (3, "d")):
+                run(runner, plan(step, encode=[item(mm_hash)]), inline_frames(IMAGE))
+                runner.save_outputs()
+            save_all(runner, 1)
+            assert (runner.stats().items_encoded, runner.stats().items_loaded) == (3, 0)
+        assert store.records.keys() == {key_of(first, each) for each in "abcd"}
 
 
 def test_a_rank_that_finds_something_else_in_the_place_of_an_output_encodes(store: Store) -> None:

@@ -58,6 +58,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_unsaved_mb: int = 64
     output_wait_s: float = 2.0
     max_inline_output_kb: int = 64
+    min_shared_encode_ms: float = 2.0
 
     # roles
     max_deaths_per_request: int = 2
@@ -168,6 +169,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         "limits.max_inline_output_kb": Limit(
             0, 1 << 30, "KiB", "encoder output of one image that an answer carries", "the answer names it in the store"
+        ),
+        "limits.min_shared_encode_ms": Limit(
+            0,
+            60_000,
+            "ms",
+            "time of an image's encoding from which one of an engine's workers does it for all",
+            "each encodes what takes less",
         ),
         # ---- roles
         "limits.max_deaths_per_request": Limit(

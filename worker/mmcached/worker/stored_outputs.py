@@ -1,7 +1,8 @@
 """Stored outputs are what encoders have said, in the store: this worker saves its own there, and loads those of others.
 
     save ──behind the step's answer, in a thread──> put under the item's key, or dropped: late, no room, weights changed
-    get_or_encode ──one of the ranks──> encoded and put; the others wait for it, in the step
+    get_or_encode ──one of the ranks──> encoded and put; the others wait for it, in the step. What is encoded in less
+                    time than that takes, each rank encodes
     load ──the engine's lease──> views, to be copied before they are dropped; None: it is gone
 
 Knows nothing of steps and caches. The store is a help: whatever becomes of it, nothing here raises because of it.
@@ -9,7 +10,9 @@ Knows nothing of steps and caches. The store is a help: whatever becomes of it, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem
 
 CALL_S = 1.0
 """Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
+NUM_TIMES = 8
 
 
 def contact(run_dir: Path) -> Client:
@@ -31,15 +35,13 @@ def contact(run_dir: Path) -> Client:
     return Client(run_dir, timeout_s=CALL_S, connect_timeout_s=CALL_S, name="worker")
 
 
-def own_share_first(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int) -> list[int]:
-    """Return the indexes of a step's items in the order in which a rank is to get them: first those it shall encode.
-
-    By the time that it comes to the others', their ranks have encoded them. All ranks share alike, by embeddings.
+def own_share(items: Sequence[EncodeItem], rank: int, world_size: int, turn: int) -> list[int]:
+    """Return the indexes of a step's items that a rank shall encode and save. All ranks share alike, by embeddings.
 
     >>> from mmcached.wire.messages.parts import StoredOutput
     >>> items = [EncodeItem("k", "m", num_embeds, StoredOutput("")) for num_embeds in (1, 9, 4, 4)]
-    >>> own_share_first(items, 0, 2, 0), own_share_first(items, 1, 2, 0)
-    ([1, 0, 2, 3], [0, 2, 3, 1])
+    >>> own_share(items, 0, 2, 0), own_share(items, 1, 2, 0)
+    ([1], [0, 2, 3])
 
     Args:
         turn: begins with another rank each time.
@@ -50,8 +52,7 @@ def own_share_first(items: Sequence[EncodeItem], rank: int, world_size: int, tur
         least = min(range(world_size), key=lambda each: (given[each], (each - turn) % world_size))
         given[least] += items[index].num_embeds
         shares[least].append(index)
-    own = sorted(shares[rank])
-    return own + [index for index in range(len(items)) if index not in own]
+    return sorted(shares[rank])
 
 
 class StoredOutputs(Closeable):
@@ -66,6 +67,8 @@ class StoredOutputs(Closeable):
         self._max_bytes = config.limits.max_unsaved_mb << 20
         self._max_inline_bytes = config.limits.max_inline_output_kb << 10
         self._wait_s = max(config.limits.output_wait_s, 0.001)
+        self._min_shared_s = config.limits.min_shared_encode_ms / 1000
+        self._s_per_embed = deque[float](maxlen=NUM_TIMES)
         self._make_client = make_client
         self._fingerprint = fingerprint
         self._client: Client | None = None
@@ -94,6 +97,17 @@ class StoredOutputs(Closeable):
             tenant=item.tenant,
             store_epoch=item.store_epoch,
         )
+
+    def encoded(self, item: EncodeItem, seconds: float) -> None:
+        """Take note of how long an item's encoding took here."""
+        self._s_per_embed.append(seconds / max(item.num_embeds, 1))
+
+    def is_shared(self, item: EncodeItem) -> bool:
+        """Return whether the ranks have one of them encode an item: it takes long enough, or nobody knows.
+
+        The shortest of late counts: one that was interrupted says nothing. Ranks that differ both encode.
+        """
+        return item.num_embeds * min(self._s_per_embed, default=inf) >= self._min_shared_s
 
     def get_or_encode(self, item: EncodeItem, encode: Callable[[], Mapping[str, torch.Tensor]]) -> Mapping[str, Any]:
         """Return the record of an item; if it has none, one process of this host encodes it, and the others wait.

@@ -58,7 +58,7 @@ from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
-from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share_first
+from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
 
 _logger = logging.getLogger(__name__)
 
@@ -216,8 +216,12 @@ class ModelRunner(Closeable):
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
                 slots = batch.slots_cpu
-            for index in own_share_first(plan.encode, self._rank, self._config.world_size, plan.step):
-                self._make(plan.encode[index], frames, payloads, reads[index], made.viewed)
+            own = own_share(plan.encode, self._rank, self._config.world_size, plan.step)
+            # Its own first: when it comes to the others', their ranks have encoded them.
+            for index in [*own, *(index for index in range(len(plan.encode)) if index not in own)]:
+                self._make(
+                    plan.encode[index], frames, payloads, read=reads[index], viewed=made.viewed, is_own=index in own
+                )
             for item in plan.encode:
                 made.used += self.encoder_cache.get(item.key).values()
             if self._items_encoded > num_encoded:
@@ -306,12 +310,14 @@ class ModelRunner(Closeable):
             self._items_copied += 1
             named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
             self._bytes_copied += sum(len(frame) for frame in named)
+        started = time.perf_counter()
         outputs = self._encoder.encode(record, item.num_embeds)
         self.encoder_cache.put(item.key, outputs)
+        if self._outputs is not None and self._config.world_size > 1:
+            _wait_for([*outputs.values()])
+            self._outputs.encoded(item, time.perf_counter() - started)
         self._items_encoded += 1
         self._embeds_encoded += item.num_embeds
-        if item.store_epoch and self._config.world_size == 1:
-            self._unsaved.append(item)
         return outputs
 
     def _make(
@@ -319,17 +325,28 @@ class ModelRunner(Closeable):
         item: EncodeItem,
         frames: Sequence[Frame],
         payloads: PayloadReader,
+        *,
         read: Read | None,
         viewed: set[Read],
+        is_own: bool,
     ) -> None:
-        """Put the output of one item into the encoder cache, wherever it comes from."""
+        """Put the output of one item into the encoder cache, wherever it comes from.
+
+        Args:
+            is_own: this rank encodes and saves it, if the ranks share.
+        """
         payload = item.payload
         if isinstance(payload, StoredOutput):
             self._load(item, payload)
             return
         encode = partial(self._encode, item, payload, frames, payloads, read=read, viewed=viewed)
-        if self._outputs is None or not item.store_epoch or self._config.world_size == 1:
+        if self._outputs is None or not item.store_epoch:
             encode()
+            return
+        if self._config.world_size == 1 or not self._outputs.is_shared(item):
+            encode()
+            if is_own:
+                self._unsaved.append(item)
             return
         record = self._outputs.get_or_encode(item, encode)
         if item.key not in self.encoder_cache and not self._keep(item, record):
