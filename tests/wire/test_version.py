@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from mmcached.wire.errors import ConfigError, RemoteProtocolError
 from mmcached.wire.messages.frontend import FromClient, GetStats
 from mmcached.wire.sockets.frames import decode_frames, encode_frames, make_decoder
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD
+from tests.house import REPOSITORY
 from tests.wire.examples import UNIONS
 
 SCHEMA = "10:c35bc53fceaab4f7"
@@ -64,3 +67,11 @@ def test_a_configuration_of_another_version_says_to_upgrade(tmp_path: Path, vers
     path.write_text(json.dumps(fields if version is None else {VERSION_FIELD: version, **fields}))
     with pytest.raises(ConfigError, match="upgrade the older side"):
         ServiceConfig.load(path)
+
+
+def test_the_page_of_versions_has_the_numbers() -> None:
+    page = (REPOSITORY / "docs" / "versions.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| (\d+) \| `([\w.]+)\.(\w+)` \|", page, re.MULTILINE)
+    assert len(rows) == 4
+    for number, module, name in rows:
+        assert getattr(importlib.import_module(module), name) == int(number), f"docs/versions.md: {module}.{name}"

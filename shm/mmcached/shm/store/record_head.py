@@ -40,7 +40,8 @@ TENSOR_CODE = 1
 PLAIN = frozenset((bool, float, str, bytes, type(None)))
 _LEAVES = PLAIN | {int}  # whose range MessagePack has judged
 
-_MAGIC = b"MMREC\0\0\1"
+FORMAT_VERSION = 1
+_MAGIC = b"MMREC\0\0" + bytes([FORMAT_VERSION])
 _INDEX = struct.Struct("<I")
 _MAX_KEPT_BYTES = 4096
 
