@@ -23,6 +23,8 @@ VLLM_HOST := .venv-vllm
 VLLM_HOST_INSTALLED := $(VLLM_HOST)/.installed
 TRANSFORMERS_HOST := .venv-transformers
 TRANSFORMERS_HOST_INSTALLED := $(TRANSFORMERS_HOST)/.installed
+RELEASE := .venv-release
+RELEASE_INSTALLED := $(RELEASE)/.installed
 VLLM := vllm==0.33.0
 VLLM_OMNI := vllm-omni==0.22.0
 VLLM_OMNI_MANAGER := vllm-omni==0.30.0
@@ -38,7 +40,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers soak test-aarch64 test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers test-packaging docs test-docs soak test-aarch64 test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +69,15 @@ test-sglang: $(VLLM_HOST_INSTALLED) ## the adapter for SGLang, in the environmen
 test-transformers: $(TRANSFORMERS_HOST_INSTALLED) ## the adapter for Transformers (1 GB)
 	$(TRANSFORMERS_HOST)/$(HOST_PYTEST) tests/hosts/transformers
 
+test-packaging: $(INSTALLED) $(RELEASE_INSTALLED) ## build a release, check it, and install it with each Python here: a minute or two
+	$(BIN)/python -m pytest -m packaging tests/house/test_installs.py -o faulthandler_timeout=0
+
+docs: $(RELEASE_INSTALLED) ## the pages as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(RELEASE)/bin/mkdocs build --strict --quiet
+
+test-docs: $(INSTALLED) $(RELEASE_INSTALLED) ## build that site, and look at it
+	$(BIN)/python -m pytest -m docs tests/docs
+
 soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the others, from a new SEED
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
@@ -92,7 +103,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) .aarch64 .deploy-tools $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .deploy-tools $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
@@ -102,6 +113,13 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(BIN)/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group dev --editable '.[demo]'
+	touch $@
+
+# No mmcached in it: pages are made of sources, packages of files.
+$(RELEASE_INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
+	$(RELEASE)/bin/python -m pip install --quiet $(PINNED) --group docs --group packaging
 	touch $@
 
 # Redis is measured too if its server is on the path. vLLM asks for far more than its store needs, hence --no-deps.

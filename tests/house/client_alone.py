@@ -22,7 +22,7 @@ def refused(call: Any) -> str:
     return "not refused"
 
 
-def main(run_dir: str) -> None:
+def main(run_dir: str, *options: str) -> None:
     with Client(run_dir, fail_open=False) as client:
         client.put("mine", {"x": np.arange(3, dtype=np.float16), "n": 7})
         found, view = client.get("mine"), client.get("mine", view=True)
@@ -30,8 +30,9 @@ def main(run_dir: str) -> None:
         assert view is not None
         raw = client.get("bf16", tensors="bytes")
         assert raw is not None
-        (encoded,) = client.encode([b"\1\0\0\0\2\0\0\0"])
+        (encoded,) = [np.empty(0)] if options else client.encode([b"\1\0\0\0\2\0\0\0"])
         report = {
+            "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "torch": importlib.util.find_spec("torch") is not None,
             "types": [type(tensor).__module__ for tensor in (found.record["x"], view.record["x"], encoded)],
             "values": [found.record["x"].tolist(), view.record["x"].tolist(), encoded.tolist(), found.record["n"]],
@@ -44,4 +45,4 @@ def main(run_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
