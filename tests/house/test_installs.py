@@ -45,7 +45,15 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_package_index_takes_them(dist: Path) -> None:
-    said = run(REPOSITORY / ".venv-release" / "bin" / "python", "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
+    said = run(
+        REPOSITORY / ".venv-release" / "bin" / "python",
+        "-m",
+        "twine",
+        "check",
+        "--strict",
+        *sorted(dist.iterdir()),
+        cwd=dist,
+    )
     assert said.count("PASSED") == 2
 
 

@@ -32,7 +32,7 @@ def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_help_is_the_default_and_names_every_target(clone: Path) -> None:
     shown = make(cwd=clone).stdout
-    for target in ("help", "demo", "test", "lint", "soak", "bench", "clean"):
+    for target in ("help", "demo", "test", "lint", "soak", "bench", "docs", "clean"):
         assert f"  make {target} " in shown
 
 

@@ -106,6 +106,7 @@ def test_sdist_holds_what_a_packager_needs(dist: Path) -> None:
             "LICENSE",
             "Makefile",
             "constraints.txt",
+            "mkdocs.yml",
             "PKG-INFO",
             ".gitignore",
         ),

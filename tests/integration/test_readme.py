@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmcached.client import Client, Generation, RowRange, RowsWanted
+from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, small_config
 
@@ -40,8 +41,8 @@ def test_example_runs(
     assert printed[1] == "1", "the second call found the image in the processor cache"
 
 
-def test_rows_example_runs(run_dir: Path) -> None:
-    """It joins to what comes with the answer in full."""
+def test_examples_of_the_clients_page_run(run_dir: Path) -> None:
+    """The rows of a stream join to what comes with the answer in full."""
     (code,) = [block for block in blocks("py", CLIENTS) if "RowRange" in block]
     consumer = Consumer()
     with LocalService(run_dir, small_config(world_size=1)), Client(run_dir) as client:
@@ -49,11 +50,26 @@ def test_rows_example_runs(run_dir: Path) -> None:
         names |= {"client": client, "consumer": consumer}
         exec(compile(code, CLIENTS.name, "exec"), names)
         full = client.generate("Tell me", max_tokens=64, hidden_states=True)
+        run_other_examples(client)
     last = names["last"]
     joined = torch.cat([tensor for _, tensor in consumer.taken] + [last.tensor])
     assert [first for first, _ in consumer.taken][:1] == [3]
     assert full.hidden_states is not None
     assert torch.equal(joined, full.hidden_states[3:])
+
+
+def run_other_examples(client: Client) -> None:
+    """Run each `py` block by itself, with the names that the text around it uses."""
+    codes = [block for page in (README, CLIENTS) for block in blocks("py", page) if "RowRange" not in block]
+    assert len(codes) == 4
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(buffer, "PNG")
+    names = {"client": client, "cat": buffer.getvalue(), "CacheMiss": CacheMiss, "pixels": torch.ones(2)}
+    for code in codes:
+        exec(compile(code, "README.md", "exec"), {**names, "key": "of a page", "tower": torch.Tensor.double})
+    found = client.get("of a page")
+    assert found is not None
+    assert torch.equal(found.record["embeds"], torch.ones(2).double())
 
 
 class Consumer:

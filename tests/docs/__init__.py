@@ -1,0 +1,1 @@
+"""Tests of the pages: their code, the site that is made of them, and the calculator."""

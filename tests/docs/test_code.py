@@ -1,0 +1,143 @@
+"""All code on the pages is run by a test, or at least read by the program that it is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from mmcached.cli.app import app
+from mmcached.cli.config.arguments import parse_arguments
+from mmcached.client import Client
+from tests.client.services import StoreService
+from tests.docs.pages import Block, blocks, code, shell_lines
+from tests.house import REPOSITORY
+from tests.house.test_dependencies import PROJECT
+
+RUN_BY = {
+    "README.md": "tests/integration/test_readme.py",
+    "docs/clients.md": "tests/integration/test_readme.py",
+    "docs/faq.md": "tests/docs/test_code.py",
+    "docs/from-vllm-omni.md": "tests/worker/hidden_states/by_slot/test_page.py",
+    "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
+    "docs/hosts/processed-inputs.md": "tests/docs/test_code.py",
+    "docs/hosts/transformers.md": "tests/hosts/transformers/test_page.py",
+}
+"""Who runs the Python of a page."""
+READ_BY = {
+    **dict.fromkeys(("vllm", "ask", "curl"), "tests/hosts/vllm/test_pages.py"),
+    **dict.fromkeys(("systemctl", "sudo", "cp", "python3"), "tests/deploy/test_systemd.py"),
+    **dict.fromkeys(("mmcached", "make", "pip", "python", "export"), "tests/docs/test_code.py"),
+}
+"""Who runs, or reads, the lines with a program."""
+COMMANDS = [(block, words) for block in blocks() if block.language == "sh" for words in shell_lines(block.text)]
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_every_page_with_python_has_a_test_that_runs_it() -> None:
+    pages = {block.page for block in blocks() if block.language in ("py", "python")}
+    assert pages == set(RUN_BY)
+    for page, test in RUN_BY.items():
+        assert Path(page).name in (REPOSITORY / test).read_text(), f"{test} does not name {page}"
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in blocks() if block.language in ("py", "python")], ids=lambda b: b.page
+)
+def test_python_is_python(block: Block) -> None:
+    compile(block.text, block.page, "exec")
+
+
+def words_of(program: str) -> list[Any]:
+    found = [
+        pytest.param(words, id=f"{block.page}: {' '.join(words)[:60]}")
+        for block, words in COMMANDS
+        if Path(words[0]).name == program
+    ]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("words", words_of("mmcached"))
+def test_the_command_line_reads_each_command(words: list[str]) -> None:
+    """Verb, options and their values are judged; nothing is started."""
+    command: Any = typer.main.get_command(app)
+    context, rest = None, words[1:]
+    while True:
+        context = command.make_context(command.name, list(rest), parent=context)
+        if not hasattr(command, "resolve_command"):
+            break
+        _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    parse_arguments(context.args)  # of a verb that takes settings; others have refused what is left
+
+
+@pytest.mark.parametrize("words", words_of("make"))
+def test_make_knows_each_target(words: list[str]) -> None:
+    assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= TARGETS
+
+
+@pytest.mark.parametrize("words", words_of("pip"))
+def test_each_extra_is_one(words: list[str]) -> None:
+    for word in words[2:]:
+        for extras in re.findall(r"\[(.+)\]", word):
+            assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("words", words_of("python"))
+def test_each_script_is_there(words: list[str]) -> None:
+    match words[1:]:
+        case ["-m", module, *_]:
+            file = REPOSITORY / module.replace(".", "/")
+            assert file.is_dir() or file.with_suffix(".py").exists() or module.split(".")[0] in ("pytest", "sglang")
+        case [script, *_]:
+            assert (REPOSITORY / script).exists()
+
+
+@pytest.fixture
+def client(run_dir: Path) -> Iterator[Client]:
+    with StoreService(run_dir), Client(run_dir) as client:
+        yield client
+
+
+def test_the_page_of_symptoms_runs(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code(REPOSITORY / "docs" / "faq.md", "py")
+    client.get("x")
+    exec(compile(block, "faq.md", "exec"), {"client": client})
+    assert capsys.readouterr().out == "0 1 0 {}\n"
+
+
+def test_the_page_of_processed_inputs_runs(client: Client) -> None:
+    from mmcached.integrations.processed_inputs import ProcessedItem, ProcessedItems
+
+    (block,) = code(REPOSITORY / "docs" / "hosts" / "processed-inputs.md", "py")
+    runs: list[str] = []
+
+    def process(file: str) -> ProcessedItem:
+        runs.append(file)
+        return ProcessedItem({"grid": [1, 2, 2]}, {"pixels": b"pixels"})
+
+    names = {
+        "client": client,
+        "ProcessedItems": ProcessedItems,
+        "config": {},
+        "name_of": str,
+        "file": "f",
+        "process": process,
+    }
+    exec(compile(block, "processed-inputs.md", "exec"), names)
+    assert names["counts"] == {"grid": [1, 2, 2]}
+    assert runs == ["f"]
+
+
+def test_what_the_page_quotes_is_what_is_said() -> None:
+    page = (REPOSITORY / "docs" / "faq.md").read_text().partition("## It says")[2].partition("## It happens")[0]
+    quoted = [
+        part.strip() for row in re.findall(r"^\| `([^|]+)` ?[^|]*\|", page, re.MULTILINE) for part in row.split("…")
+    ]
+    sources = "".join(file.read_text() for root in ("shm", "frontend") for file in (REPOSITORY / root).rglob("*.py"))
+    assert len(quoted) > 10
+    assert [part for part in quoted if part not in sources] == []

@@ -1,0 +1,65 @@
+"""The calculator of the page and the one of the command line are the same arithmetic."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, fields
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.sizing import Load, sizes
+from tests.house import REPOSITORY
+from tests.house.drawing import examples
+
+SCRIPT = REPOSITORY / "docs" / "sizing.js"
+PAGE = (REPOSITORY / "docs" / "sizing.md").read_text()
+FORMULAS = re.findall(r"^  const (\w+) = (.+);$", SCRIPT.read_text().partition("function show")[0], re.MULTILINE)
+LOADS = st.builds(
+    Load,
+    **{field.name: st.floats(0, 1) if field.name == "reuse" else st.floats(0, 10_000) for field in fields(Load)},
+)
+
+
+def in_the_browser(load: Load) -> dict[str, float]:
+    """Compute the page's formulas, which are arithmetic that Python reads as well."""
+    names: dict[str, object] = {"n": load, "Math": SimpleNamespace(max=max, min=min)}
+    for name, formula in FORMULAS:
+        names[name] = eval(formula, {"__builtins__": {}}, names)
+    return {name: value for name, value in names.items() if isinstance(value, float)}
+
+
+@settings(max_examples=examples(100))
+@given(LOADS)
+def test_both_compute_the_same(load: Load) -> None:
+    theirs = in_the_browser(load)
+    assert {name: theirs[name] for name in sizes(load)} == pytest.approx(sizes(load))
+
+
+def test_the_page_asks_for_all_and_shows_all() -> None:
+    shown = dict(re.findall(r'<input name="(\w+)"[^>]* value="([\d.]+)">', PAGE))
+    assert {name: float(value) for name, value in shown.items()} == asdict(Load())
+    assert re.findall(r'<output name="(\w+)">', PAGE) == list(sizes(Load()))
+
+
+def test_the_script_returns_what_it_computes() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here")
+    names = ", ".join(f"{name}: {value}" for name, value in asdict(Load(workers=2.0)).items())
+    code = f"{SCRIPT.read_text()}\nconsole.log(Object.entries(sizes({{{names}}})).join(' '))"
+    said = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    found = {name: float(value) for name, value in (pair.split(",") for pair in said.split())}
+    assert found == pytest.approx(sizes(Load(workers=2.0)))
+
+
+def test_a_store_takes_what_comes_again() -> None:
+    """An image that comes again after the whole window is still there: all that was new meanwhile fits."""
+    load = Load(images_per_s=40, reuse=0.75, window_s=60)
+    found = sizes(load)
+    assert found["store_gib"] * 1024 >= 10 * 60 * found["output_mib"]
+    assert sizes(Load(images_per_s=0))["store_gib"] == 0.25
