@@ -95,15 +95,15 @@ def demo(
     workers: WorkersOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Play conversations about photographs with all caches on, then off, and prove that the answers are the same."""
-    chosen = load(context, config, _as_arguments(workers, device)).config
+    """Play conversations about photographs with all caches on, after two kills, and with all off; compare every bit."""
+    loaded = load(context, config, _as_arguments(workers, device))
     if encoder is not None:
         from mmcached.cli.demo.towers import run_tower_demo
 
-        raise typer.Exit(run_tower_demo(chosen, encoder, images=images))
-    from mmcached.cli.demo.run import run_demo
+        raise typer.Exit(run_tower_demo(loaded.config, encoder, images=images))
+    from mmcached.cli.demo.run import as_shown, run_demo
 
-    raise typer.Exit(run_demo(chosen, images=images, num_users=users, num_turns=turns))
+    raise typer.Exit(run_demo(as_shown(loaded), images=images, num_users=users, num_turns=turns))
 
 
 @app.command()

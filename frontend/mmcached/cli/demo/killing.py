@@ -1,4 +1,4 @@
-"""Kills the frontend in the middle, and counts what is found meanwhile and afterwards.
+"""Kills the frontend, then all engines, and says what was found meanwhile and afterwards.
 
 Records lie in the store, in shared memory: a client finds them while there is no frontend, and the next one takes them
 over.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,15 @@ from mmcached.client import Client
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.errors import DeadlineExceeded, MmcachedError
 from mmcached.wire.paths import RunDir
+from mmcached.wire.stats import RoleName
 
 if TYPE_CHECKING:
     import torch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
+CALL_S = 1.0
 PAUSE_S = 0.02
+FRONTEND = RoleName("frontend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Survival:
     """How many of the records were found with all their bytes.
 
     Attributes:
-        seconds: until another frontend took a record.
+        seconds: until another frontend answered.
     """
 
     num_records: int
@@ -54,20 +57,34 @@ def kill_frontend(run_dir: Path, embeddings: Sequence[torch.Tensor]) -> Survival
     with Client(run_dir) as client:
         for key, embedding in records.items():
             client.put(key, {"embedding": embedding})
-        os.kill(_frontend_pid(run_dir), signal.SIGKILL)
+        os.kill(_pid(run_dir, FRONTEND), signal.SIGKILL)
         killed = time.monotonic()
         while_dead = _num_found(client, records)
-        while not _takes_records(client):
-            if time.monotonic() - killed > DEADLINE_S:
-                raise DeadlineExceeded("the next frontend", DEADLINE_S)
-            time.sleep(PAUSE_S)
+        _wait(lambda: _num_ready(client) is not None, "the next frontend")
         seconds = time.monotonic() - killed
         return Survival(len(records), while_dead, _num_found(client, records), seconds)
 
 
-def _frontend_pid(run_dir: Path) -> int:
+def kill_engines(run_dir: Path, num_engines: int) -> float:
+    """Kill all engines; return how many seconds later as many others are ready.
+
+    Raises:
+        DeadlineExceeded: one did not come.
+    """
+    roles = [RoleName("engine", index) for index in range(num_engines)]
+    victims = {_pid(run_dir, role) for role in roles}
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    with Client(run_dir) as client:
+        _wait(lambda: victims.isdisjoint(_pid(run_dir, role) for role in roles), "the next engines")
+        _wait(lambda: _num_ready(client) == num_engines, "the next engines")
+    return time.monotonic() - killed
+
+
+def _pid(run_dir: Path, role: RoleName) -> int:
     with StatsPageReader(RunDir(run_dir).stats_page) as reader:
-        return next(snapshot.pid for role, snapshot in reader.read().items() if role.kind == "frontend")
+        return reader.read()[role].pid
 
 
 def _num_found(client: Client, records: dict[str, torch.Tensor]) -> int:
@@ -76,8 +93,17 @@ def _num_found(client: Client, records: dict[str, torch.Tensor]) -> int:
     return sum(hit is not None and bool((hit.record["embedding"] == wanted).all()) for hit, wanted in found)
 
 
-def _takes_records(client: Client) -> bool:
+def _num_ready(client: Client) -> int | None:
+    """Return how many engines are ready; None: there is no frontend."""
     try:
-        return client.put("after the kill", {})
+        return len(client.stats(timeout_s=CALL_S).engines)
     except MmcachedError:
-        return False
+        return None
+
+
+def _wait(is_there: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + DEADLINE_S
+    while not is_there():
+        if time.monotonic() > give_up:
+            raise DeadlineExceeded(what, DEADLINE_S)
+        time.sleep(PAUSE_S)

@@ -1,8 +1,10 @@
-"""The demo's last words: one table of what each cache saved, and the line that proves that it changed nothing."""
+"""The demo's last words: what each cache saved, what was encoded where, and the line that proves that it changed
+nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +13,7 @@ from rich.table import Table
 from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
 from mmcached.cli.watch.status_table import queries_and_hits
-from mmcached.wire.stats import ServiceStats
+from mmcached.wire.stats import ServiceStats, WorkerStats
 
 CACHES = {
     "processor": ("processor (images)", "not preprocessed"),
@@ -20,6 +22,11 @@ CACHES = {
     "tensor_prefix": ("tensor prefix (rows)", "not recomputed"),
 }
 """By the label of the metrics page: the cache's name, and what a hit saves."""
+FIGURES: dict[str, Callable[[WorkerStats], int]] = {
+    "encoded": lambda worker: worker.items_encoded,
+    "loaded from the store": lambda worker: worker.items_loaded,
+}
+"""By what is said of photographs, the figure of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,13 @@ class Measured:
     before: ServiceStats
     after: ServiceStats
     seconds: float
+
+    def by_engine(self, figure: Callable[[WorkerStats], int]) -> list[int]:
+        """Return by how much a figure of its workers has grown, for each engine."""
+        old, new = (
+            [sum(map(figure, engine.workers)) for engine in stats.engines] for stats in (self.before, self.after)
+        )
+        return [after - before for before, after in zip(old, new, strict=True)]
 
 
 def make_table(on: Measured, off: Measured) -> Table:
@@ -62,17 +76,31 @@ def _other_rows(on: Measured, off: Measured) -> list[tuple[str, str]]:
     """Return time with and without caches, bytes copied per item by the writer and by each reader, and inline puts."""
     puts = on.after.ring.puts - on.before.ring.puts
     written = on.after.ring.put_bytes - on.before.ring.put_bytes
-    readers = on.after.engines[0].workers
-    copied = sum(worker.bytes_copied for worker in readers)
-    copied -= sum(worker.bytes_copied for worker in on.before.engines[0].workers)
+    copied = sum(on.by_engine(lambda worker: worker.bytes_copied))
+    num_readers = sum(len(engine.workers) for engine in on.after.engines)
     inline = on.after.processor.inline_items - on.before.processor.inline_items
     return [
         ("time, caches on", f"{on.seconds:.2f} s"),
         ("time, caches off", f"{off.seconds:.2f} s ({off.seconds / on.seconds:.1f}x)"),
         ("copied per item: writer", f"{written / max(1, puts):,.0f} B"),
-        ("copied per item: reader", f"{copied / max(1, puts * len(readers)):,.0f} B ({len(readers)} readers)"),
+        ("copied per item: reader", f"{copied / max(1, puts * num_readers):,.0f} B ({num_readers} readers)"),
         ("puts inline", f"{inline:,} of {inline + puts:,}"),
     ]
+
+
+def make_where_table(on: Measured, again: Measured) -> Table:
+    """Return the table: what the workers of each engine have encoded, and what they have loaded, before and after the
+    kills.
+    """
+    table = Table("photographs", title="what was encoded where", title_justify="left")
+    for name in (*(f"engine {index}" for index in range(len(on.after.engines))), "together"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for title, measured in (("", on), ("after the kills: ", again)):
+        for name, figure in FIGURES.items():
+            counts = measured.by_engine(figure)
+            table.add_row(title + name, *map(str, (*counts, sum(counts))))
+        table.add_section()
+    return table
 
 
 def differences(on: Outcome, off: Outcome) -> list[str]:
@@ -99,7 +127,7 @@ def proof_line(on: Outcome, different: list[str]) -> str:
     rows = sum(len(g.hidden_states) for g in on.generations if g.hidden_states is not None)
     return (
         f"proof: {tokens} tokens of {len(on.generations)} answers, {len(on.embeddings)} embeddings and {rows:,} rows "
-        "of hidden states are bit-identical with all four caches off"
+        "of hidden states, before and after the kills, are bit-identical with all four caches off"
     )
 
 
@@ -110,3 +138,9 @@ def survival_line(survival: Survival) -> str:
         f"frontend killed: {survival.while_dead} of {num} stored records found while it was dead, "
         f"{survival.afterwards} of {num} by its successor, {survival.seconds:.1f} s later"
     )
+
+
+def restart_line(seconds: float, again: Measured) -> str:
+    """Return the sentence that says what the death of the engines has cost."""
+    encoded, loaded = (sum(again.by_engine(figure)) for figure in FIGURES.values())
+    return f"engines killed: others ready {seconds:.1f} s later; {loaded} photographs loaded, {encoded} encoded"

@@ -1,25 +1,59 @@
-"""Play the workload twice, with all caches on and with all off, and compare every bit."""
+"""Play the workload with all caches on, once more after two kills, and with all caches off, and compare every bit."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mmcached.cli.demo.killing import Survival, kill_frontend
-from mmcached.cli.demo.photos import load_photos
-from mmcached.cli.demo.report import Measured, differences, make_table, proof_line, survival_line
+from mmcached.cli.config.fields import DEFAULT
+from mmcached.cli.config.settings import LoadedConfig
+from mmcached.cli.demo.killing import Survival, kill_engines, kill_frontend
+from mmcached.cli.demo.photos import Photo, load_photos
+from mmcached.cli.demo.report import (
+    Measured,
+    differences,
+    make_table,
+    make_where_table,
+    proof_line,
+    restart_line,
+    survival_line,
+)
 from mmcached.cli.demo.workload import Turn, conversations, num_requests, play
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ConfigError
+from mmcached.wire.errors import ConfigError, MmcachedError
+
+SHOWN = {"data_parallel_size": 2, "world_size": 1}
+"""What the demo starts where nobody has said anything else: small processes, and more than one engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is played, again and again."""
+
+    photos: list[Photo]
+    users: list[list[Turn]]
+
+    @property
+    def num_requests(self) -> int:
+        return num_requests(self.users, self.photos)
+
+
+def as_shown(loaded: LoadedConfig) -> ServiceConfig:
+    """Return what the user has set, with the demo's own defaults for the rest."""
+    own = {name: value for name, value in SHOWN.items() if loaded.origins[name] == DEFAULT}
+    return msgspec.structs.replace(loaded.config, **own)
 
 
 def all_caches_off(config: ServiceConfig) -> ServiceConfig:
@@ -37,7 +71,7 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
     """Run the demo on the terminal.
 
     Returns:
-        the exit status: 0 if both plays are bit-identical and no record was lost with the frontend, else 1.
+        the exit status: 0 if all plays are bit-identical and no record was lost with the frontend, else 1.
     Raises:
         ConfigError: there are no workers to play with.
     """
@@ -45,35 +79,65 @@ def run_demo(config: ServiceConfig, *, images: Path | None, num_users: int, num_
         raise ConfigError("world_size", 0, "must be at least 1: the demo generates")
     console = Console()
     photos = load_photos(images)
-    users = conversations(photos, num_users, num_turns)
+    workload = Workload(photos, conversations(photos, num_users, num_turns))
     console.print(
-        f"{len(photos)} photographs, {num_users} users, {num_requests(users)} requests; "
-        f"frontend, engine and {config.world_size} workers"
+        f"{len(photos)} photographs, {num_users} users, {workload.num_requests} requests; "
+        f"frontend, {_count(config.num_engines, 'engine')} with {_count(config.world_size, 'worker')} each"
     )
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        on, survival = _measure(config, users, progress, "all caches on")
-        off, _ = _measure(all_caches_off(config), users, progress, "all caches off")
+        on, survival, restart_s, again = _play_and_kill(config, workload, progress)
+        off = _play_without_caches(config, workload, progress)
     console.print(make_table(on, off))
-    different = differences(on.outcome, off.outcome)
+    console.print(make_where_table(on, again))
+    different = differences(on.outcome, off.outcome) + differences(again.outcome, off.outcome)
     console.print(proof_line(on.outcome, different), style="bold red" if different else "bold green", highlight=False)
     console.print(survival_line(survival), style="bold green" if survival.is_whole else "bold red", highlight=False)
+    console.print(restart_line(restart_s, again), style="bold green", highlight=False)
     return 1 if different or not survival.is_whole else 0
 
 
-def _measure(
-    config: ServiceConfig, users: Sequence[Sequence[Turn]], progress: Progress, title: str
-) -> tuple[Measured, Survival]:
-    """Play once, then kill the frontend."""
-    task = progress.add_task(f"{title}: start", total=num_requests(users))
+def _count(num: int, what: str) -> str:
+    return f"{num} {what}" if num == 1 else f"{num} {what}s"
+
+
+def _play_and_kill(
+    config: ServiceConfig, workload: Workload, progress: Progress
+) -> tuple[Measured, Survival, float, Measured]:
+    """Play, kill the frontend, kill the engines, and play again when all have successors.
+
+    Returns:
+        the first play, what became of the records, seconds until the next engines were ready, the second play.
+    """
+    with _service(config) as run_dir:
+        on = _measure(run_dir, workload, progress, "all caches on")
+        survival = kill_frontend(run_dir, on.outcome.embeddings[: len(workload.photos)])
+        seconds = kill_engines(run_dir, config.num_engines)
+        return on, survival, seconds, _measure(run_dir, workload, progress, "after the kills")
+
+
+def _play_without_caches(config: ServiceConfig, workload: Workload, progress: Progress) -> Measured:
+    with _service(all_caches_off(config)) as run_dir:
+        return _measure(run_dir, workload, progress, "all caches off")
+
+
+@contextmanager
+def _service(config: ServiceConfig) -> Iterator[Path]:
+    """Run a service, whose log is shown if the demo fails: what it says of deaths is no news here."""
     with tempfile.TemporaryDirectory(prefix="mmc-demo-") as scratch:
-        run_dir = Path(scratch) / "run"
-        with ChildService(run_dir, config, Path(scratch) / "config.json"), Client(run_dir) as client:
-            progress.update(task, description=title)
-            before = client.stats()
-            started = time.perf_counter()
-            outcome = asyncio.run(play(run_dir, users, lambda: progress.advance(task)))
-            seconds = time.perf_counter() - started
-            after = client.stats()
-            survival = kill_frontend(run_dir, outcome.embeddings)
-    return Measured(outcome, before, after, seconds), survival
+        run_dir, log_file = Path(scratch) / "run", Path(scratch) / "log"
+        try:
+            with ChildService(run_dir, config, Path(scratch) / "config.json", log_file=log_file):
+                yield run_dir
+        except MmcachedError:
+            sys.stderr.write(log_file.read_text())
+            raise
+
+
+def _measure(run_dir: Path, workload: Workload, progress: Progress, title: str) -> Measured:
+    task = progress.add_task(title, total=workload.num_requests)
+    with Client(run_dir) as client:
+        before = client.stats()
+        started = time.perf_counter()
+        outcome = asyncio.run(play(run_dir, workload.users, workload.photos, lambda: progress.advance(task)))
+        return Measured(outcome, before, client.stats(), time.perf_counter() - started)

@@ -1,5 +1,5 @@
 """The demo's workload: several users who talk about photographs, turn by turn, each turn on top of all that was said
-before.
+before; at the end each of them wants the embeddings of all photographs.
 
 Photographs repeat within a conversation and across users; all prompts start with the same words, and each turn's prompt
 starts with the whole former turn. Nothing is random: two plays differ only in how the requests of several users fall
@@ -32,6 +32,8 @@ QUESTIONS = (
     "Look again, closer. What did we miss?",
 )
 REPLY_TOKENS = 12
+PAGE = 6
+"""Photographs of one request for embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that a play has produced, in an order that does not depend on timing."""
+    """All that a play has produced, in an order that does not depend on timing.
+
+    Attributes:
+        embeddings: of all photographs, for each user; the first user's are in the photographs' order.
+    """
 
     generations: list[Generation]
     embeddings: list[torch.Tensor]
@@ -66,18 +72,29 @@ def conversations(photos: Sequence[Photo], num_users: int, num_turns: int) -> li
     return users
 
 
-def num_requests(users: Sequence[Sequence[Turn]]) -> int:
-    return sum(len(turns) + 1 for turns in users)
+def pages(photos: Sequence[Photo], user: int) -> list[Sequence[Photo]]:
+    """Return in which order a user wants the embeddings of all photographs: each begins with another page."""
+    all_pages = [photos[start : start + PAGE] for start in range(0, len(photos), PAGE)]
+    first = user % len(all_pages)
+    return all_pages[first:] + all_pages[:first]
 
 
-async def play(run_dir: Path, users: Sequence[Sequence[Turn]], advance: Callable[[], None]) -> Outcome:
+def num_requests(users: Sequence[Sequence[Turn]], photos: Sequence[Photo]) -> int:
+    return sum(len(turns) + len(pages(photos, 0)) for turns in users)
+
+
+async def play(
+    run_dir: Path, users: Sequence[Sequence[Turn]], photos: Sequence[Photo], advance: Callable[[], None]
+) -> Outcome:
     """Play all conversations at once; `advance` is called after each answer.
 
     Raises:
         MmcachedError: a request failed.
     """
     async with AsyncClient(run_dir) as client:
-        parts = await asyncio.gather(*(_converse(client, turns, advance) for turns in users))
+        parts = await asyncio.gather(
+            *(_converse(client, turns, pages(photos, user), advance) for user, turns in enumerate(users))
+        )
     return Outcome(
         generations=[generation for generations, _ in parts for generation in generations],
         embeddings=[embedding for _, embeddings in parts for embedding in embeddings],
@@ -85,7 +102,7 @@ async def play(run_dir: Path, users: Sequence[Sequence[Turn]], advance: Callable
 
 
 async def _converse(
-    client: AsyncClient, turns: Sequence[Turn], advance: Callable[[], None]
+    client: AsyncClient, turns: Sequence[Turn], album: Sequence[Sequence[Photo]], advance: Callable[[], None]
 ) -> tuple[list[Generation], list[torch.Tensor]]:
     tokens = [BEGIN_TOKEN_ID, *SYSTEM.encode()]
     images: list[bytes] = []
@@ -97,6 +114,8 @@ async def _converse(
         generations.append(generation)
         tokens = [*tokens, *(token for token in generation.tokens if token < BEGIN_TOKEN_ID), *b"\n"]
         advance()
-    embeddings = await client.encode(list(dict.fromkeys(images)))
-    advance()
+    embeddings = []
+    for page in album:
+        embeddings += await client.encode([photo.data for photo in page])
+        advance()
     return generations, embeddings
