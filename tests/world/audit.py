@@ -62,7 +62,8 @@ class Audit:
         ids = [chunk.request.request_id for chunk in step.chunks]
         assert len(set(ids)) == len(ids)
         assert len(step.request_ids()) <= self._scheduler.num_running <= config.max_num_seqs
-        assert sum(item.request.features[item.input_id].num_embeds for item in step.encode) <= max(
+        features = (item.request.features[item.input_id] for item in step.encode)
+        assert sum(feature.num_embeds for feature in features if not feature.has_output) <= max(
             config.max_num_encoder_input_tokens, config.model.max_patches_per_image
         )
         assert len({item.key for item in step.encode}) == len(step.encode)

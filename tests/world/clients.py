@@ -7,7 +7,7 @@ nothing, of its own tokens, under the weights that were in force.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -261,8 +261,17 @@ def _client(
         priority=rng.randrange(3),
         is_streamed=rng.random() < 0.5,
     )
-    request = Request(
-        request_id=request_id,
+    return Client(message, payload, images, request_of(message))
+
+
+def request_of(message: AddRequest, outputs: Mapping[int, str] | None = None) -> Request:
+    """Return the engine's request.
+
+    Args:
+        outputs: tokens of leases on encoder outputs, by item.
+    """
+    return Request(
+        request_id=message.request_id,
         kind=message.kind,
         prompt_token_ids=message.prompt_token_ids,
         features=message.features,
@@ -270,5 +279,6 @@ def _client(
         rows=message.rows,
         tenant=message.tenant,
         priority=message.priority,
+        outputs=outputs,
+        store_epoch=message.store_epoch,
     )
-    return Client(message, payload, images, request)

@@ -31,6 +31,7 @@ class Knobs:
         blames: who was alone in a failed step, or when a rank died again, fails, as the server does it; else all try
             again.
         p_poison: of a request that kills a rank whenever one computes it; then nothing else kills or fails.
+        has_store: encoder outputs are shared with other engines, where the books share them.
     """
 
     seed: int
@@ -61,6 +62,7 @@ class Knobs:
     max_accidents: int
     blames: bool
     p_poison: float = 0.0
+    has_store: bool = False
 
     def config(self) -> ServiceConfig:
         model = ModelConfig(

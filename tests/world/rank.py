@@ -12,7 +12,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 
 import msgspec
 import torch
@@ -33,11 +35,13 @@ from mmcached.worker.steps.step_result import StepResult
 from tests.worker.hidden_states.by_content.delayed_transfer import delayed
 from tests.world.knobs import Knobs
 from tests.world.plainly import model_in
+from tests.world.shelf import Shelf
 
 Point = Literal["encode", "embed", "forward", "sample", "write", "written"]
 POINTS: Sequence[Point] = ("encode", "embed", "forward", "sample", "write", "written")
 
 _CPU = torch.device("cpu")
+_SHELF = Path("/shelf")
 _INLINE_ONLY = PayloadReader(None)
 _encoder = msgspec.msgpack.Encoder()
 _plans = make_decoder(FromEngineToWorker)
@@ -67,10 +71,13 @@ class Rank:
         store: rank 0's prefix store, if there is one.
     """
 
-    def __init__(self, knobs: Knobs, config: ServiceConfig, rank: int, *, worker_epoch: int) -> None:
+    def __init__(
+        self, knobs: Knobs, config: ServiceConfig, rank: int, *, worker_epoch: int, shelf: Shelf | None = None
+    ) -> None:
         self.rank = rank
         self.worker_epoch = worker_epoch
-        self.runner = ModelRunner(config, rank=rank, device=_CPU)
+        with mock.patch("mmcached.worker.steps.runner.contact", return_value=shelf):
+            self.runner = ModelRunner(config, rank=rank, device=_CPU, run_dir=_SHELF if shelf is not None else None)
         self.store: TensorPrefixStore | None = None
         if self.runner.prefix_store is not None:
             self.store = self.runner.prefix_store = _make_store(knobs, config, worker_epoch)

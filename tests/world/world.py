@@ -12,27 +12,39 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
+import msgspec
 import numpy as np
 
+from mmcached.client import Client as SyncClient
 from mmcached.engine import Scheduler
 from mmcached.engine.results.results import Results
 from mmcached.engine.scheduling.step import ScheduledStep
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.plan import build_plan
 from mmcached.engine.server.step_results import StepResults
-from mmcached.wire.errors import InvalidRequest, PoisonousRequest, error_from_wire
-from mmcached.wire.messages.engine import StepOutput
+from mmcached.engine.server.stored_outputs import StoredOutputs
+from mmcached.wire.errors import (
+    CacheMiss,
+    ComputationFailed,
+    InvalidRequest,
+    PoisonousRequest,
+    error_from_wire,
+    error_to_wire,
+)
+from mmcached.wire.messages.engine import AddRequest, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded
 from mmcached.wire.messages.worker import StepPlan
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.hidden_states import RowSpan, TensorPrefixStore
 from tests.engine.builders import inline_tensors
 from tests.world.audit import Audit
-from tests.world.clients import Arrivals, Client, last_client
+from tests.world.clients import Arrivals, Client, last_client, request_of
 from tests.world.knobs import Knobs
 from tests.world.plainly import plain_model
 from tests.world.rank import POINTS, Accident, Killed, Rank
+from tests.world.shelf import Shelf
 from tests.world.tally import Tally
 
 INCARNATION = 77
@@ -86,13 +98,19 @@ class World:
         self._tally.count_clamps(self._scheduler.caches.kept_rows)
         self._items = ItemFrames(self._config)
         self._results = Results()
+        is_shared = knobs.has_store and self._config.shares_encoder_outputs
+        self._shelf = Shelf(self._config, random.Random(f"{knobs.seed} shelf"), self.seen) if is_shared else None
+        self._outputs = StoredOutputs(lambda: cast("SyncClient", self._shelf))
         self._num_ranks = 0
         self._ranks = [self._new_rank(rank) for rank in range(2)]
+        self._fingerprint = self._ranks[0].runner.encoder_fingerprint
+        if self._shelf is not None:
+            self._shelf.fingerprint = self._fingerprint
         self._audit = Audit(self._config, self._scheduler)
         self._clients: dict[int, Client] = {}
         self._answered: list[Client] = []
         self._num_left = knobs.num_requests
-        self._num_accidents = 0
+        self._num_accidents = self._num_lost = 0
         self._work = self._most_work = self._num_arrived = 0
         self._is_over = False
 
@@ -100,11 +118,15 @@ class World:
         while self._num_left or self._clients:
             self._turn()
         self._is_over = True
+        if self._shelf is not None:
+            self._shelf.is_calm = True
         self._add(last_client(self._num_arrived + 1))
         while self._clients:
             self._turn()
         self._audit.check_end(self._ranks)
         assert self._items._frames == {}
+        assert len(self._outputs) == 0
+        assert self._shelf is None or not self._shelf.leased
         assert len(self._results) == 0
         for rank in self._ranks:
             self._tally.count_rows(rank)
@@ -147,6 +169,8 @@ class World:
         self._perhaps_abort(list(self._clients), "aborts")
         if self._is_accident():
             self._happen_between()
+        if self._shelf is not None:
+            self._shelf.happen()
         step = self._scheduler.schedule()
         self._tell_failed()
         assert (step is None) == (not self._scheduler.has_work())
@@ -154,16 +178,26 @@ class World:
             return
         self.num_steps += 1
         assert self.num_steps <= self._most_steps(), f"nobody gets on: {self._scheduler.running}"
-        plans = [
-            build_plan(step, self._items, engine_incarnation=INCARNATION, worker_epoch=rank.worker_epoch)
-            for rank in self._ranks
-        ]
         self._audit.check_step(step)
         self._audit.lives.planned(step)
         self._tally.count_step(step)
+        kept = self._outputs.keep([request.request_id for request, *_ in step.encode])
+        try:
+            plans = [
+                build_plan(step, self._items, engine_incarnation=INCARNATION, worker_epoch=rank.worker_epoch)
+                for rank in self._ranks
+            ]
+        except CacheMiss as miss:
+            self.seen["gone before the plan"] += 1
+            results = StepResults(step, 2, 0.0)
+            results.plan_error = error_to_wire(miss)
+            self._withdraw(step, results, "both")
+            self._audit.check_rest(self._ranks)
+            return
         self._perhaps_abort(step.request_ids(), "aborts in flight")
         accidents = ACCIDENTS_IN_A_STEP if not self._knobs.p_poison else HARMLESS
         self._finish(step, plans, self._rng.choice(accidents) if self._is_accident() else "")
+        del kept
         self._audit.check_rest(self._ranks)
 
     def _finish(self, step: ScheduledStep, plans: Plans, accident: str) -> None:
@@ -181,6 +215,7 @@ class World:
             self.seen["resets in flight"] += 1
             return
         results = StepResults(step, 2, 0.0)
+        results.is_shared = any(item.store_epoch for item in plans[0][0].encode)
         for rank, (plan, frames) in zip(self._ranks, plans, strict=True):
             try:
                 answer = rank.execute(plan, frames, hit if who in (str(rank.rank), "both") else None)
@@ -235,9 +270,44 @@ class World:
         self.seen["withdrawn for one rank"] += who != "both"
         self._scheduler.withdraw(step, results.prefix_report())
         failure = results.failure()
-        if self._knobs.blames and failure is not None:
-            self._scheduler.blame_failure(step, error_from_wire(failure))
+        cause = None if failure is None else error_from_wire(failure)
+        lost = self._that_load(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else {}
+        assert not isinstance(cause, ComputationFailed) or cause.retryable
+        self._num_lost += cause is not None and (bool(lost) or cause.retryable)
+        if self._knobs.blames and cause is not None and not lost:
+            self._scheduler.blame_failure(step, cause)
             self._tell_failed()
+        for request_id, mm_hash in lost.items():
+            client = self._clients[request_id]
+            self._outputs.drop(self._fingerprint, mm_hash, client.message.tenant)
+            self._scheduler.abort(request_id)
+            self._miss(client)
+
+    def _that_load(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> dict[int, str]:
+        """Return the open requests of a step that have one of these items from the store, with that item."""
+        return {
+            request.request_id: feature.mm_hash
+            for request in step.requests()
+            for feature in request.features
+            if feature.has_output and feature.mm_hash in mm_hashes and request.request_id in self._clients
+        }
+
+    def _miss(self, client: Client) -> None:
+        """Send a request again that lacks an output, with its items; of one that has been answered in part the client
+        hears that it may try again.
+        """
+        request = client.request
+        first_row = 0 if request.rows is None else request.rows.first_wanted
+        is_fresh = request.num_tokens == request.num_prompt_tokens and not request.num_emitted
+        self._forget(request.request_id)
+        if is_fresh and request.num_rows_delivered == first_row:
+            self.seen["sent again"] += 1
+            self._num_lost += 1
+            client.epochs.clear()
+            self._clients[request.request_id] = client
+            self._send(client, client.message)
+        else:
+            self.seen["lost in part"] += 1
 
     def _answer(self, client: Client) -> None:
         request = client.request
@@ -267,7 +337,28 @@ class World:
         self._work += work
         self._most_work = max(self._most_work, work)
         self._clients[client.request.request_id] = client
-        self._items.add(client.message, client.payload)
+        self._send(client, self._with_outputs(client.message))
+
+    def _with_outputs(self, message: AddRequest) -> AddRequest:
+        """Return a request as the frontend sends it: without the pixels of what is in the store."""
+        shelf = self._shelf
+        if shelf is None:
+            return message
+        features = [
+            msgspec.structs.replace(feature, payload=None, has_output=True)
+            if shelf.look(message.tenant, feature.mm_hash)
+            else feature
+            for feature in message.features
+        ]
+        return msgspec.structs.replace(message, features=features, store_epoch=shelf.epoch)
+
+    def _send(self, client: Client, message: AddRequest) -> None:
+        """Have a request queued, as the engine's server does it; once more with all pixels if an output is gone."""
+        if not self._outputs.hold(message, self._fingerprint):
+            self._outputs.forget(message.request_id)
+            message = client.message
+        self._items.add(message, client.payload)
+        client.request = request_of(message, self._outputs.tokens(message.request_id))
         self._scheduler.add_request(client.request)
         self._results.open(client.request, is_streamed=client.streams_rows)
 
@@ -281,6 +372,10 @@ class World:
     def _tell_failed(self) -> None:
         for request, error in self._scheduler.take_failed():
             client = self._clients[request.request_id]
+            if isinstance(error, CacheMiss):
+                self.seen["gone after a flush"] += 1
+                self._miss(client)
+                continue
             if isinstance(error, PoisonousRequest):
                 assert request.num_faults >= self._config.limits.max_deaths_per_request
                 assert client.kills_at is not None or not self._knobs.p_poison, f"{request} is innocent"
@@ -298,6 +393,7 @@ class World:
         self._clients.pop(request_id, None)
         self._items.forget(request_id)
         self._results.forget(request_id)
+        self._outputs.forget(request_id)
 
     def _most_steps(self) -> int:
         """Return how many steps may have been made if the first in order gets on in each.
@@ -306,7 +402,7 @@ class World:
         encoder space, those who hold them get on instead; so all counts twice.
         """
         num_overtaken = self._num_arrived if self._knobs.policy == "priority" else 0
-        return 2 * ((1 + self._num_accidents) * self._work + num_overtaken * self._most_work)
+        return 2 * ((1 + self._num_accidents + self._num_lost) * self._work + num_overtaken * self._most_work)
 
     # ---- what goes wrong
 
@@ -354,6 +450,11 @@ class World:
         self._audit.check_rest(self._ranks)
 
     def _new_epoch(self, what: str) -> None:
+        if self._shelf is not None:
+            self._shelf.flush()
+        self._outputs.forget_all()
+        for client in self._clients.values():
+            client.request.outputs.clear()
         self._scheduler.new_epoch()
         self.seen[what] += 1
 
@@ -370,4 +471,4 @@ class World:
 
     def _new_rank(self, rank: int) -> Rank:
         self._num_ranks += 1
-        return Rank(self._knobs, self._config, rank, worker_epoch=self._num_ranks)
+        return Rank(self._knobs, self._config, rank, worker_epoch=self._num_ranks, shelf=self._shelf)

@@ -278,15 +278,13 @@ class Calls:
             InvalidRequest: something else is in it; names the path.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        if store_epoch is not None:
-            store_epoch = checked_int("store_epoch", store_epoch, 0, MAX_EPOCH)
         return self._store.put(
             checked_key(key),
             record,
             checked_claim(claim, key),
             timeout_s,
             tenant=checked_tenant(tenant),
-            store_epoch=store_epoch,
+            store_epoch=_checked_epoch(store_epoch),
         )
 
     def get_or_compute(
@@ -298,6 +296,7 @@ class Calls:
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         tenant: str | None = None,
+        store_epoch: int | None = None,
     ) -> Verb[Record]:
         """Return the record of a key; if it has none, one caller on this host computes it while the others wait.
 
@@ -309,10 +308,16 @@ class Calls:
                 takes a coroutine function; a plain one keeps its event loop waiting.
             view, tensors: of a record that was found, as for `get`; what `fn` returns is returned as it is.
             tenant: as for `get`.
+            store_epoch: in which `fn` computes, if another process knows: in another one nothing is found or stored.
         """
         check_function(fn)
         return self._store.get_or_compute(
-            checked_key(key), fn, reading_of(tensors, view), timeout_s, checked_tenant(tenant)
+            checked_key(key),
+            fn,
+            reading_of(tensors, view),
+            timeout_s,
+            tenant=checked_tenant(tenant),
+            store_epoch=_checked_epoch(store_epoch),
         )
 
     def drop(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[bool]:
@@ -444,3 +449,7 @@ class Calls:
         deadline = self.contact.deadline(timeout_s)
         yield from self.contact.connect(deadline)
         return (yield from self.contact.exchange(request, deadline, payload))
+
+
+def _checked_epoch(store_epoch: int | None) -> int | None:
+    return None if store_epoch is None else checked_int("store_epoch", store_epoch, 0, MAX_EPOCH)

@@ -298,6 +298,20 @@ def test_computed_once_then_found(service: StoreService, client: Any) -> None:
     no_leases(service)
 
 
+def test_who_computes_for_another_epoch_finds_and_stores_nothing(service: StoreService, client: Any) -> None:
+    client.put("of now", numbers(1))
+    client.contains_many(["of now"])  # it knows which epoch is now
+    now = service.desk.records.epoch
+    for key in ("of now", "new"):
+        for epoch in (now - 1, now + 1):
+            assert is_equal(client.get_or_compute(key, partial(numbers, 2), store_epoch=epoch), numbers(2))
+    assert client.contains_many(["of now", "new"]) == [True, False]
+    assert is_equal(client.get_or_compute("of now", partial(numbers, 2), store_epoch=now), numbers(1))
+    assert is_equal(client.get_or_compute("new", partial(numbers, 3), store_epoch=now), numbers(3))
+    assert client.contains_many(["new"]) == [True]
+    no_leases(service)
+
+
 def test_who_waits_gets_the_others_result(service: StoreService, make: Make, run_dir: Path) -> None:
     def never() -> dict[str, Any]:
         raise AssertionError("somebody else computes it")

@@ -112,7 +112,8 @@ class StoredOutputs(Closeable):
     def get_or_encode(self, item: EncodeItem, encode: Callable[[], Mapping[str, torch.Tensor]]) -> Mapping[str, Any]:
         """Return the record of an item; if it has none, one process of this host encodes it, and the others wait.
 
-        Who has waited for too long, or finds no service, encodes. **Read a record that was found, never write.**
+        Who has waited for too long, or finds no service, or another epoch than the plan's, encodes. **Read a record
+        that was found, never write.**
 
         Args:
             encode: raises what this raises.
@@ -123,6 +124,7 @@ class StoredOutputs(Closeable):
             view=True,
             timeout_s=self._wait_s,
             tenant=item.tenant,
+            store_epoch=item.store_epoch,
         )
 
     def load(self, token: str) -> Mapping[str, Any] | None:

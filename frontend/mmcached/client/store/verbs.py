@@ -161,14 +161,24 @@ class StoreVerbs:
         return (yield from self._guarded("drop", verb, False))
 
     def get_or_compute(
-        self, key: str, fn: Callable[[], Any], reading: Reading, timeout_s: float | None, tenant: str | None = None
+        self,
+        key: str,
+        fn: Callable[[], Any],
+        reading: Reading,
+        timeout_s: float | None,
+        *,
+        tenant: str | None = None,
+        store_epoch: int | None = None,
     ) -> Verb[Record]:
         deadline = self._contact.deadline(timeout_s)
         self._guard.count_queries(1, 0)
         found = yield from self._guarded(
             "get_or_compute", self._claim(key, reading, deadline, self._tenant(tenant)), None
         )
-        if isinstance(found, Hit):
+        grant = found if isinstance(found, Grant) else None
+        epoch = self._sessions.store_epoch if grant is None else grant.store_epoch
+        is_of_epoch = store_epoch in (None, epoch)
+        if isinstance(found, Hit) and is_of_epoch:
             self._guard.count(hits=1)
             return found.record
         is_stored = False
@@ -176,13 +186,14 @@ class StoreVerbs:
             self._guard.count(computed=1)
             record: Record = yield fn
             encoded = encode(record)  # judges it, whether it can be stored or not
-            if found is not None and not self._contact.is_over:  # in a child that `fn` has forked it is the parent's
-                put = self._put(key, encoded, self._contact.deadline(timeout_s), found, tenant=tenant)
+            # In a child that `fn` has forked it is the parent's.
+            if grant is not None and is_of_epoch and not self._contact.is_over:
+                put = self._put(key, encoded, self._contact.deadline(timeout_s), grant, tenant=tenant)
                 is_stored = yield from self._guarded("put", put, False)
             return record
         finally:
-            if found is not None and not is_stored:
-                self._drop_claim(found)
+            if grant is not None and not is_stored:
+                self._drop_claim(grant)
 
     def _find_and_count(self, keys: list[str], reading: Reading, tenant: str) -> list[Hit | None] | None:
         """Look into the ring, as a whole verb; None: the service must be asked."""
