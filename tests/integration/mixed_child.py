@@ -1,8 +1,9 @@
-"""A client process of everything at once, without torch; run as a module: `mixed_child RUN_DIR QUESTIONS SEED`.
+"""A client process of everything at once, without torch; run as a module: `mixed_child RUN_DIR QUESTIONS SEED [ROUGH]`.
 
 Until its input ends: generations and encodings of known images (by content, by id with the file, by id alone), and the
 store's verbs; several at a time, some of them with a short deadline or cancelled. Whatever is answered is judged; a
-wrong answer, or an error that nobody asked for, ends it with status 1.
+wrong answer, or an error that nobody asked for, ends it with status 1. ROUGH: roles are killed meanwhile, so an error
+that may be tried again is no fault.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import msgspec
 import numpy as np
 
 from mmcached.client import AsyncClient, Generation, calls
-from mmcached.wire.errors import CacheMiss, DeadlineExceeded
+from mmcached.wire.errors import CacheMiss, DeadlineExceeded, MmcachedError
 from mmcached.wire.messages.client import Encoded
 from mmcached.wire.process.death import arm_from_environment
 from tests.integration.sidecar_child import record_of, say
 
 NUM_KEYS = 40
 MAX_AT_ONCE = 3
+CONNECT_S = 60.0
+PAUSE_S = 0.05
+"""Of one whose service is away: only politeness."""
 HASTE = 0.2
 """Part of the calls that are ended early."""
 
@@ -53,8 +57,11 @@ class WrongAnswerError(Exception):
 class Traffic:
     """One client's calls, and what became of them."""
 
-    def __init__(self, client: AsyncClient, questions: list[Question], rng: random.Random) -> None:
+    def __init__(
+        self, client: AsyncClient, questions: list[Question], rng: random.Random, *, is_rough: bool = False
+    ) -> None:
         self._client = client
+        self._is_rough = is_rough
         self._questions = questions
         self._rng = rng
         self.counts: Counter[str] = Counter()
@@ -66,7 +73,10 @@ class Traffic:
         ]
         # All end before the first error is raised: none may go on unseen.
         for outcome in await asyncio.gather(*(call() for call in calls), return_exceptions=True):
-            if isinstance(outcome, BaseException):
+            if self._is_rough and isinstance(outcome, MmcachedError) and outcome.retryable:
+                self.counts["retryable"] += 1
+                await asyncio.sleep(PAUSE_S)
+            elif isinstance(outcome, BaseException):
                 raise outcome
 
     async def _calm(self) -> None:
@@ -171,20 +181,19 @@ def judge(number: int, record: dict[str, Any]) -> None:
         raise WrongAnswerError(f"key {number} has the record of {record['number']}")
 
 
-async def run(run_dir: Path, questions: list[Question], seed: int) -> None:
-    async with AsyncClient(run_dir) as client:
-        traffic = Traffic(client, questions, random.Random(seed))
+async def run(run_dir: Path, questions: list[Question], seed: int, *, is_rough: bool) -> None:
+    async with AsyncClient(run_dir, connect_timeout_s=CONNECT_S) as client:
+        traffic = Traffic(client, questions, random.Random(seed), is_rough=is_rough)
         say(ready=seed)
         while not select.select([sys.stdin], [], [], 0)[0]:
             await traffic.some_at_once()
         say(**traffic.counts, failures=client.store_counters().failures)
 
 
-def main(run_dir: str, questions: str, seed: str) -> int:
+def main(run_dir: str, questions: str, seed: str, *rough: str) -> int:
+    known = msgspec.json.decode(Path(questions).read_bytes(), type=list[Question])
     try:
-        asyncio.run(
-            run(Path(run_dir), msgspec.json.decode(Path(questions).read_bytes(), type=list[Question]), int(seed))
-        )
+        asyncio.run(run(Path(run_dir), known, int(seed), is_rough=bool(rough)))
     except Exception as error:
         say(wrong=repr(error))
         return 1

@@ -81,9 +81,9 @@ def answered_without_caches(paths: list[str], scratch: Path) -> list[Question]:
 class MixedChild:
     """One process of `mixed_child`."""
 
-    def __init__(self, run_dir: Path, questions: Path, seed: int) -> None:
+    def __init__(self, run_dir: Path, questions: Path, seed: int, *rough: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.mixed_child", str(run_dir), str(questions), str(seed)],
+            [sys.executable, "-m", "tests.integration.mixed_child", str(run_dir), str(questions), str(seed), *rough],
             cwd=ROOT,
             env=environment_for_children(),
             stdin=subprocess.PIPE,
@@ -115,14 +115,19 @@ class MixedChild:
 
 
 class Crowd:
-    """The clients of one service; always as many, whoever is killed."""
+    """The clients of one service; always as many, whoever is killed.
 
-    def __init__(self, run_dir: Path, questions: Path) -> None:
+    Args:
+        rough: for each client; see `mixed_child`.
+    """
+
+    def __init__(self, run_dir: Path, questions: Path, num_clients: int, *rough: str) -> None:
         self._run_dir = run_dir
         self._questions = questions
-        self._rng = random.Random(NUM_CLIENTS)
+        self._rough = rough
+        self._rng = random.Random(num_clients)
         self.num_started = 0
-        self.children = [self._start() for _ in range(NUM_CLIENTS)]
+        self.children = [self._start() for _ in range(num_clients)]
 
     def wait_until_ready(self) -> None:
         for child in self.children:
@@ -130,11 +135,11 @@ class Crowd:
 
     def _start(self) -> MixedChild:
         self.num_started += 1
-        return MixedChild(self._run_dir, self._questions, self.num_started)
+        return MixedChild(self._run_dir, self._questions, self.num_started, *self._rough)
 
     def kill_one(self) -> None:
         """Kill a client in the middle of its calls, and let another come."""
-        victim = self._rng.randrange(NUM_CLIENTS)
+        victim = self._rng.randrange(len(self.children))
         status = self.children[victim].process.poll()
         assert status is None, (status, self.children[victim].hear())
         self.children[victim].kill()
@@ -157,8 +162,8 @@ class Crowd:
 
 
 @contextlib.contextmanager
-def crowd(run_dir: Path, questions: Path) -> Iterator[Crowd]:
-    made = Crowd(run_dir, questions)
+def crowd(run_dir: Path, questions: Path, num_clients: int, *rough: str) -> Iterator[Crowd]:
+    made = Crowd(run_dir, questions, num_clients, *rough)
     try:
         made.wait_until_ready()
         yield made
@@ -166,14 +171,14 @@ def crowd(run_dir: Path, questions: Path) -> Iterator[Crowd]:
         made.close()
 
 
-def at_rest(run_dir: Path) -> ServiceStats:
+def at_rest(run_dir: Path, num_role_clients: int = NUM_ROLE_CLIENTS) -> ServiceStats:
     """Wait until no request is open, no lease out, and no client there but the one that asks; return the figures."""
     return eventually(
         lambda: stats_of(run_dir),
         lambda now: (
             (leases_of(now), now.requests_open, now.store.computing, now.store.waiting) == (0, 0, 0, 0)
-            and now.clients <= 1 + NUM_ROLE_CLIENTS
-            and now.store.readers <= NUM_ROLE_CLIENTS
+            and now.clients <= 1 + num_role_clients
+            and now.store.readers <= num_role_clients
         ),
         "leases, requests and clients return to 0",
     )
@@ -190,7 +195,7 @@ def mixed_load(run_dir: Path, scratch: Path, *, num_kills: int, duration_s: floa
     questions.write_bytes(msgspec.json.encode(answered))
     with ChildService(run_dir / "s", config(), scratch / "config.json") as service:
         until = time.monotonic() + duration_s
-        with crowd(service.run_dir, questions) as clients:
+        with crowd(service.run_dir, questions, NUM_CLIENTS) as clients:
             while clients.num_started < NUM_CLIENTS + num_kills or time.monotonic() < until:
                 clients.kill_one()
             eventually(lambda: stats_of(service.run_dir), has_evicted, "both rings are full")
