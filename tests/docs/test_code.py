@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -25,6 +26,7 @@ RUN_BY = {
     "docs/from-vllm-omni.md": "tests/worker/hidden_states/by_slot/test_page.py",
     "docs/hosts/gateway.md": "tests/hosts/vllm/test_pages.py",
     "docs/hosts/processed-inputs.md": "tests/docs/test_code.py",
+    "docs/hosts/your-own.md": "tests/docs/test_code.py",
     "docs/hosts/transformers.md": "tests/hosts/transformers/test_page.py",
 }
 """Who runs the Python of a page."""
@@ -131,6 +133,21 @@ def test_the_page_of_processed_inputs_runs(client: Client) -> None:
     exec(compile(block, "processed-inputs.md", "exec"), names)
     assert names["counts"] == {"grid": [1, 2, 2]}
     assert runs == ["f"]
+
+
+def tower(picture: bytes) -> Any:
+    return np.ones((len(picture), 4), np.float16)
+
+
+def test_the_page_for_your_own_server_runs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code(REPOSITORY / "docs" / "hosts" / "your-own.md", "python")
+    with StoreService(run_dir):
+        for _ in range(2):
+            names: dict[str, Any] = {"run_dir": run_dir, "tower": tower, "hash_of": len}
+            exec(compile(block, "your-own.md", "exec"), names)
+            names["client"].close()
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["(20, 4)", "1 computed here", "(20, 4)", "0 computed here"]
 
 
 def test_what_the_page_quotes_is_what_is_said() -> None:
