@@ -16,7 +16,7 @@ from mmcached.engine.scheduling.block_admission import BlockAdmission
 from tests.world.knobs import knobs_of
 from tests.world.world import play
 
-WORLDS_PER_BATCH = 90
+WORLDS_PER_BATCH = 70
 
 HAPPEN_IN_EACH_BATCH = (
     "finished",

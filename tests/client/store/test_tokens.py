@@ -21,6 +21,8 @@ from tests.client.services import StoreService
 from tests.integration.processes import eventually
 
 RING_ID = "0123456789abcdef" * 2
+NUM_RECORDS = 600
+"""Of 64 KiB: more than twice what the store holds."""
 
 
 def no_leases(service: StoreService) -> None:
@@ -69,7 +71,7 @@ def test_it_is_there_as_long_as_the_first_holds_it_whatever_becomes_of_the_recor
     taker.put("k", numbers(1))
     hit = take(taker)
     taker.drop("k") if forget == "drop" else getattr(taker, forget)()
-    for seed in range(2000):  # more than the store holds
+    for seed in range(NUM_RECORDS):
         taker.put(f"other{seed}", numbers(seed, 64 << 10))
     assert client.get("k") is None
     opened = client.open(hit.token, view=True, tensors="numpy")
@@ -85,14 +87,14 @@ def test_when_all_have_given_back_the_next_record_is_never_taken_for_it(
     service: StoreService, taker: Client, client: Any
 ) -> None:
     tokens = []
-    for seed in range(2000):
+    for seed in range(NUM_RECORDS):
         taker.put(f"k{seed}", numbers(seed, 64 << 10))
         tokens.append(take(taker, f"k{seed}").token)
     found = [client.open(token, tensors="numpy") for token in tokens]
     assert found[0] is None
     assert found[-1] is not None, "it has not been evicted yet"
     assert all(hit is None or is_equal(hit.record, numbers(seed, 64 << 10)) for seed, hit in enumerate(found))
-    taker.drop("k1999")
+    taker.drop(f"k{NUM_RECORDS - 1}")
     assert client.open(tokens[-1]) is None
     no_leases(service)
 
