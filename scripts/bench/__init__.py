@@ -13,6 +13,7 @@ eviction        what the ring keeps and refuses            policies, eviction_co
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 flood           a client's cheapest call beside a flood
+idle            what a service at rest costs, and its start
 
 replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`
 fleet           the same for several engines, by routing policy: `python -m scripts.bench.fleet TRACE`
