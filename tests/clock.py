@@ -1,4 +1,4 @@
-"""A clock that a test moves."""
+"""A clock that a test moves, and a poller to which nothing comes."""
 
 from __future__ import annotations
 
@@ -13,3 +13,16 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.tick_s
         return self.now
+
+
+class Sleeper:
+    """A poller that waits for as long as it is told by moving the clock, and counts the waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.num_waits = 0
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        self.num_waits += 1
+        self._clock.now += timeout_ms / 1000
+        return []

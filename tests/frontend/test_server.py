@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.requests.request_service import MAX_RESENDS
+from mmcached.frontend.server import CHECK_INTERVAL_S, REST_S
 from mmcached.shm import ReaderEntry
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
@@ -25,7 +26,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.cli.fake_view import page_of
-from tests.clock import Clock
+from tests.clock import Clock, Sleeper
 from tests.frontend.fake_peers import Bench, png
 from tests.wire.examples import ENCODER, ERROR
 
@@ -505,3 +506,24 @@ def test_entry_that_does_not_hold_the_incarnation_is_not_attached(bench: Bench) 
     liar.channel.send(to_frontend.EngineReady(1))
     assert len(bench.stats().engines) == 1, "not ready without an entry"
     assert liar.backlog == []
+
+
+def test_at_rest_it_turns_to_look_alive_and_while_anything_is_open_at_each_check(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.connect_engine()
+    clock.tick_s = 0.0
+    bench.frontend.poll(0)
+
+    def turns_of_a_minute() -> int:
+        sleeper, end = Sleeper(clock), clock.now + 60
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.frontend, "_poller", sleeper)
+            while clock.now < end:
+                bench.frontend.poll(REST_S)
+        return sleeper.num_waits
+
+    turns_of_a_minute()  # what came before has its checks
+    assert turns_of_a_minute() <= 60 / REST_S + 2
+    monkeypatch.setattr(type(bench.frontend.store), "has_open", True)
+    assert turns_of_a_minute() >= 60 / CHECK_INTERVAL_S - 8

@@ -94,7 +94,7 @@ class LocalService:
         with page, runner, zmq.Context() as context:
             server = WorkerServer(runner, hello, context, directory.worker_address(index), page)
             try:
-                server.run(self._stop.is_set)
+                server.run(self._stop.is_set, rest_s=0.1)
             finally:
                 server.close()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -31,8 +32,9 @@ from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.stats import RoleName, WorkerStats
 from mmcached.worker.devices import choose_device
 from mmcached.worker.payloads import PayloadReader
-from mmcached.worker.server import ENGINE_GONE, WorkerServer, main
+from mmcached.worker.server import ENGINE_GONE, HELLO_S, REST_S, WorkerServer, main
 from mmcached.worker.steps.runner import ModelRunner
+from tests.clock import Clock, Sleeper
 from tests.shm.processes import wait_until
 from tests.worker.fake_engine import DEADLINE_S, FakeEngine
 from tests.worker.oracle import Oracle, random_image
@@ -54,8 +56,9 @@ INCARNATION = 4711
 class Served:
     """A worker in a thread of this process."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, rest_s: float = 0.1) -> None:
         self.num_dropped = 0
+        self._rest_s = rest_s
         self._status: int | None = None
         self._stop = threading.Event()
         self._address = RunDir(run_dir).worker_address(0)
@@ -86,7 +89,7 @@ class Served:
         with page, zmq.Context() as context:
             server = WorkerServer(runner, hello, context, self._address, page)
             try:
-                self._status = server.run(self._stop.is_set)
+                self._status = server.run(self._stop.is_set, rest_s=self._rest_s)
                 self.num_dropped = server.num_dropped
             finally:
                 server.close()
@@ -267,6 +270,43 @@ def test_an_engine_that_closes_ends_the_worker_without_a_ring_too(engine: FakeEn
     engine.attach()
     engine.close()
     assert worker.exit_status() == ENGINE_GONE
+
+
+def test_an_engine_that_closes_ends_a_rest(run_dir: Path) -> None:
+    engine = FakeEngine(RunDir(run_dir).worker_address(0), INCARNATION)
+    worker = Served(run_dir, rest_s=10 * DEADLINE_S)
+    engine.attach()
+    engine.close()
+    assert worker.exit_status() == ENGINE_GONE
+
+
+def test_a_rest_lasts_until_something_is_due_or_the_process_is_to_stop(
+    run_dir: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    hello = WorkerHello(0, 99, CONFIG.digest(), "cpu")
+    runner = ModelRunner(CONFIG, rank=0, device=torch.device("cpu"))
+    with StatsPublisher(RunDir(run_dir).stats_page, RoleName("worker")) as page, zmq.Context() as context:
+        server = WorkerServer(runner, hello, context, RunDir(run_dir).worker_address(0), page, clock=clock)
+
+        def turns_of_a_minute() -> int:
+            sleeper, end = Sleeper(clock), clock.now + 60
+            with monkeypatch.context() as patch:
+                patch.setattr(server, "_poller", sleeper)
+                server.run(lambda: clock.now >= end)
+            return sleeper.num_waits
+
+        try:
+            assert turns_of_a_minute() <= 60 / HELLO_S + 1
+            monkeypatch.setattr(server, "_attachment", mock.Mock(drop_dead_ring=lambda: False))
+            assert turns_of_a_minute() <= 60 / REST_S + 1
+            is_stopped = os.eventfd(1)  # as after a signal
+            server.wake_on(mock.Mock(fileno=lambda: is_stopped))
+            asked = iter([False, True])
+            server.run(lambda: next(asked), rest_s=10 * DEADLINE_S)
+            os.close(is_stopped)
+        finally:
+            server.close()
 
 
 def test_a_stop_during_a_step_comes_after_its_answer(

@@ -19,6 +19,7 @@ generation or an embedding is refused.
 
 from __future__ import annotations
 
+import math
 import select
 import shutil
 import time
@@ -65,7 +66,9 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
-"""How often deaths and deadlines are looked at."""
+"""How often deaths and deadlines are looked at while anything is open, is said, or is read."""
+REST_S = 0.8
+"""How often at rest: to look alive, to a supervisor that looks each second. A death closes a connection: an event."""
 _UNBOUND = (
     received.GetStats
     | received.GetProcessorInfo
@@ -95,7 +98,8 @@ class Frontend(Closeable):
         self._guard = Guard()
         self._num_protocol_errors = 0
         self._is_draining = False
-        self._next_check = clock()
+        self._last_check = -math.inf
+        self._is_at_rest = False
         self._late_ring = late_item_ring(config, run_dir.path)
         self._ring: RingWriter | NoRing = NoRing()
         self._asked_for_stats: list[tuple[bytes, int]] = []
@@ -131,6 +135,7 @@ class Frontend(Closeable):
             max_per_peer=max_askers,
         )
         self._look_for_room()
+        self._wakers: list[StopFlag] = []
         self._poller = select.poll()
         for source in (self._clients, self._engines, self.requests):
             self._poller.register(source.fileno(), select.POLLIN)
@@ -140,13 +145,16 @@ class Frontend(Closeable):
     def poll(self, timeout_s: float) -> None:
         """Take one turn, waiting up to `timeout_s` for something to come."""
         has_more = self._clients.has_more or self._engines.has_more
-        self._poller.poll(0 if has_more else max(0, round(timeout_s * 1000)))
+        wait_s = 0.0 if has_more else max(0.0, min(timeout_s, self._next_check - self._clock()))
+        has_come = bool(self._poller.poll(math.ceil(wait_s * 1000))) or has_more
         self._serve_engines()
         self._serve_clients()
         self.requests.go_on(self._guard)
         now = self._clock()
+        self._is_at_rest &= not has_come
         if now >= self._next_check:
-            self._next_check = now + CHECK_INTERVAL_S
+            self._last_check = now
+            num_queries = self.store.records.num_queries
             self._guard.call("look at the engines", self._connections.check)
             self._guard.call("look at the connections", self._clients.check, now)
             self._guard.call("look at the connections", self._engines.check, now)
@@ -154,11 +162,28 @@ class Frontend(Closeable):
             self._guard.call("look at deadlines", self.requests.check, now)
             self._guard.call("look at the store", self.store.check, now)
             self._guard.call("look for room for the ring", self._look_for_room)
+            self._is_at_rest = not (has_come or self._has_open) and self.store.records.num_queries == num_queries
         self._guard.call("answers that all wait for", self._answer_finished, now)
+
+    @property
+    def _next_check(self) -> float:
+        return self._last_check + (REST_S if self._is_at_rest else CHECK_INTERVAL_S)
+
+    @property
+    def _has_open(self) -> bool:
+        """Something has a deadline."""
+        return bool(len(self.requests)) or self.store.has_open or not (self._probes.is_idle and self._flushes.is_idle)
+
+    def wake_on(self, source: StopFlag) -> None:
+        """End a wait as soon as `source` can be read, too, until `drain`."""
+        self._poller.register(source.fileno(), select.POLLIN)
+        self._wakers.append(source)
 
     def drain(self) -> None:
         """Accept no new request from now on; those open go on."""
         self._is_draining = True
+        while self._wakers:
+            self._poller.unregister(self._wakers.pop().fileno())
         self.requests.drain()
 
     @property
@@ -424,9 +449,10 @@ def main(run_dir: Path) -> int:
         log.info("removed what a dead process left behind", name=name)
     warn_of_small_shm(config, shutil.disk_usage(SHM_DIR).total)
     page = StatsPublisher(directory.stats_page, RoleName("frontend"))
-    with page, Frontend(directory, config) as frontend:
+    with stop, page, Frontend(directory, config) as frontend:
+        frontend.wake_on(stop)
         while not stop.is_set:
-            frontend.poll(CHECK_INTERVAL_S)
+            frontend.poll(REST_S)
             page.publish_if_due(frontend.stats)
         frontend.drain()
         give_up = time.monotonic() + config.drain_timeout_s

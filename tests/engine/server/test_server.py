@@ -12,6 +12,7 @@ import pytest
 from mmcached.engine import Request, Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
+from mmcached.engine.server.server import POLL_INTERVAL_S, REST_S
 from mmcached.shm import RingReader, RingWriter
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.service import stats_of
@@ -24,7 +25,7 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from mmcached.wire.paths import RunDir
 from mmcached.wire.stats import EngineStats, RoleName
-from tests.clock import Clock
+from tests.clock import Clock, Sleeper
 from tests.engine.fake_peers import DEADLINE_S, Bench
 
 CONFIG = ServiceConfig(max_model_len=64, num_kv_blocks=32, step_timeout_s=10.0, slow_log_ms=3000.0)
@@ -526,3 +527,20 @@ def test_probes_that_no_worker_answers_leave_nothing(bench: Bench) -> None:
     bench.pump(lambda: any(isinstance(message, from_engine.EngineFlushed) for message, _ in bench.received))
     answered = [message.token for message, _ in bench.received if isinstance(message, from_engine.EngineProbed)]
     assert answered == list(range(200 - MAX_OPEN, 200))
+
+
+def test_at_rest_it_turns_to_look_alive_and_during_a_step_more_often(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turns_of(seconds: float) -> int:
+        sleeper, end = Sleeper(clock), clock.now + seconds
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.engine, "_poller", sleeper)
+            while clock.now < end:
+                bench.engine.poll(REST_S)
+        return sleeper.num_waits
+
+    assert turns_of(60) <= 60 / REST_S + 1
+    bench.add(1, bench.put_item("a"))
+    bench.turns()
+    assert turns_of(5) >= 5 / POLL_INTERVAL_S

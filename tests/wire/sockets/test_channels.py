@@ -123,6 +123,18 @@ def test_peer_that_has_closed(wiring: Wiring) -> None:
     assert not router.try_send(peer, GetStats(1))
 
 
+def test_a_poller_wakes_for_a_lost_connection(wiring: Wiring) -> None:
+    with DealerChannel[ToClient](wiring.context, wiring.address, ToClient) as dealer:
+        poller = zmq.Poller()
+        dealer.register(poller)
+        with RouterChannel[FromClient](wiring.context, wiring.address, FromClient) as router:
+            dealer.send(GetStats(1))
+            assert router.wait(DEADLINE_S)
+            assert poller.poll(0) == []
+        assert poller.poll(round(DEADLINE_S * 1000)) != []
+        assert dealer.take_disconnects() == 1
+
+
 def test_dealer_full_before_its_peer_exists_loses_nothing(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "SEND_HIGH_WATER_MARK", 5)
     dealer = wiring.dealer()

@@ -17,24 +17,28 @@ Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and ans
 is no engine to serve: its byte is free, its connection is closed, another engine answers, or its entry is not what it
 announced. The caches die with the process: a worker serves one engine incarnation.
 
-Invariant: no wait is longer than `POLL_S`, but for a step itself and the linger of the closing socket.
+Invariant: no wait is longer than `REST_S`, but for a step itself and the linger of the closing socket. A message, an
+engine's death and a signal end it: a worker at rest turns to look alive, to a supervisor that looks each second.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
 
 from mmcached.shm.stats.publisher import StatsPublisher
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ChannelFull, ConfigError, DeadlineExceeded, MmcachedError, RemoteProtocolError
+from mmcached.wire.errors import ChannelFull, ConfigError, MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.engine import WorkerAttached, WorkerHello, WorkerProbed
 from mmcached.wire.messages.worker import (
     Attach,
@@ -54,7 +58,7 @@ from mmcached.worker.attachment import Attachment
 from mmcached.worker.devices import choose_device
 from mmcached.worker.steps.runner import ModelRunner
 
-POLL_S = 0.1
+REST_S = 0.8
 HELLO_S = 0.5
 REFUSED = 1
 ENGINE_GONE = 3
@@ -82,20 +86,29 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
         device = choose_device(config.device)
         runner = ModelRunner(config, rank=rank, device=device, run_dir=run_dir)
         _ = runner.measured  # before the first hello: an engine waits for what has said hello
+        _give_back_memory()
     except ConfigError as error:
         _logger.error("worker %d: %s", rank, error)
+        stop.close()
         return 1
     hello = WorkerHello(rank, secrets.randbits(63), config.digest(), str(device))
     page = StatsPublisher(paths.stats_page, RoleName("worker", engine_index, rank))
-    with page, runner, zmq.Context() as context:
+    with stop, page, runner, zmq.Context() as context:
         server = WorkerServer(runner, hello, context, paths.worker_address(engine_index), page)
         try:
+            server.wake_on(stop)
             status = server.run(lambda: stop.is_set)
         finally:
             server.close()
     # Else the interpreter, as it ends, goes through all of torch's objects in search of garbage: 0.4 s of each restart.
     gc.freeze()
     return status
+
+
+def _give_back_memory() -> None:
+    """Return to the system what imports and the making of weights have freed, where the C library can: 10 MiB."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 class WorkerServer:
@@ -123,29 +136,38 @@ class WorkerServer:
         self._hello = hello
         self._clock = clock
         self._channel: DealerChannel[FromEngineToWorker] = DealerChannel(context, address, FromEngineToWorker)
+        self._poller = zmq.Poller()
+        self._channel.register(self._poller)
         self._attachment: Attachment | None = None
         self._next_hello_s = clock()
         self._status: int | None = None
         self.num_dropped = 0
 
-    def run(self, should_stop: Callable[[], bool] = lambda: False) -> int:
+    def wake_on(self, source: StopFlag) -> None:
+        """End a wait as soon as `source` can be read, too."""
+        self._poller.register(source.fileno(), zmq.POLLIN)
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False, *, rest_s: float = REST_S) -> int:
         """Serve until told to stop, shut down, or without an engine; return the exit status.
 
         Args:
             should_stop: asked between messages, so a step at hand is finished and answered.
+            rest_s: the longest wait.
         """
         while self._status is None and not should_stop():
             self._page.publish_if_due(self._runner.stats)
             self._say_hello_if_due()
+            self._poller.poll(math.ceil(self._wait_s(rest_s) * 1000))
             try:
-                message, frames = self._channel.receive(POLL_S)
-            except DeadlineExceeded:
-                # Only when there is nothing left to read: what an engine sent before it ended is still to be done.
-                self._look_for_engine()
+                received = self._channel.try_receive()
             except RemoteProtocolError as error:
                 self._drop(str(error))
+                continue
+            if received is None:
+                # Only when there is nothing left to read: what an engine sent before it ended is still to be done.
+                self._look_for_engine()
             else:
-                self._handle(message, frames)
+                self._handle(*received)
         return self._status or 0
 
     def close(self) -> None:
@@ -223,13 +245,15 @@ class WorkerServer:
         form, nbytes = self._runner.measured.form, self._runner.measured.embedding_bytes
         self._send(WorkerAttached(self._hello.worker_epoch, attached_to, epoch, nbytes, fingerprint, form), [])
 
+    def _wait_s(self, rest_s: float) -> float:
+        """Return the time until something is due by itself, at most `rest_s`."""
+        return rest_s if self._attachment else max(0.0, min(rest_s, self._next_hello_s - self._clock()))
+
     def _say_hello_if_due(self) -> None:
         if self._attachment is None and self._clock() >= self._next_hello_s:
-            try:
-                self._channel.send(self._hello)
-            except ChannelFull:
-                return  # no engine is connected yet; tried again at the next turn
             self._next_hello_s = self._clock() + HELLO_S
+            with suppress(ChannelFull):  # no engine is connected yet
+                self._channel.send(self._hello)
 
     def _send(self, message: object, payload: list[Frame]) -> None:
         try:

@@ -10,6 +10,7 @@ known    -- connection lost -->        unknown again; requests go on until it is
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -58,6 +59,11 @@ class FrontendConnection:
         """A frontend has announced its ring, or that it has none: workers may attach under `entry`."""
         return self._frontend_incarnation is not None
 
+    @property
+    def next_hello(self) -> float:
+        """When `keep` has something to say: never, while the frontend knows this engine."""
+        return math.inf if self._is_known and self.is_accepted else self._next_hello
+
     def keep(self, now: float) -> None:
         """Notice a lost connection; say hello while nobody has answered. Call it in every turn.
 
@@ -66,7 +72,7 @@ class FrontendConnection:
         if self.channel.take_disconnects():
             log.info("connection to the frontend lost")
             self._is_known = False
-        if now >= self._next_hello and not (self._is_known and self.is_accepted):
+        if now >= self.next_hello:
             self._next_hello = now + HELLO_INTERVAL_S
             if self._is_known:
                 self._offer_entry()  # the first offer may not have been queued

@@ -16,6 +16,7 @@ After a death:
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -75,6 +76,9 @@ from mmcached.wire.stats import EncoderCacheStats, EngineStats, RoleName
 log = structlog.get_logger("mmcached.engine")
 
 POLL_INTERVAL_S = 0.25
+"""The longest wait while a step is computed, whose deadline is looked at."""
+REST_S = 0.8
+"""The longest wait while none is: to look alive, to a supervisor that looks each second."""
 
 
 class EngineServer(Closeable):
@@ -143,7 +147,7 @@ class EngineServer(Closeable):
         )
         self._probes = EngineProbes(self._incarnation, self._group, self._leases)
         self._poller = zmq.Poller()
-        self._poller.register(self._frontend.channel.socket, zmq.POLLIN)
+        self._frontend.channel.register(self._poller)
         self._poller.register(self._worker_channel.socket, zmq.POLLIN)
         self._is_replaying = False
         if self._kv_events is not None:
@@ -159,8 +163,7 @@ class EngineServer(Closeable):
             PeerGone: a step is past its deadline.
             ConfigError: the frontend was started otherwise. After each of the three the process must end.
         """
-        wait_s = 0.0 if self._steps.can_start or self._is_replaying else timeout_s
-        ready = dict(self._poller.poll(max(0, round(wait_s * 1000))))
+        ready = dict(self._poller.poll(math.ceil(self._wait_s(timeout_s) * 1000)))
         if self._worker_channel.socket in ready:
             self._serve_workers()
         if self._frontend.channel.socket in ready:
@@ -177,6 +180,17 @@ class EngineServer(Closeable):
         if self._kv_events is not None:  # late: the workers compute meanwhile
             self._guard.call("KV events", self._publish, self._kv_events)
         self._page.publish_if_due(self.stats)
+
+    def wake_on(self, source: StopFlag) -> None:
+        """End a wait as soon as `source` can be read, too."""
+        self._poller.register(source.fileno(), zmq.POLLIN)
+
+    def _wait_s(self, timeout_s: float) -> float:
+        """Return the time until something is due by itself, at most `timeout_s`."""
+        if self._steps.can_start or self._is_replaying:
+            return 0.0
+        due_s = POLL_INTERVAL_S if self._steps.has_deadline else REST_S
+        return max(0.0, min(timeout_s, due_s, self._frontend.next_hello - self._clock()))
 
     def _publish(self, publisher: KVEventPublisher) -> None:
         self._is_replaying = False
@@ -563,10 +577,11 @@ def main(run_dir: Path, engine_index: int) -> int:
     directory = RunDir(run_dir)
     config = ServiceConfig.load(directory.config)
     stop = StopFlag()
-    with EngineServer(directory, config, engine_index) as engine:
+    with stop, EngineServer(directory, config, engine_index) as engine:
+        engine.wake_on(stop)
         try:
             while not stop.is_set:
-                engine.poll(POLL_INTERVAL_S)
+                engine.poll(REST_S)
         except MmcachedError as error:
             log.error("the engine ends", code=error.code, reason=str(error))
             return 1

@@ -126,6 +126,11 @@ class StepRunner:
         if self._in_flight is not None:
             self._void, self._in_flight = self._in_flight, None
 
+    @property
+    def has_deadline(self) -> bool:
+        """A step is computed, and may take too long."""
+        return self._in_flight is not None or self._void is not None
+
     def check_deadline(self) -> None:
         """Raise `PeerGone` with the ranks that have not answered, if the step is past its deadline."""
         hung = self._in_flight

@@ -31,6 +31,7 @@ from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ServiceUnavailable
 from mmcached.wire.paths import RunDir
+from mmcached.wire.process.signals import StopFlag
 from mmcached.wire.stats import RoleName
 
 log = structlog.get_logger("mmcached.supervisor")
@@ -71,6 +72,15 @@ class RoleGroup(Closeable):
         """Start all roles."""
         for role in self.roles:
             self._spawn(role)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """No role is to be started or killed."""
+        return all(role.due is None and role.kill_at is None for role in self.roles)
+
+    def wake_on(self, source: StopFlag) -> None:
+        """End a wait as soon as `source` can be read, too."""
+        self._selector.register(source, selectors.EVENT_READ)
 
     def wait(self, timeout_s: float) -> None:
         """Return when a role has died, or after `timeout_s`."""

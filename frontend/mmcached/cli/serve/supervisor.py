@@ -50,6 +50,7 @@ from mmcached.wire.stats import RoleName, SupervisorStats
 log = structlog.get_logger("mmcached.supervisor")
 
 WAKE_INTERVAL_S = 0.25
+"""The longest wait while something is not as it should be, or has been asked; else `LOOK_INTERVAL_S`."""
 TOUCH_INTERVAL_S = 3600.0
 
 
@@ -87,7 +88,7 @@ class Supervisor(Closeable):
         self._was_ready = False
         self._next_look = self._next_touch = 0.0
         with ExitStack() as stack:
-            self._stop = stop or StopFlag()
+            self._stop = stop or stack.enter_context(StopFlag())
             self._seat = stack.enter_context(Seat(named))
             self._directory = self._seat.directory
             self._remove_leftovers()
@@ -103,6 +104,7 @@ class Supervisor(Closeable):
                 RoleGroup(config, self.run_dir, self._directory, self._reader, self._readiness)
             )
             self._admin = stack.enter_context(AdminServer(self.look, self._reader, directory=self._directory))
+            self._group.wake_on(self._stop)
             self._closing = stack.pop_all()
 
     @property
@@ -225,8 +227,9 @@ class Supervisor(Closeable):
     # ---- keeping alive
 
     def _wait_for_event(self) -> None:
-        """Return when a child has died, or after a short while, so that signals and due times are noticed."""
-        self._group.wait(WAKE_INTERVAL_S)
+        """Return when a child has died, a signal has come, or after a short while, so that due times are noticed."""
+        is_at_rest = self._was_ready and self._readiness.is_at_rest and self._group.is_at_rest
+        self._group.wait(LOOK_INTERVAL_S if is_at_rest else WAKE_INTERVAL_S)
         self._page.publish_if_due(self._stats)
 
     def _stats(self) -> SupervisorStats:

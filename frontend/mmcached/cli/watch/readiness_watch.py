@@ -67,6 +67,11 @@ class ReadinessWatch(Closeable):
             self._asked_at = now
 
     @property
+    def is_at_rest(self) -> bool:
+        """All are ready, and no answer is waited for."""
+        return self.are_all_ready and self._asked_at is None
+
+    @property
     def are_all_ready(self) -> bool:
         """The last question has gone through every engine."""
         return self.is_ready and not self.engine_not_ready_since

@@ -110,6 +110,11 @@ class Probes:
         if connection.incarnation in self._of_engine:
             self._of_engine[connection.incarnation].answered(message)
 
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits for an answer."""
+        return not self._open
+
     def take_finished(self, now: float) -> list[tuple[bytes, ToClient]]:
         """Return the connections that are answered now, and with what."""
         for incarnation, probes in list(self._of_engine.items()):

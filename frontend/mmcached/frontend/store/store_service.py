@@ -297,6 +297,11 @@ class StoreService(Closeable):
 
     # ---- time, epochs, the end
 
+    @property
+    def has_open(self) -> bool:
+        """A claim is open, or waited for: it has a deadline."""
+        return self.claims.num_computing > 0 or self.claims.num_waiting > 0
+
     def check(self, now: float) -> None:
         self._look_for_room(now)
         for waiter in self.claims.take_expired(now):

@@ -1,21 +1,25 @@
-"""Turns the signals that end a process into a flag that its loop looks at."""
+"""Turns the signals that end a process into a flag that its loop looks at, and that wakes it."""
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
+
+from mmcached.wire.closeable import Closeable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
-class StopFlag:
+class StopFlag(Closeable):
     """The handlers of `STOP_SIGNALS`, installed in the main thread; `num_signals` counts what came.
 
-    A SIGHUP that is ignored from the start stays ignored: so `nohup` wants it.
+    A SIGHUP that is ignored from the start stays ignored: so `nohup` wants it. `close` leaves the handlers.
     """
 
     def __init__(self) -> None:
         self.num_signals = 0
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         for each in STOP_SIGNALS:
             if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
                 signal.signal(each, self._on_signal)
@@ -24,5 +28,16 @@ class StopFlag:
     def is_set(self) -> bool:
         return self.num_signals > 0
 
+    def fileno(self) -> int:
+        """Return the descriptor that can be read, for good, as soon as a signal has come."""
+        return self._event
+
+    def close(self) -> None:
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
+
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.num_signals += 1
+        if self._event >= 0:
+            os.eventfd_write(self._event, 1)

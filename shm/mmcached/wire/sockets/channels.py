@@ -118,6 +118,11 @@ class DealerChannel(_Channel[ReceivesT]):
             count += 1
         return count
 
+    def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wake up for a message, and for a connection that is lost."""
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
     def close(self) -> None:
         if not self.socket.closed:
             self.socket.disable_monitor()
