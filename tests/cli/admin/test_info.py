@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from mmcached.cli.admin import info
 from mmcached.cli.admin.info import Section, memory_facts, service_facts
+from mmcached.cli.watch.latencies import LatencyStatus
 from mmcached.cli.watch.service_status import Readiness, ServiceStatus, gather_status
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.paths import RunDir
@@ -39,6 +40,8 @@ STATS = ServiceStats(
     ],
 )
 
+HIT = LatencyStatus(num=3, p50_s=0.00001, p99_s=0.5)
+
 
 def call(run_dir: Path, *arguments: str) -> Result:
     app = typer.Typer()
@@ -50,7 +53,9 @@ def a_status(run_dir: Path) -> ServiceStatus:
     view = FakeView(run_dir, given=[a_role(FRONTEND, os.getpid(), "running")])()
     import msgspec
 
-    return msgspec.structs.replace(gather_status(view, {}, Readiness(True, "all\x1b[2J")), stats=STATS)
+    latency = {"hit": HIT, "step": msgspec.structs.replace(HIT, num=4)}
+    status = gather_status(view, {}, Readiness(True, "all\x1b[2J"))
+    return msgspec.structs.replace(status, stats=STATS, latency=latency)
 
 
 def test_without_a_service_there_is_a_server_section_alone(run_dir: Path) -> None:
@@ -82,6 +87,9 @@ def test_each_figure_is_a_line_of_its_section(run_dir: Path, monkeypatch: pytest
     assert sections["# Clients"]["client_vllm"] == "hits=4,misses=0,puts=0"
     assert int(sections["# Memory"]["frontend_anonymous_bytes"]) > 1 << 20
     assert (sections["# Store"]["puts"], sections["# Store"]["ring_chunks"]) == ("3", "0")
+    assert sections["# Store"]["latency_hit"] == "num=3,p50_s=0.000010,p99_s=0.500000"
+    assert sections["# Engines"]["latency_step"].startswith("num=4,")
+    assert not any("sum_ns" in name for names in sections.values() for name in names)
     assert (sections["# Processor"]["queries"], sections["# Processor"]["ring_evictions"]) == ("7", "0")
     assert sections["# Encoder"]["hits"] == "1"
     assert sections["# Encoder"]["workers_items_encoded"] == "9"

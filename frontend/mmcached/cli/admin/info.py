@@ -21,6 +21,7 @@ import typer
 
 from mmcached.cli.admin.printing import JsonOption, RunDirOption, directory_of, no_service, print_json, shown
 from mmcached.cli.installed import installed_version
+from mmcached.wire.latency import Histogram
 from mmcached.wire.paths import RunDir
 from mmcached.wire.version import PROTOCOL_VERSION
 
@@ -51,6 +52,10 @@ class Section(StrEnum):
     ENCODER = "encoder"
     KV = "kv"
     ENGINES = "engines"
+
+
+_LATENCIES = {"hit": Section.STORE, "put": Section.STORE, "encode": Section.ENCODER}
+"""Where each kind of work is said; those of an engine with the engines."""
 
 
 def register(app: typer.Typer) -> None:
@@ -131,7 +136,7 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
             encoder.update(
                 {f"workers_{n}": value for n, value in _figures(worker) if n.startswith(("items", "outputs"))}
             )
-    return {
+    found: dict[Section, Facts] = {
         Section.CLIENTS: clients,
         Section.MEMORY: memory_facts(status.roles, stats.ring.data_bytes, stats.store.ring.data_bytes),
         Section.STORE: {name.replace(".", "_"): value for name, value in _figures(stats.store)},
@@ -140,6 +145,10 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
         Section.KV: dict(kv),
         Section.ENGINES: engines,
     }
+    for name, latency in status.latency.items():
+        section = _LATENCIES.get(name, Section.ENGINES)
+        found[section][f"latency_{name}"] = f"num={latency.num},p50_s={latency.p50_s:.6f},p99_s={latency.p99_s:.6f}"
+    return found
 
 
 def memory_facts(roles: list[RoleStatus], ring_bytes: int, store_bytes: int, proc: Path = Path("/proc")) -> Facts:
@@ -167,6 +176,8 @@ def _figures(record: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, in
     """Yield each number of a record under its field's name, also those of records in it: `ring.chunks`."""
     for field in type(record).__struct_fields__:
         value = getattr(record, field)
+        if isinstance(value, Histogram):
+            continue  # its quantiles say more than its sum: `latency`
         if isinstance(value, msgspec.Struct):
             yield from _figures(value, f"{prefix}{field}.")
         elif isinstance(value, int | float):
