@@ -27,6 +27,7 @@ import structlog
 
 from mmcached.cli.progress import Tell, Working, unseen
 from mmcached.cli.serve.first_request import first_request
+from mmcached.cli.serve.orphans import reap_orphans
 from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.seat import Seat
 from mmcached.cli.serve.service_manager import ServiceManager
@@ -250,3 +251,5 @@ class Supervisor(Closeable):
             log.error("role is silent: killed", name=str(name), pid=pids[name], silent_s=round(silent_s, 1))
             living[name].kill()
         self._group.restart_if_stuck(now)
+        if os.getpid() == 1:
+            reap_orphans({role.pid for role in self._group.roles})
