@@ -95,7 +95,7 @@ def test_limits_hold_the_rings_and_the_processes(manifests: list[Any]) -> None:
     num_workers = int(settings.get("MMC_WORLD_SIZE", "0"))
     store_gb, ring_gb = float(settings["MMC_STORE_GB"]), float(settings.get("MMC_MM_PROCESSOR_CACHE_GB", "0"))
     config = ServiceConfig(world_size=num_workers, store_gb=store_gb, mm_processor_cache_gb=ring_gb)
-    processes = 192 if num_workers == 0 else 512 + 384 * num_workers  # MiB, as docs/deploy/README.md counts them
+    processes = 192 if num_workers == 0 else 512 + 512 * num_workers  # MiB, as docs/deploy/README.md counts them
     limit = bytes_of(service["resources"]["limits"]["memory"])
     assert limit >= rings_bytes(config) + (processes << 20)
     assert limit == bytes_of(service["resources"]["requests"]["memory"])

@@ -17,6 +17,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "mmcached.memory" -}}
 {{- $rings := int (include "mmcached.rings" .) -}}
 {{- $workers := int .Values.workers -}}
-{{- $processes := ternary (add 512 (mul 384 $workers)) 192 (gt $workers 0) -}}
+{{- $processes := ternary (add 512 (mul 512 $workers)) 192 (gt $workers 0) -}}
 {{ .Values.memoryMiB | default (add $rings (div $rings 16) $processes) }}
 {{- end }}
