@@ -17,6 +17,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from mmcached.cli.admin import store_verbs
+from mmcached.cli.admin.records import Reader
+from mmcached.cli.watch.store_readers import store_readers
 from mmcached.client import Client
 from mmcached.shm import sweep
 from mmcached.wire.config import MIB, ServiceConfig
@@ -70,6 +72,7 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
         assert hit is not None
         (reader,) = found(lone, "keys", "--match", "image/1")["keys"][0]["readers"]
         assert reader == {"pid": os.getpid(), "name": "vllm", "leases": 1}
+        assert store_readers(lone.directory.path) == [Reader(os.getpid(), "vllm", 1)]
         record = found(lone, "inspect", "image/1")
         assert (record["state"], record["readers"], record["num_values"]) == ("valid", [reader], 1)
         assert [(t["path"], t["dtype"], t["shape"], t["nbytes"]) for t in record["tensors"]] == [
@@ -82,6 +85,7 @@ def test_keys_and_inspect_say_what_is_there_and_who_leases_it(lone: LoneFrontend
         assert "forgotten, and retired for those who read it" in gone.stdout
         assert f"leased by vllm (pid {os.getpid()})" in gone.stdout
         del hit
+        assert store_readers(lone.directory.path) == []
         assert found(lone, "inspect", "image/1", "--tenant", "bob")["state"] == "absent"
         assert call(lone, "inspect", "nothing").stdout == "nothing: not there\n"
         after = client.stats().store

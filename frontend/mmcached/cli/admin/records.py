@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -169,6 +169,13 @@ class StoreOnlooker(Closeable):
             )
         return FoundRecord(key=key, tenant=tenant, state="absent")
 
+    def readers(self) -> list[Reader]:
+        """Return the processes that hold leases, with those of all records."""
+        held: Counter[int] = Counter()
+        for holder in self._ring.totals(self._readers):
+            held[holder.pid] += holder.num_leases
+        return [Reader(pid, self._name_of(pid), number) for pid, number in held.items()]
+
     def close(self) -> None:
         self._ring.close()
 
@@ -197,9 +204,12 @@ class StoreOnlooker(Closeable):
 
     def _holders(self, slot: int) -> list[Reader]:
         return [
-            Reader(holder.pid, "/".join(sorted(self._pid_to_names.get(holder.pid, ()))), holder.num_leases)
+            Reader(holder.pid, self._name_of(holder.pid), holder.num_leases)
             for holder in self._ring.holders(slot, self._readers)
         ]
+
+    def _name_of(self, pid: int) -> str:
+        return "/".join(sorted(self._pid_to_names.get(pid, ())))
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""The verbs that look at a service and end it: ping, status, shm ls, shm gc, drain, flush.
+"""The verbs that look at a service and end it: ping, status, top, shm ls, shm gc, drain, flush.
 
 Exit status of those that judge: 0 ready, 1 there but not ready, 2 no service in that directory. Parses and prints only;
 `observe` looks. No verb imports torch or the HTTP server.
@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command()(ping)
     app.command()(status)
+    app.command()(top)
     app.command()(drain)
     app.command()(flush)
     shm = typer.Typer(help="Shared-memory segments of this user.", no_args_is_help=True)
@@ -64,6 +65,28 @@ def status(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
 
         show_status(found, console())
     raise typer.Exit(READY if found.ready else NOT_READY)
+
+
+def top(
+    run_dir: RunDirOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end, as in a pipe.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.05, max=3600, metavar="SECONDS", help="From one frame to the next.")
+    ] = 1.0,
+) -> None:
+    """Show the service live: processes, hit rates, latencies, rings, leases, engines; q ends it."""
+    from mmcached.cli.admin.observe import look_at
+    from mmcached.cli.watch.store_readers import store_readers
+    from mmcached.cli.watch.top import Watcher, print_once, show
+
+    path, screen = directory_of(run_dir), console()
+    watcher = Watcher(lambda: look_at(path), lambda: store_readers(path))
+    if once or not screen.is_terminal:
+        found = print_once(watcher, interval, screen)
+        if found is None:
+            raise no_service(path)
+        raise typer.Exit(READY if found.ready else NOT_READY)
+    show(watcher, interval, screen, nobody=f"no service in {path}")
 
 
 def shm_ls(as_json: JsonOption = False) -> None:

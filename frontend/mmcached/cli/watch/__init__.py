@@ -3,6 +3,8 @@
 service_status    the one record of it             status_table: the same for people
 readiness         asks whether an item goes through the data path       readiness_watch: the same without waiting
 latencies         how long things take
+overview          one screen of it: totals, and what happens now       store_readers: who holds leases
+top               the same live on a terminal       top_frame: as it is drawn
 metrics           the page for Prometheus
 http_pages        health, metrics and status over HTTP                  http_server
 """

@@ -421,7 +421,7 @@ class RequestService:
         if request is not None:
             message, took_s = request.message, self._clock() - request.came_at
             kind, num_images = type(message).__name__.lower(), len(request.images)
-            self.slow.note("request", took_s, number, request_id=number, kind=kind, images=num_images)
+            self.slow.note("request", took_s, number, request_id=number, kind=kind, num_images=num_images)
         return request
 
     def _abort_in_engine(self, request: OpenRequest) -> None:

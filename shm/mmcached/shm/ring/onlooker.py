@@ -48,7 +48,7 @@ _WORD = struct.Struct("<Q")
 
 
 class Holder(NamedTuple):
-    """A reader that holds a slot.
+    """A reader that holds a slot, or several.
 
     Attributes:
         pid: of the process that took the entry; for people.
@@ -146,6 +146,18 @@ class RingOnlooker(Closeable):
             number = (granted + taken - returned) % (1 << 64)
             if 0 < number < MAX_COUNT:  # a count that was read a moment too late wraps around
                 held.append(Holder(reader_id, self._entry(reader_id)[1], number))
+        return held
+
+    def totals(self, readers: list[int]) -> list[Holder]:
+        """Return those of these readers that hold anything, with their leases of all slots."""
+        held, num_slots = [], self.layout.num_slots
+        for reader_id in readers:
+            granted = np.frombuffer(self._read(self.layout.granted_offset(reader_id), 8 * num_slots), np.uint64)
+            pairs = os.pread(self._ctl, _PAIR.size * num_slots, 8 * self.layout.returned_word(reader_id, 0))
+            returned, taken = np.frombuffer(pairs, np.uint64).reshape(num_slots, 2).T
+            number = granted + taken - returned
+            if total := int(number[number < MAX_COUNT].sum()):
+                held.append(Holder(reader_id, self._entry(reader_id)[1], total))
         return held
 
     def close(self) -> None:

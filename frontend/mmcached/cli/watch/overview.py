@@ -1,0 +1,266 @@
+"""Puts a service on one screen: what each process takes, what is found, what is full, who holds what, what is slow.
+
+    ServiceStatus + /proc ── Look ──┐
+    the one before        ── Look ──┴─► Overview ─► `mmcached top`, the web page
+
+A `Look` has totals. Two of them have what happened between: rates, and the latency of just now. Asks no role anything;
+what it looks at works while the data path does not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mmcached.cli.admin.records import Reader
+from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
+from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
+from mmcached.cli.watch.status_table import CACHES, WORK, queries_and_hits
+from mmcached.wire.slow_log import SlowCall, SlowLog
+from mmcached.wire.stats import RingStats, ServiceStats
+
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Usage(NamedTuple):
+    """What one process takes.
+
+    Attributes:
+        cpu_s: of all its threads, since its start.
+        memory_bytes: its own: without rings, files and code, which it shares.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+
+
+class Look(NamedTuple):
+    """A service at one moment, and what its processes took until then, by pid."""
+
+    at_s: float
+    status: ServiceStatus
+    usage: Mapping[int, Usage]
+
+
+class RoleLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One process; `cpu` in hundredths of a core, None: not known yet."""
+
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    complaint: str
+    cpu: float | None
+    memory_bytes: int | None
+
+
+class CacheLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One cache; `rate` in sum and `rate_now` are the share of queries that were hits, None: nobody asked."""
+
+    name: str
+    queries: int
+    hits: int
+    rate: float | None
+    rate_now: float | None
+    hits_per_s: float | None
+
+
+class RingLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One ring of shared memory; what is leased may not be evicted."""
+
+    name: str
+    used_bytes: int
+    capacity_bytes: int
+    leased_bytes: int
+    entries: int
+    leases: int
+    evictions: int
+    evictions_per_s: float | None
+
+
+class LatencyLine(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one kind of work took; `now` is of the time between two looks, None: there was none."""
+
+    name: str
+    total: LatencyStatus
+    now: LatencyStatus | None
+
+
+class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine; KV in blocks, `leases` of items and outputs that its requests hold."""
+
+    index: int
+    running: int
+    waiting: int
+    finished: int
+    steps_per_s: float | None
+    kv_used: int
+    kv_total: int
+    leases: int
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """One frame. `interval_s` is the time that "now" means, None: there was one look only."""
+
+    run_dir: str
+    version: str
+    ready: bool
+    reason: str
+    draining: bool
+    interval_s: float | None
+    requests_open: int
+    requests_done: int
+    requests_failed: int
+    clients: int
+    roles: list[RoleLine]
+    caches: list[CacheLine]
+    rings: list[RingLine]
+    readers: list[Reader]
+    latencies: list[LatencyLine]
+    engines: list[EngineLine]
+    slow: list[SlowCall]
+
+
+def look_closely(status: ServiceStatus, *, clock: Callable[[], float] = time.monotonic) -> Look:
+    """Return a status with what its processes take."""
+    pids = [role.pid for role in status.roles if role.pid is not None]
+    usage = {pid: found for pid in pids if (found := usage_of(pid)) is not None}
+    return Look(clock(), status, usage)
+
+
+def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
+    """Return what a process takes; None if it is gone, or somebody else's."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    own_kib = next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
+    return Usage((int(stat[11]) + int(stat[12])) / _CLOCK_TICKS, 1024 * own_kib)
+
+
+def overview_of(now: Look, before: Look | None, readers: Sequence[Reader] = ()) -> Overview:
+    """Return one frame.
+
+    Args:
+        before: an earlier look at the same service; None: nothing is known of now.
+        readers: who holds leases of the store.
+    """
+    passed_s = None if before is None else now.at_s - before.at_s
+    rate = _Rate(passed_s or None)
+    status, stats = now.status, now.status.stats
+    former = ServiceStats() if before is None else before.status.stats
+    return Overview(
+        run_dir=status.run_dir,
+        version=status.version,
+        ready=status.ready,
+        reason=status.reason,
+        draining=status.draining,
+        interval_s=passed_s,
+        requests_open=stats.requests_open,
+        requests_done=stats.requests_done,
+        requests_failed=stats.requests_failed,
+        clients=stats.clients,
+        roles=[_role(role, now, before) for role in status.roles],
+        caches=_caches(stats, former, rate),
+        rings=[
+            _ring(name, ring, then, rate)
+            for name, ring, then in (
+                ("store", stats.store.ring, former.store.ring),
+                ("items", stats.ring, former.ring),
+            )
+            if ring.data_bytes
+        ],
+        readers=sorted((line for line in readers if line.leases), key=lambda line: -line.leases),
+        latencies=_latencies(stats, None if before is None else former),
+        engines=_engines(stats, former, rate),
+        slow=list(SlowLog.of([*stats.slow_log.last, *(call for e in stats.engines for call in e.slow_log.last)]).last),
+    )
+
+
+class _Rate(NamedTuple):
+    """Says how often something happens, of two counts; a counter that began anew has no rate."""
+
+    passed_s: float | None
+
+    def __call__(self, now: int, before: int) -> float | None:
+        return None if self.passed_s is None or now < before else (now - before) / self.passed_s
+
+
+def _role(role: RoleStatus, now: Look, before: Look | None) -> RoleLine:
+    usage = now.usage.get(role.pid or 0)
+    former = None if before is None else before.usage.get(role.pid or 0)
+    cpu = None
+    if usage is not None and former is not None and before is not None and now.at_s > before.at_s:
+        cpu = 100 * max(0.0, usage.cpu_s - former.cpu_s) / (now.at_s - before.at_s)
+    return RoleLine(
+        name=role.name,
+        pid=role.pid,
+        state=role.state,
+        restarts=role.restarts,
+        complaint=role.complaint,
+        cpu=cpu,
+        memory_bytes=None if usage is None else usage.memory_bytes,
+    )
+
+
+def _caches(stats: ServiceStats, former: ServiceStats, rate: _Rate) -> list[CacheLine]:
+    queries, hits = queries_and_hits(stats)
+    former_queries, former_hits = queries_and_hits(former)
+    lines = []
+    for name in CACHES:
+        asked, found = queries[name] - former_queries[name], hits[name] - former_hits[name]
+        lines.append(
+            CacheLine(
+                name=name,
+                queries=queries[name],
+                hits=hits[name],
+                rate=hits[name] / queries[name] if queries[name] else None,
+                rate_now=found / asked if rate.passed_s is not None and asked > 0 and found >= 0 else None,
+                hits_per_s=rate(hits[name], former_hits[name]),
+            )
+        )
+    return lines
+
+
+def _ring(name: str, ring: RingStats, former: RingStats, rate: _Rate) -> RingLine:
+    return RingLine(
+        name=name,
+        used_bytes=ring.used_bytes,
+        capacity_bytes=ring.data_bytes,
+        leased_bytes=ring.pinned_bytes,
+        entries=ring.chunks,
+        leases=ring.leases,
+        evictions=ring.evictions,
+        evictions_per_s=rate(ring.evictions, former.evictions),
+    )
+
+
+def _latencies(stats: ServiceStats, former: ServiceStats | None) -> list[LatencyLine]:
+    histograms = histograms_of(stats)
+    before = {} if former is None else histograms_of(former)
+    new = {name: histograms[name].since(then) for name, then in before.items() if name in histograms}
+    total, now = latencies_of(histograms), latencies_of(new)
+    return [LatencyLine(name=name, total=total[name], now=now.get(name)) for name in WORK if name in total]
+
+
+def _engines(stats: ServiceStats, former: ServiceStats, rate: _Rate) -> list[EngineLine]:
+    steps_before = {index: engine.steps for index, engine in enumerate(former.engines)}
+    return [
+        EngineLine(
+            index=index,
+            running=engine.requests_running,
+            waiting=engine.requests_waiting,
+            finished=engine.requests_finished,
+            steps_per_s=rate(engine.steps, steps_before[index]) if index in steps_before else None,
+            kv_used=engine.kv.blocks_used,
+            kv_total=engine.kv.blocks_total,
+            leases=engine.leases_held,
+        )
+        for index, engine in enumerate(stats.engines)
+    ]

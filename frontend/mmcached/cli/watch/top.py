@@ -1,0 +1,120 @@
+"""Shows a service live on a terminal: `mmcached top`.
+
+A thread looks at the service, which may take seconds when it hangs; this one draws, and hears the keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from mmcached.cli.admin.records import Reader
+from mmcached.cli.watch.overview import Look, Overview, look_closely, overview_of
+from mmcached.cli.watch.service_status import ServiceStatus
+from mmcached.cli.watch.top_frame import draw
+
+LookAt = Callable[[], ServiceStatus | None]
+Readers = Callable[[], list[Reader]]
+_KEY_WAIT_S = 0.1
+_QUIT = b"qQ\x04"
+"""Also ctrl-d."""
+
+
+class Watcher:
+    """Makes frames, each of what happened since the last one.
+
+    Args:
+        look_at: returns the service's status, None if there is no service.
+        readers: returns who holds leases of the store.
+    """
+
+    def __init__(self, look_at: LookAt, readers: Readers) -> None:
+        self._look_at = look_at
+        self._readers = readers
+        self._before: Look | None = None
+
+    def frame(self) -> Overview | None:
+        """Return the next frame; None if there is no service (any more)."""
+        status = self._look_at()
+        if status is None:
+            self._before = None
+            return None
+        now, before = look_closely(status), self._before
+        self._before = now
+        return overview_of(now, before, self._readers())
+
+
+def print_once(watcher: Watcher, interval_s: float, console: Console) -> Overview | None:
+    """Look twice, print one frame and return it; None, and nothing is printed, if there is no service."""
+    if watcher.frame() is None:
+        return None
+    time.sleep(interval_s)
+    overview = watcher.frame()
+    if overview is not None:
+        console.print(draw(overview))
+    return overview
+
+
+def show(watcher: Watcher, interval_s: float, console: Console, nobody: str) -> None:
+    """Draw a frame every `interval_s`, until somebody types q or ctrl-c.
+
+    Args:
+        nobody: what to say while there is no service.
+    """
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        ThreadPoolExecutor(1, "mmcached-top") as threads,
+        _keys() as has_quit,
+        Live(Text("looking …"), console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        looking: Future[Overview | None] = threads.submit(watcher.frame)
+        next_look, size, is_drawn = time.monotonic() + interval_s, console.size, False
+        while not has_quit():
+            if is_drawn and time.monotonic() >= next_look:
+                looking, next_look, is_drawn = threads.submit(watcher.frame), time.monotonic() + interval_s, False
+            if looking.done() and not is_drawn:
+                overview, is_drawn = looking.result(), True
+                live.update(Text(nobody) if overview is None else draw(overview), refresh=True)
+            elif console.size != size:
+                size = console.size
+                live.refresh()
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[], bool]]:
+    """Hear each key at once; yield what waits a moment, and returns whether somebody wants to end."""
+    if not sys.stdin.isatty():
+        yield _wait_a_moment
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def has_quit() -> bool:
+        ready, _, _ = select.select([fd], [], [], _KEY_WAIT_S)
+        if not ready:
+            return False
+        typed = os.read(fd, 64)
+        return not typed or any(key in _QUIT for key in typed)
+
+    try:
+        tty.setcbreak(fd)
+        yield has_quit
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _wait_a_moment() -> bool:
+    """Wait as for a key; nobody has typed one."""
+    time.sleep(_KEY_WAIT_S)
+    return False

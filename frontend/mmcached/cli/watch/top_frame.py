@@ -1,0 +1,139 @@
+"""Draws an `Overview` for a terminal: what matters first, so that a small one shows the head of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mmcached.cli.watch.latencies import LatencyStatus, in_words
+from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
+from mmcached.cli.watch.status_table import CACHES, WORK
+
+_NOTHING = "–"
+
+
+def draw(overview: Overview) -> RenderableType:
+    """Return a frame."""
+    parts: list[RenderableType] = [_head(overview), _roles(overview.roles), _caches(overview)]
+    if overview.latencies:
+        parts.append(_latencies(overview))
+    parts.append(_rings(overview.rings))
+    if overview.engines:
+        parts.append(_engines(overview))
+    if overview.readers:
+        parts.append(_readers(overview))
+    if overview.slow:
+        parts.append(_slow(overview))
+    return Group(*parts)
+
+
+def in_bytes(number: int) -> str:
+    """Return a size as people read it.
+
+    >>> [in_bytes(number) for number in (0, 1023, 5 << 20, 3 << 29)]
+    ['0 B', '1023 B', '5.0 MiB', '1.5 GiB']
+    """
+    if number < 1024:
+        return f"{number} B"
+    size = number / 1024
+    for unit in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _head(overview: Overview) -> Text:
+    word = "draining" if overview.draining else "ready" if overview.ready else "not ready"
+    style = "green" if overview.ready and not overview.draining else "red"
+    counts = f"{overview.requests_open} open, {overview.requests_done:,} done, {overview.requests_failed:,} failed"
+    figures = f"requests: {counts}; clients: {overview.clients}"
+    return Text.assemble(
+        f"mmcached {overview.version} in {overview.run_dir}: ", (word, style), f"\n{overview.reason}\n{figures}"
+    )
+
+
+def _table(*headings: str) -> Table:
+    """Return a table with names on the left and numbers on the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _add(table: Table, *cells: str, style: str | None = None) -> None:
+    table.add_row(*map(Text, cells), style=style)  # a name with brackets is no markup
+
+
+def _roles(roles: list[RoleLine]) -> Table:
+    table = _table("role", "pid", "CPU %", "memory", "restarts", "state")
+    for role in roles:
+        cpu = _NOTHING if role.cpu is None else f"{role.cpu:.1f}"
+        memory = _NOTHING if role.memory_bytes is None else in_bytes(role.memory_bytes)
+        style = "red" if role.complaint else None
+        _add(table, role.name, str(role.pid or _NOTHING), cpu, memory, str(role.restarts), role.state, style=style)
+    return table
+
+
+def _caches(overview: Overview) -> Table:
+    table = _table("cache", "hits/s", "hit rate now", "in sum", "hits", "queries")
+    for line in overview.caches:
+        rates = (_share(line.rate_now), _share(line.rate))
+        _add(table, CACHES[line.name], _per_s(line.hits_per_s), *rates, f"{line.hits:,}", f"{line.queries:,}")
+    return table
+
+
+def _latencies(overview: Overview) -> Table:
+    table = _table("latency", "p50 now", "p99 now", "p50", "p99", "measured")
+    for line in overview.latencies:
+        _add(table, WORK[line.name], *_quantiles(line.now), *_quantiles(line.total), f"{line.total.num:,}")
+    return table
+
+
+def _rings(rings: list[RingLine]) -> Table:
+    table = _table("ring", "full", "used", "of", "leased", "entries", "leases", "evictions/s", "evictions")
+    for ring in rings:
+        sizes = map(in_bytes, (ring.used_bytes, ring.capacity_bytes, ring.leased_bytes))
+        evictions = (_per_s(ring.evictions_per_s), f"{ring.evictions:,}")
+        full = _share(ring.used_bytes / ring.capacity_bytes)
+        _add(table, ring.name, full, *sizes, f"{ring.entries:,}", f"{ring.leases:,}", *evictions)
+    return table
+
+
+def _engines(overview: Overview) -> Table:
+    table = _table("engine", "running", "waiting", "finished", "steps/s", "KV blocks", "leases")
+    for line in overview.engines:
+        counts = (f"{line.running:,}", f"{line.waiting:,}", f"{line.finished:,}")
+        blocks = f"{line.kv_used:,} of {line.kv_total:,}"
+        _add(table, f"engine {line.index}", *counts, _per_s(line.steps_per_s), blocks, f"{line.leases:,}")
+    return table
+
+
+def _readers(overview: Overview) -> Table:
+    table = _table("leases of", "pid", "leases")
+    for line in overview.readers:
+        _add(table, line.name or "?", str(line.pid), f"{line.leases:,}")
+    return table
+
+
+def _slow(overview: Overview) -> Table:
+    table = _table("slow", "took", "number", "at")
+    for call in overview.slow:
+        at = datetime.fromtimestamp(call.ended_ms / 1000).astimezone().strftime("%H:%M:%S")
+        _add(table, call.what, in_words(call.took_ns / 1e9), str(call.number), at)
+    return table
+
+
+def _share(share: float | None) -> str:
+    return _NOTHING if share is None else f"{share:.0%}"
+
+
+def _per_s(rate: float | None) -> str:
+    return _NOTHING if rate is None else f"{rate:,.0f}"
+
+
+def _quantiles(latency: LatencyStatus | None) -> tuple[str, str]:
+    return (_NOTHING, _NOTHING) if latency is None else (in_words(latency.p50_s), in_words(latency.p99_s))
