@@ -40,7 +40,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers test-packaging docs test-docs soak test-aarch64 test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers test-packaging docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,10 @@ chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and 
 
 test-aarch64: $(INSTALLED) ## what lies in shared memory, on an emulated AArch64 (Debian; 300 MB; minutes)
 	scripts/verification/aarch64.sh
+
+test-web: $(INSTALLED) ## the page of the service in a real browser (Debian; 550 MB)
+	scripts/verification/chromium.sh
+	$(BIN)/python -m pytest tests/cli/watch/test_overview_page.py
 
 test-deploy: $(INSTALLED) ## what lies in deploy/, by the programs that read it (Debian; 400 MB)
 	PYTHON=$(PYTHON) tests/deploy/tools.sh

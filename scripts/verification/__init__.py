@@ -20,6 +20,7 @@ chaos        processes killed and stopped at random: `python -m scripts.verifica
   chaos_roles    what they say to each other, and the board of words that survives them
 
 aarch64.sh   tests of shared memory on an emulated AArch64
+chromium.sh  brings a browser for the test of the service's page
 
 The explorer and chaos need this checkout; the tests import them from here.
 """

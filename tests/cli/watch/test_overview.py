@@ -124,6 +124,15 @@ def test_a_service_that_was_started_anew_has_no_rates_below_zero(run_dir: Path) 
     assert found.rings[0].evictions_per_s is None
 
 
+def test_a_role_that_runs_and_is_not_heard_of_says_for_how_long(run_dir: Path) -> None:
+    with looks(run_dir) as (first, _):
+        role = msgspec.structs.replace(first.status.roles[0], heartbeat_age_s=7.1)
+        status = msgspec.structs.replace(first.status, roles=[role])
+        (line,) = overview_of(first._replace(status=status), None).roles
+    assert line.state == "silent for 7 s"
+    assert line.complaint
+
+
 def test_usage_is_of_a_process_that_lives(tmp_path: Path) -> None:
     ours = usage_of(os.getpid())
     assert ours is not None

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,12 +113,12 @@ def test_a_key_ends_it_and_the_terminal_is_as_before(key: bytes) -> None:
             os.close(theirs)
             seen = b""
             while b"nobody is there" not in seen:
-                seen += os.read(ours, 4096)
+                seen += read(ours)
             os.write(ours, key)
             while b"ended in order" not in seen:
-                seen += os.read(ours, 4096)
+                seen += read(ours)
             with contextlib.suppress(OSError):  # the terminal's other end is closed
-                while os.read(ours, 4096):
+                while read(ours):
                     pass
             assert child.wait(DEADLINE_S) == 0
     finally:
@@ -125,3 +126,10 @@ def test_a_key_ends_it_and_the_terminal_is_as_before(key: bytes) -> None:
     assert b"\x1b[?1049h" in seen, "on a screen of its own"
     assert b"\x1b[?1049l" in seen, "and back"
     assert b"Traceback" not in seen
+
+
+def read(terminal: int) -> bytes:
+    """Return what comes next on a terminal."""
+    ready, _, _ = select.select([terminal], [], [], DEADLINE_S)
+    assert ready
+    return os.read(terminal, 4096)

@@ -7,4 +7,5 @@ overview          one screen of it: totals, and what happens now       store_rea
 top               the same live on a terminal       top_frame: as it is drawn
 metrics           the page for Prometheus
 http_pages        health, metrics and status over HTTP                  http_server
+overview_pages    the same screen in a browser: overview_page.html
 """

@@ -4,6 +4,7 @@
     GET /readyz             200, or 503 with the reason; ?verbose=1 lists every role
     GET /metrics            Prometheus text, or OpenMetrics where that is asked for
     GET /status             ServiceStatus as JSON
+    GET /                   a page of it, live              GET /overview: its figures, as JSON
 
 It listens at `http.sock` in the run directory, which is the user's alone, and at a TCP port only if one was asked for.
 
@@ -29,8 +30,10 @@ import msgspec
 import structlog
 from prometheus_client.exposition import choose_encoder
 
+from mmcached.cli.watch import overview_pages
 from mmcached.cli.watch.http_server import BACKLOG, MAX_CONNECTIONS, Answer, Endpoint, HttpServer, Request
 from mmcached.cli.watch.metrics import make_registry
+from mmcached.cli.watch.overview_pages import OverviewPages
 from mmcached.cli.watch.readiness import ReadinessCheck
 from mmcached.cli.watch.service_status import (
     Readiness,
@@ -40,6 +43,7 @@ from mmcached.cli.watch.service_status import (
     gather_status,
     role_statuses,
 )
+from mmcached.cli.watch.store_readers import store_readers
 from mmcached.shm.stats.page import StatsPageReader
 from mmcached.wire.errors import ConfigError, InvariantError, MmcachedError, ServiceUnavailable
 from mmcached.wire.paths import RunDir
@@ -77,6 +81,7 @@ class AdminServer:
         self._reader = reader
         self._directory = directory or RunDir(look().run_dir)
         self._readiness = readiness or ReadinessCheck(look, reader.read)
+        self._overviews = OverviewPages(lambda: store_readers(look().run_dir))
         self._registry = make_registry(look, reader.read)
         self._running: _Running | None = None
         self._named: NamedListener | None = None
@@ -167,7 +172,22 @@ class AdminServer:
                 return _too_late()
             return Answer(msgspec.json.encode(gathered), content_type="application/json")
 
-        return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/status": status}
+        async def overview(request: Request) -> Answer:
+            found = await find_out()
+            shown = await _within(LOOK_TIMEOUT_S, looking, lambda: self._overviews.overview(self._gather(found)))
+            return _too_late() if shown is None else Answer(msgspec.json.encode(shown), content_type="application/json")
+
+        async def page(request: Request) -> Answer:
+            return Answer(overview_pages.page(), content_type="text/html; charset=utf-8")
+
+        return {
+            "/": page,
+            "/overview": overview,
+            "/healthz": healthz,
+            "/readyz": readyz,
+            "/metrics": metrics,
+            "/status": status,
+        }
 
     def _gather(self, found: Readiness) -> ServiceStatus:
         return gather_status(self._look(), self._reader.read(), found, http=self.url)

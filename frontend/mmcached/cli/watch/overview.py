@@ -201,12 +201,19 @@ def _role(role: RoleStatus, now: Look, before: Look | None) -> RoleLine:
     return RoleLine(
         name=role.name,
         pid=role.pid,
-        state=role.state,
+        state=_state(role),
         restarts=role.restarts,
         complaint=role.complaint,
         cpu=cpu,
         memory_bytes=None if usage is None else usage.memory_bytes,
     )
+
+
+def _state(role: RoleStatus) -> str:
+    """Return a role's state in a word; one that runs and has not been heard of says for how long."""
+    if role.state == "running" and role.complaint and role.heartbeat_age_s is not None:
+        return f"silent for {role.heartbeat_age_s:.0f} s"
+    return role.state
 
 
 def _caches(stats: ServiceStats, former: ServiceStats, rate: _Rate) -> list[CacheLine]:
