@@ -71,7 +71,7 @@ METRICS: Mapping[str, str] = {
     "client_hits": "keys that clients of this name have asked for and found",
     "client_misses": "keys that they have asked for and not found",
     "client_puts": "records of theirs that were kept (or there already)",
-    "hit_seconds": "a client's look-up that finds something, until the client has it; one of 16 is measured",
+    "hit_seconds": "a client's look-up that finds something, until the client has it; one of 64 is measured",
     "put_seconds": "a put, from its message until its record is kept",
     "store_quota_evictions": "records that went for their tenant's quota",
     "store_egress_rings": "rings of clients that are mapped, for large puts",

@@ -91,10 +91,12 @@ def test_many_keys_take_no_message_and_keep_their_order(service: StoreService, c
     no_leases(service)
 
 
-def test_one_look_up_in_sixteen_that_finds_something_is_measured(service: StoreService, client: Any) -> None:
+def test_one_look_up_of_many_is_measured_if_it_finds_something(service: StoreService, client: Any) -> None:
     client.put("k", numbers(1))
+    client.get("k")  # after which it needs no message
+    for _ in range(2 * MEASURED_ONE_IN):
+        assert client.get("none") is None
     for _ in range(3 * MEASURED_ONE_IN):
-        client.get("none")
         assert client.get_many(["k", "none", "k"])[0] is not None
     num_measured = 0
 
@@ -104,7 +106,7 @@ def test_one_look_up_in_sixteen_that_finds_something_is_measured(service: StoreS
         num_measured = service.desk.stats().hit_latency.num
 
     service.call(look)
-    assert num_measured == 3
+    assert num_measured in (3, 4), "the first may have been"
 
 
 def test_of_many_the_one_that_goes_while_leases_are_taken_is_a_miss(

@@ -15,7 +15,7 @@ class LatencyStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of one kind of work.
 
     Attributes:
-        num: how often; of hits one in 16 is measured.
+        num: how often; of hits one in 64 is measured.
         p50_s, p99_s: what half of them, and 99 of 100, did not exceed.
     """
 

@@ -21,7 +21,7 @@ CACHES = {
 }
 """By the label of the metrics page: what people call it, and what its queries ask for."""
 WORK = {
-    "hit": "hit (one in 16)",
+    "hit": "hit (one in 64)",
     "put": "put",
     "queue": "request, until scheduled",
     "step": "step",
