@@ -5,7 +5,7 @@ function sizes(n) {
   const store_gib = Math.max(0.25, 4 * output_mib / 1024, new_per_s * n.window_s * output_mib / 1024);
   const ring_gib = Math.min(1, n.workers) * Math.max(0.25, 4 * n.item_mib / 1024, new_per_s * n.in_flight_s * n.item_mib / 1024);
   const shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024;
-  const processes_gib = (192 + Math.min(1, n.workers) * 320 + n.workers * 384) / 1024;
+  const processes_gib = (192 + Math.min(1, n.workers) * 320 + n.workers * 512) / 1024;
   const memory_gib = store_gib + ring_gib + processes_gib;
   return {output_mib, new_per_s, store_gib, ring_gib, shm_gib, memory_gib};
 }

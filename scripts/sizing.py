@@ -53,7 +53,7 @@ def sizes(n: Load) -> dict[str, float]:
     store_gib = max(0.25, 4 * output_mib / 1024, new_per_s * n.window_s * output_mib / 1024)
     ring_gib = min(1, n.workers) * max(0.25, 4 * n.item_mib / 1024, new_per_s * n.in_flight_s * n.item_mib / 1024)
     shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024
-    processes_gib = (192 + min(1, n.workers) * 320 + n.workers * 384) / 1024
+    processes_gib = (192 + min(1, n.workers) * 320 + n.workers * 512) / 1024
     memory_gib = store_gib + ring_gib + processes_gib
     return {
         "output_mib": output_mib,

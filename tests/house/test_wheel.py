@@ -102,6 +102,7 @@ def test_sdist_holds_what_a_packager_needs(dist: Path) -> None:
             "scripts",
             "tests",
             "examples",
+            "deploy",
             "pyproject.toml",
             "LICENSE",
             "Makefile",
