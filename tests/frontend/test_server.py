@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -527,3 +528,25 @@ def test_at_rest_it_turns_to_look_alive_and_while_anything_is_open_at_each_check
     assert turns_of_a_minute() <= 60 / REST_S + 2
     monkeypatch.setattr(type(bench.frontend.store), "has_open", True)
     assert turns_of_a_minute() >= 60 / CHECK_INTERVAL_S - 8
+
+
+def test_what_was_found_at_rest_counts_before_what_is_said_next(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put evicts by it."""
+    client = bench.connect_client(is_reader=False)
+    clock.tick_s = 0.0
+    for _ in range(3):
+        clock.now += REST_S
+        bench.frontend.poll(0)
+    store, calls = bench.frontend.store, []
+    monkeypatch.setattr(store.records, "poll_hits", lambda: calls.append("hits"))
+    handle = store.handle
+
+    def note(*arguments: Any) -> None:
+        calls.append("message")
+        handle(*arguments)
+
+    monkeypatch.setattr(store, "handle", note)
+    client.get("k")
+    assert calls[:2] == ["hits", "message"]

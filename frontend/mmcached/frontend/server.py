@@ -147,11 +147,13 @@ class Frontend(Closeable):
         has_more = self._clients.has_more or self._engines.has_more
         wait_s = 0.0 if has_more else max(0.0, min(timeout_s, self._next_check - self._clock()))
         has_come = bool(self._poller.poll(math.ceil(wait_s * 1000))) or has_more
+        if has_come and self._is_at_rest:  # what was found meanwhile counts before what is put now evicts by it
+            self._is_at_rest = False
+            self._guard.call("what clients have found", self.store.records.poll_hits)
         self._serve_engines()
         self._serve_clients()
         self.requests.go_on(self._guard)
         now = self._clock()
-        self._is_at_rest &= not has_come
         if now >= self._next_check:
             self._last_check = now
             num_queries = self.store.records.num_queries
