@@ -1,4 +1,4 @@
-"""Measures how an embedding of 4.7 MiB comes to a client: through the store, in place or owned, beside inline.
+"""Measures how 4.7 MiB of an embedding, or of rows, come to a client: through the store, in place or owned, or inline.
 
 through the store   the answer names the record, or the client finds it by itself
 inline              a service without a store: its engine has the embedding in its encoder cache, and answers with it
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from mmcached.client import Client
+from mmcached.client import Client, Generation
 from mmcached.client.known_outputs import output_keys
 from mmcached.wire.config import ModelConfig
 from scripts.bench.harness import Bound, Row, compare, row
@@ -40,10 +40,13 @@ PARAMS = "4.7 MiB"
 FROM_ENGINE = "embedding that an engine has, through shared memory"
 FROM_STORE = "embedding that the store has, to its owner"
 IN_PLACE = "embedding that the store has, in place"
+ROWS = "hidden states of a prefix hit, through shared memory"
+PROMPT = list(range(1, 1 + 200)) * 6
 BOUNDS = [
     Bound("try", FROM_ENGINE, PARAMS, "inline", 0.35),
     Bound("reach", FROM_STORE, PARAMS, "inline", 0.35),
     Bound("reach", IN_PLACE, PARAMS, "inline", 0.35),
+    Bound("try", ROWS, PARAMS, "inline", 0.9),
     Bound("reach", FROM_STORE, PARAMS, "store hit, owned", 1.5),
     Bound("try", IN_PLACE, PARAMS, "store hit", 1.5),
 ]
@@ -60,6 +63,10 @@ def _time(call: Callable[[], object], prepare: Prepare = lambda: None) -> float:
         taken += time.perf_counter() - began
         del result
     return taken / NUM_CALLS * 1e6
+
+
+def _rows(client: Client) -> Generation:
+    return client.generate(PROMPT, max_tokens=1, hidden_states=True)
 
 
 def travel(shared: Path, inline: Path, picture: bytes, num_rounds: int) -> Iterator[Row]:
@@ -80,6 +87,8 @@ def travel(shared: Path, inline: Path, picture: bytes, num_rounds: int) -> Itera
             "owned": partial(_time, partial(client.encode, [picture])),
             "view": partial(_time, partial(client.encode, [picture], view=True)),
             "inline": partial(_time, partial(other.encode, [picture])),
+            "rows": partial(_time, partial(_rows, client)),
+            "rows inline": partial(_time, partial(_rows, other)),
             "store hit, owned": partial(_time, partial(client.get, key)),
             "store hit": partial(_time, partial(client.get, key, view=True)),
         }
@@ -87,5 +96,6 @@ def travel(shared: Path, inline: Path, picture: bytes, num_rounds: int) -> Itera
     yield row(FROM_ENGINE, PARAMS, taken["from engine"], "µs", peer="inline", peer_value=taken["inline"])
     yield row(FROM_STORE, PARAMS, taken["owned"], "µs", peer="inline", peer_value=taken["inline"])
     yield row(IN_PLACE, PARAMS, taken["view"], "µs", peer="inline", peer_value=taken["inline"])
+    yield row(ROWS, PARAMS, taken["rows"], "µs", peer="inline", peer_value=taken["rows inline"])
     yield row(FROM_STORE, PARAMS, taken["owned"], "µs", peer="store hit, owned", peer_value=taken["store hit, owned"])
     yield row(IN_PLACE, PARAMS, taken["view"], "µs", peer="store hit", peer_value=taken["store hit"])

@@ -28,7 +28,7 @@ from mmcached.wire.messages.frontend import (
     Generate,
     Probe,
 )
-from mmcached.wire.messages.parts import EncoderOutput, StreamedTokens, Tensor
+from mmcached.wire.messages.parts import EncoderOutput, SavedRows, StreamedTokens, Tensor
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.turns import TurnShare
 
@@ -160,6 +160,7 @@ class StoreService(ServiceThread):
         num_held: how many messages wait.
         encoder_fingerprint: as an engine has said it; none has, at first.
         keys: what the output of a file is said to be found under, by those that take keys.
+        rows: what is said of the rows of a generation to those.
     """
 
     def __init__(self, path: Path, **config: Any) -> None:
@@ -167,6 +168,7 @@ class StoreService(ServiceThread):
         self.hold: tuple[type, ...] = ()
         self.encoder_fingerprint = ""
         self.keys: dict[bytes, str] = {}
+        self.rows: list[SavedRows] = []
         self._held: list[tuple[bytes, FromClient, list[Any]]] = []
 
     @property
@@ -233,7 +235,8 @@ class StoreService(ServiceThread):
                 if message.stream_window:
                     for first in range(len(message.prompt) - 1):
                         self._send(peer, tokens(message.request_id, first, message.prompt[first]))
-                self._send(peer, Generated(message.request_id, message.prompt, "length", 1, 0))
+                saved = self.rows if message.takes_keys else []
+                self._send(peer, Generated(message.request_id, message.prompt, "length", 1, 0, [], saved))
             case Encode():
                 tensors = [Tensor(index, "int32", (len(file) // 4,)) for index, file in enumerate(payload)]
                 outputs: list[EncoderOutput] = [{"embeddings": tensor} for tensor in tensors]

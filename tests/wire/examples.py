@@ -18,6 +18,7 @@ from mmcached.wire.messages.parts import (
     RequestRows,
     Rows,
     RowsWanted,
+    SavedRows,
     StoredOutput,
     StreamedTokens,
     Tensor,
@@ -40,6 +41,7 @@ FEATURES = [
     Feature("d" * 64, "image", 16, 2, 2, 0, None, has_output=True),
 ]
 ROWS = RowsWanted(["hidden_states", "hidden_states.layer_0"], 120, "delta")
+SAVED_ROWS = SavedRows("hidden_states", 3, "rows/7", "int32", (5, 64))
 ERROR = error_to_wire(CacheMiss(["a", "b"]))
 
 
@@ -72,6 +74,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("ToClient", client.Tokens([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("ToClient", client.Generated(1, [2, 3], "stop", 12, 8, [Rows("hidden_states", 0, TENSOR)])),
     ("ToClient", client.Generated(1, [], "length", 12, 0)),
+    ("ToClient", client.Generated(1, [], "length", 12, 0, saved_rows=[SAVED_ROWS])),
     ("ToClient", client.Encoded(1, [{"embeddings": TENSOR}, {"a": TENSOR, "b": TENSOR}])),
     ("ToClient", client.Encoded(1, ["key"])),
     ("ToClient", client.ProcessorInfo(1, ENCODER)),
@@ -123,6 +126,7 @@ EXAMPLES: list[tuple[str, Any]] = [
     ("FromEngine", frontend.TokensCommitted([], [RequestRows(1, Rows("hidden_states", 3, TENSOR))])),
     ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, [Rows("hidden_states", 0, TENSOR)])),
     ("FromEngine", frontend.RequestEncoded(1, [{"embeddings": TENSOR}])),
+    ("FromEngine", frontend.RequestGenerated(1, [7], "length", 0, saved_rows=[SAVED_ROWS])),
     ("FromEngine", frontend.RequestEncoded(1, ["key", {"embeddings": TENSOR}])),
     ("FromEngine", frontend.RequestFailed(1, ERROR)),
     ("FromEngine", frontend.RequestMissed(1, ["a" * 64])),
@@ -172,6 +176,7 @@ EXAMPLES: list[tuple[str, Any]] = [
             prefix_report={b"name": {"hidden_states": 16}, b"gone": {}},
             missing=[engine.RowsMissing(1, "hidden_states", 3, 8)],
             saved=[engine.ItemSaved(1, 0, "key")],
+            saved_rows=[engine.RequestSavedRows(1, SAVED_ROWS)],
         ),
     ),
     ("FromWorker", engine.WorkerProbed(5, 6, 4, "checksum")),
@@ -203,7 +208,11 @@ EXAMPLES: list[tuple[str, Any]] = [
             [],
             [],
             [],
-            [worker.RunChunk(1, [256], 16, [1, 2], [], True, ["hidden_states"], 3, 0, [b"0" * 32])],
+            [
+                worker.RunChunk(
+                    1, [256], 16, [1, 2], [], True, ["hidden_states"], 3, 0, [b"0" * 32], "rows/7", "tenant", 2**62
+                )
+            ],
             [7],
             2**40,
         ),

@@ -17,11 +17,11 @@ from mmcached.cache.store_keys import output_key
 from mmcached.wire.errors import CacheMiss
 from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages.engine import ItemSaved
-from mmcached.wire.messages.parts import StoredOutput
+from mmcached.wire.messages.parts import SavedRows, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, StepPlan
 from mmcached.worker.steps.runner import ModelRunner
 from tests.worker.oracle import random_image
-from tests.worker.plans import plan
+from tests.worker.plans import chunk, plan
 from tests.worker.rings import inline_frames
 from tests.worker.steps.test_runner import CONFIG, CPU, inline_item, run, run_failing, tensor_of
 
@@ -163,6 +163,26 @@ def test_an_output_of_a_step_that_fails_is_not_saved(store: Store) -> None:
         run_failing(runner, plan(1, encode=[item()], emit=[named(), bad]), inline_frames(IMAGE))
         runner.save_outputs()
     assert store.records == {}
+
+
+def test_large_rows_are_saved_and_named_instead_of_returned(store: Store) -> None:
+    wanted = chunk(1, [256, 10, 20, 30], [1], hidden=True, sample=True)
+    with runner_with_store(max_inline_output_kb=0) as runner:
+        output, payload = run(runner, plan(1, wanted))
+        returned = tensor_of(output.rows[0], payload)
+    named_chunk = msgspec.structs.replace(wanted, rows_name="rows/7", tenant="t", store_epoch=5)
+    with runner_with_store(max_inline_output_kb=0) as runner:
+        output, payload = run(runner, plan(1, named_chunk))
+        assert (output.rows, payload) == ([], [])
+        (saved,) = output.saved_rows
+        assert saved.rows == SavedRows("hidden_states", 0, "rows/7/0/0-4", "int32", returned.shape)
+        eventually_saved(runner, 1)
+    assert np.array_equal(store.records[saved.rows.name]["rows"].numpy(), returned)
+    assert (store.options[saved.rows.name]["tenant"], store.options[saved.rows.name]["store_epoch"]) == ("t", 5)
+    with runner_with_store() as runner:
+        output, payload = run(runner, plan(1, named_chunk))
+        assert np.array_equal(tensor_of(output.rows[0], payload), returned), "they are small"
+        assert output.saved_rows == []
 
 
 def test_of_two_ranks_one_encodes_and_both_say_the_same(store: Store) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from mmcached.cache.store_keys import ROWS
 from mmcached.client.arguments import (
     MAX_TOKENS,
     Options,
@@ -33,7 +36,7 @@ from mmcached.client.verb import Call, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record
 from mmcached.wire.errors import MmcachedError, RemoteProtocolError
 from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ProcessorInfo, Stats, Welcome
-from mmcached.wire.messages.frontend import Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
+from mmcached.wire.messages.frontend import DropRecord, Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
 from mmcached.wire.messages.parts import EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -41,6 +44,7 @@ from mmcached.wire.stats import ServiceStats
 
 STREAM_WINDOW = 32
 """Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
+_BYTES = Reading("bytes", view=True)
 MAX_PRIORITY = (1 << 31) - 1
 
 
@@ -88,8 +92,18 @@ class Calls:
         request = self._generate(
             prompt, ids, max_tokens=max_tokens, hidden_states=hidden_states, priority=priority, timeout_s=timeout_s
         )
-        message, payload = yield from self._ask(request, timeout_s, read_images(images, ids))
-        return generation_from(expect(message, Generated), payload)
+        files, deadline = read_images(images, ids), self.contact.deadline(timeout_s)
+        yield from self.contact.connect(deadline)
+        if request.rows is not None:
+            yield from self._store.look([], _BYTES, deadline)  # as a reader of the store it is told where rows lie
+        for takes_keys in (request.rows is not None and self._store.is_reader, False):
+            request = replace(request, request_id=self.contact.next_id(), takes_keys=takes_keys)
+            yield from self.contact.connect(deadline)
+            message, payload = yield from self.contact.exchange(request, deadline, files)
+            generation = yield from self._generation(expect(message, Generated), payload, deadline)
+            if generation is not None:
+                return generation
+        raise RemoteProtocolError("rows are named that were to come inline", "saved_rows")
 
     def generate_stream(
         self,
@@ -373,6 +387,20 @@ class Calls:
         return self.contact.connect(deadline, is_patient=is_patient)
 
     # ---- how
+
+    def _generation(self, message: Generated, payload: Sequence[Frame], deadline: Deadline) -> Verb[Generation | None]:
+        """Return what an answer says; None if rows that it names are not in the store any more."""
+        names = [rows.name for rows in message.saved_rows]
+        if not names:
+            return generation_from(message, payload)
+        hits = yield from self._store.look(names, _BYTES, deadline)
+        found = [memoryview(hit.record[ROWS]) for hit in hits if hit is not None]
+        if len(found) < len(names):
+            return None
+        generation = generation_from(message, payload, found)
+        for name in names:  # nobody else knows it
+            self.contact.tell(DropRecord(self.contact.next_id(), name, self.contact.options.tenant))
+        return generation
 
     def _encoded(
         self,

@@ -118,14 +118,54 @@ def expect(message: ToClient, kind: type[AnswerT]) -> AnswerT:
     return message
 
 
-def generation_from(message: Generated, payload: Sequence[Frame]) -> Generation:
+def generation_from(message: Generated, payload: Sequence[Frame], saved: Sequence[memoryview] = ()) -> Generation:
+    """Return what an answer says.
+
+    Args:
+        saved: the bytes of its `saved_rows`, in their order.
+    """
     return Generation(
         tokens=message.token_ids,
         finish_reason=message.finish_reason,
         num_prompt_tokens=message.num_prompt_tokens,
         num_cached_tokens=message.num_cached_tokens,
-        rows={rows.key: row_range_from(rows, payload) for rows in message.rows},
+        rows=_rows_of(message, payload, saved),
     )
+
+
+def _rows_of(message: Generated, payload: Sequence[Frame], saved: Sequence[memoryview]) -> dict[str, RowRange]:
+    """Return the rows of each key in one piece, copied once."""
+    if not message.saved_rows:
+        return {rows.key: row_range_from(rows, payload) for rows in message.rows}
+    parts: dict[str, list[tuple[int, TensorType, memoryview]]] = {}
+    for rows in message.rows:
+        kind, data = _checked(rows.tensor, payload)
+        parts.setdefault(rows.key, []).append((rows.first, kind, data))
+    for named, found in zip(message.saved_rows, saved, strict=True):
+        kind = TensorType.checked(named.dtype, list(named.shape), "saved_rows")
+        parts.setdefault(named.key, []).append((named.first, kind, found))
+    return {key: _joined(key, each) for key, each in parts.items()}
+
+
+def _joined(key: str, parts: list[tuple[int, TensorType, memoryview]]) -> RowRange:
+    """Return the rows of one key, which overlap or go on where others end.
+
+    Raises:
+        RemoteProtocolError: they do not, or are of several kinds.
+    """
+    parts.sort(key=lambda part: (part[0], -part[1].shape[0]))
+    first, kind, _ = parts[0]
+    row_bytes = kind.nbytes // max(1, kind.shape[0])
+    end, pieces = first, []
+    for begin, each, data in parts:
+        if (each.dtype, each.shape[1:]) != (kind.dtype, kind.shape[1:]) or data.nbytes != each.nbytes or begin > end:
+            raise RemoteProtocolError(f"rows of {key!r} from {begin} on behind those before {end}", "rows")
+        if begin + each.shape[0] > end:
+            pieces.append(data.cast("B")[(end - begin) * row_bytes :] if data.nbytes else data)
+            end = begin + each.shape[0]
+    joined = bytearray().join(pieces)
+    whole = TensorType.checked(kind.dtype, [end - first, *kind.shape[1:]], "rows")
+    return RowRange(key, first, MAKERS[DEFAULT_LIBRARY](whole, memoryview(joined), 0, copy=False))
 
 
 def row_range_from(rows: Rows, payload: Sequence[Frame]) -> RowRange:
@@ -150,6 +190,11 @@ def plain(outputs: Mapping[str, Any]) -> Any:
 
 
 def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = DEFAULT_LIBRARY) -> Any:
+    return MAKERS[library](*_checked(tensor, payload), 0, copy=True)
+
+
+def _checked(tensor: Tensor, payload: Sequence[Frame]) -> tuple[TensorType, memoryview]:
+    """Return what a tensor is, and its bytes."""
     if tensor.frame >= len(payload):
         raise RemoteProtocolError(f"frame {tensor.frame} of {len(payload)}", "tensor.frame")
     kind = TensorType.checked(tensor.dtype, list(tensor.shape), "tensor")
@@ -158,4 +203,4 @@ def _owned_tensor(tensor: Tensor, payload: Sequence[Frame], library: Library = D
         raise RemoteProtocolError(
             f"{data.nbytes} bytes for shape {list(tensor.shape)} of {tensor.dtype}", "tensor.shape"
         )
-    return MAKERS[library](kind, data, 0, copy=True)
+    return kind, data

@@ -26,6 +26,8 @@ import struct
 
 EMBEDDINGS = "embeddings"
 """Name of the tensor in a record of an encoder's output that has one row for each placeholder."""
+ROWS = "rows"
+"""Name of the tensor in a record of rows that are on their way to one client."""
 _LENGTH = struct.Struct("<Q")
 
 

@@ -168,7 +168,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "encodes it too; gets it inline",
         ),
         "limits.max_inline_output_kb": Limit(
-            0, 1 << 30, "KiB", "encoder output of one image that an answer carries", "the answer names it in the store"
+            0, 1 << 30, "KiB", "output of one image, or rows of one step, that an answer carries", "named, in the store"
         ),
         "limits.min_shared_encode_ms": Limit(
             0,

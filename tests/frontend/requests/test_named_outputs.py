@@ -15,7 +15,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
-from mmcached.wire.messages.parts import Tensor
+from mmcached.wire.messages.parts import RowsWanted, SavedRows, Tensor
 from tests.clock import Clock
 from tests.doubles.engine import WireEngine
 from tests.frontend.fake_peers import Bench, FakeClient, png
@@ -71,11 +71,12 @@ class Desk:
     def answer(self) -> to_client.Encoded:
         return self.bench.answer(to_client.Encoded)
 
-    def waits(self) -> bool:
-        """Whether, after all that was sent, a request is open that neither client nor engine has heard of."""
-        stats = self.bench.stats(after=to_client.Encoded)
+    def wait(self, add: to_engine.AddRequest) -> None:
+        """Return when a request waits for what its answer names; nobody has heard of it then."""
+        self.bench.pump(lambda: self.bench.frontend.requests.outputs.is_waiting(add.request_id))
         self.engine.receive()
-        return bool(stats.requests_open) and not self.engine.backlog
+        assert not self.engine.backlog
+        assert not self.bench.client.wait(0)
 
 
 @pytest.fixture
@@ -93,9 +94,9 @@ def test_an_answer_goes_when_the_store_has_what_it_names(desk: Desk, is_saved_fi
         desk.name(add, key, other)
     else:
         desk.name(add, key, other)
-        assert desk.waits()
+        desk.wait(add)
         desk.save(other)
-        assert desk.waits(), "the first is missing"
+        desk.wait(add)  # for the first
         desk.save(key)
     assert desk.answer().outputs == [key, other]
     assert desk.bench.frontend.stats().requests_done == 1
@@ -109,7 +110,7 @@ def test_what_the_engine_has_in_its_own_cache_is_named_too(desk: Desk) -> None:
     desk.bench.frontend.requests.outputs.check(float("inf"))  # that request's put does not come any more
     again, _ = desk.asked(png(1))
     desk.name(again, key)
-    assert desk.waits()
+    desk.wait(again)
     desk.save(key)
     assert desk.answer().outputs == [key]
 
@@ -117,7 +118,7 @@ def test_what_the_engine_has_in_its_own_cache_is_named_too(desk: Desk) -> None:
 def test_what_is_inline_waits_for_what_is_named(desk: Desk) -> None:
     add, (key, _) = desk.asked(png(1), png(2))
     desk.name(add, key, {"embeddings": TENSOR})
-    assert desk.waits()
+    desk.wait(add)
     desk.save(key)
     assert desk.answer().outputs == [key, {"embeddings": TENSOR}]
 
@@ -127,7 +128,7 @@ def test_what_is_not_kept_is_asked_for_inline(desk: Desk, clock: Clock, why: str
     add, (key,) = desk.asked(png(1))
     if why != "refused before the answer":
         desk.name(add, key)
-        assert desk.waits()
+        desk.wait(add)
     if why == "late":
         clock.now += CONFIG.limits.output_wait_s + 1
     elif why == "forgotten":
@@ -162,7 +163,7 @@ def _behind_flush(desk: Desk) -> to_engine.AddRequest:
 def test_an_engine_that_names_what_was_to_come_inline_ends_the_request(desk: Desk, clock: Clock) -> None:
     add, (key,) = desk.asked(png(1))
     desk.name(add, key)
-    assert desk.waits()
+    desk.wait(add)
     clock.now += CONFIG.limits.output_wait_s + 1
     desk.name(desk.sent(), key)
     failed = desk.bench.answer(to_client.Failed)
@@ -172,7 +173,7 @@ def test_an_engine_that_names_what_was_to_come_inline_ends_the_request(desk: Des
 def test_the_death_of_the_engine_behind_its_answer_costs_nothing(desk: Desk, clock: Clock) -> None:
     add, (key,) = desk.asked(png(1))
     desk.name(add, key)
-    assert desk.waits()
+    desk.wait(add)
     desk.bench.engine_dies(desk.engine)
     clock.now += 1
     desk.save(key)
@@ -182,7 +183,7 @@ def test_the_death_of_the_engine_behind_its_answer_costs_nothing(desk: Desk, clo
 def test_a_deadline_ends_the_wait(desk: Desk, clock: Clock) -> None:
     add, (key,) = desk.asked(png(1))
     desk.name(add, key)
-    assert desk.waits()
+    desk.wait(add)
     clock.now += 61
     desk.bench.answer(to_client.Failed)
     desk.save(key)
@@ -192,7 +193,7 @@ def test_a_deadline_ends_the_wait(desk: Desk, clock: Clock) -> None:
 def test_the_death_of_the_client_ends_the_wait(desk: Desk, clock: Clock) -> None:
     add, (key,) = desk.asked(png(1))
     desk.name(add, key)
-    assert desk.waits()
+    desk.wait(add)
     desk.bench.client_dies()
     clock.now += 1
     desk.bench.pump(lambda: not desk.bench.frontend.stats().requests_open)
@@ -232,3 +233,55 @@ def test_without_time_to_wait_nothing_is_named(run_dir: Path, clock: Clock) -> N
     with Bench(run_dir, config, clock) as bench:
         desk = Desk(bench)
         assert not desk.asked(png(1))[0].takes_keys
+
+
+ROWS = SavedRows("hidden_states", 0, "rows/7", "int32", (5, 64))
+
+
+def _generated(desk: Desk) -> to_engine.AddRequest:
+    """Ask for rows, and let the engine name some."""
+    wanted = to_frontend.Generate(desk.bench.client_id, 900, "tell", 4, RowsWanted(), 60.0, takes_keys=True)
+    desk.bench.client.send(wanted, [])
+    add = desk.sent()
+    assert add.takes_keys
+    return add
+
+
+def _name_rows(desk: Desk, add: to_engine.AddRequest) -> None:
+    answer = to_frontend.RequestGenerated(add.request_id, [5], "length", 0, saved_rows=[ROWS])
+    desk.engine.channel.send(answer)
+
+
+def test_rows_go_to_their_client_by_name_when_the_store_has_them(desk: Desk) -> None:
+    add = _generated(desk)
+    _name_rows(desk, add)
+    desk.wait(add)
+    desk.save(ROWS.name)
+    answer = desk.bench.answer(to_client.Generated)
+    assert (answer.saved_rows, answer.token_ids) == ([ROWS], [5])
+
+
+def test_rows_that_came_before_the_answer_are_not_waited_for(desk: Desk) -> None:
+    add = _generated(desk)
+    desk.save(ROWS.name)
+    _name_rows(desk, add)
+    assert desk.bench.answer(to_client.Generated).saved_rows == [ROWS]
+
+
+@pytest.mark.parametrize("why", ["refused", "refused before the answer", "late"])
+def test_rows_that_are_not_kept_are_generated_again_inline(desk: Desk, clock: Clock, why: str) -> None:
+    add = _generated(desk)
+    if why != "refused before the answer":
+        _name_rows(desk, add)
+        desk.wait(add)
+    if why == "late":
+        clock.now += CONFIG.limits.output_wait_s + 1
+    else:
+        desk.saver.send_put(ROWS.name, {"rows": np.zeros(1)}, epoch=add.store_epoch - 1)
+        assert not desk.saver.answer(to_client.Stored).is_stored
+    if why == "refused before the answer":
+        _name_rows(desk, add)
+    again = desk.sent()
+    assert (again.request_id, again.takes_keys) == (add.request_id, False)
+    desk.engine.channel.send(to_frontend.RequestGenerated(add.request_id, [5], "length", 0))
+    assert desk.bench.answer(to_client.Generated).saved_rows == []

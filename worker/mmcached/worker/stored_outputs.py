@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from mmcached.cache.store_keys import output_key
+from mmcached.cache.store_keys import ROWS, output_key
 from mmcached.client import Client
 from mmcached.client.saver import Saver, SaverCounters
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem
+from mmcached.wire.messages.parts import SavedRows
+from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk
 
 CALL_S = 1.0
 """Deadline of a call that has to ask the frontend, which answers within a turn while it lives."""
@@ -88,9 +89,7 @@ class StoredOutputs(Closeable):
 
         Its tensors must not change any more; a copy from a device is made in the thread.
         """
-        if self._saver is None:
-            self._saver = Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
-        return self._saver.save(
+        return self._have_saver().save(
             output_key(self._fingerprint, item.mm_hash),
             sum(tensor.nbytes for tensor in output.values()),
             lambda: {name: tensor.cpu() for name, tensor in output.items()},
@@ -108,6 +107,18 @@ class StoredOutputs(Closeable):
         The shortest of late counts: one that was interrupted says nothing. Ranks that differ both encode.
         """
         return item.num_embeds * min(self._s_per_embed, default=inf) >= self._min_shared_s
+
+    def save_large_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor) -> SavedRows | None:
+        """Have rows of a chunk saved that are too large to travel inline; return how they are named, or None."""
+        if rows.nbytes <= self._max_inline_bytes:
+            return None
+        name = f"{chunk.rows_name}/{list(chunk.row_keys).index(key)}/{first}-{first + len(rows)}"
+        is_saved = self._have_saver().save(
+            name, rows.nbytes, lambda: {ROWS: rows}, tenant=chunk.tenant, store_epoch=chunk.store_epoch
+        )
+        if not is_saved:
+            return None
+        return SavedRows(key, first, name, str(rows.dtype).removeprefix("torch."), tuple(rows.shape))
 
     def get_or_encode(self, item: EncodeItem, encode: Callable[[], Mapping[str, torch.Tensor]]) -> Mapping[str, Any]:
         """Return the record of an item; if it has none, one process of this host encodes it, and the others wait.
@@ -138,6 +149,11 @@ class StoredOutputs(Closeable):
             self._client.close()  # first: it ends what the saver's thread has asked
         if self._saver is not None:
             self._saver.close()
+
+    def _have_saver(self) -> Saver:
+        if self._saver is None:
+            self._saver = Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
+        return self._saver
 
     def _contact(self) -> Client:
         if self._client is None:

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from mmcached.engine.results.row_parts import RowParts
 from mmcached.engine.steps.request import Request
 from mmcached.wire.errors import InvariantError, MissingRows
 from mmcached.wire.messages.engine import ItemEmbedding, StepOutput
 from mmcached.wire.messages.frontend import RequestEncoded, RequestGenerated, TokensCommitted
-from mmcached.wire.messages.parts import EncoderOutput, RequestRows, Rows, StreamedTokens, Tensor
-from mmcached.wire.row_pieces import RowPieces
+from mmcached.wire.messages.parts import EncoderOutput, RequestRows, Rows, SavedRows, StreamedTokens, Tensor
 from mmcached.wire.sockets.frames import Frame
 
 
@@ -32,9 +32,17 @@ class _Gathered:
 
     streams_rows: bool = False
     start: int | None = None
-    rows: dict[str, RowPieces] = field(default_factory=dict)
+    rows: dict[str, RowParts] = field(default_factory=dict)
     outputs: dict[int, dict[str, tuple[Tensor, bytes]]] = field(default_factory=dict)
     keys: dict[int, str] = field(default_factory=dict)
+
+    def parts_of(self, rows: Rows | SavedRows) -> RowParts:
+        """Return what rows are a part of; the first that come of any key are the first that are wanted."""
+        if self.start is None:
+            self.start = rows.first
+        if rows.key not in self.rows:
+            self.rows[rows.key] = RowParts(rows.key, self.start)
+        return self.rows[rows.key]
 
 
 class Results:
@@ -69,6 +77,8 @@ class Results:
         """Take a step's tensors. Raises `InvariantError` if a row is missing before one of them."""
         for made in output.rows:
             self.put_rows(made.request_id, made.rows, payload)
+        for named in output.saved_rows:
+            self.put_saved_rows(named.request_id, named.rows)
         for embedding in output.embeddings:
             self.put_embedding(embedding, payload)
         for saved in output.saved:
@@ -80,13 +90,18 @@ class Results:
         gathered = self._open.get(request_id)
         if gathered is None:
             return
-        if gathered.start is None:
-            gathered.start = rows.first
-        pieces = gathered.rows.get(rows.key)
-        if pieces is None:
-            pieces = gathered.rows[rows.key] = RowPieces(rows.key, gathered.start)
         try:
-            pieces.put(rows, payload)
+            gathered.parts_of(rows).put(rows, payload)
+        except MissingRows as error:
+            raise InvariantError(f"request {request_id}: {error}") from error
+
+    def put_saved_rows(self, request_id: int, rows: SavedRows) -> None:
+        """As `put_rows`, of rows that are being put into the store."""
+        gathered = self._open.get(request_id)
+        if gathered is None:
+            return
+        try:
+            gathered.parts_of(rows).put_saved(rows)
         except MissingRows as error:
             raise InvariantError(f"request {request_id}: {error}") from error
 
@@ -116,10 +131,10 @@ class Results:
         frames: list[Frame] = []
         for request_id in with_rows:
             gathered = self._open.get(request_id)
-            for pieces in gathered.rows.values() if gathered is not None and gathered.streams_rows else ():
-                if len(pieces):
-                    rows.append(RequestRows(request_id, pieces.rows(len(frames))))
-                    frames.append(pieces.data())
+            for parts in gathered.rows.values() if gathered is not None and gathered.streams_rows else ():
+                if len(parts.run):
+                    rows.append(RequestRows(request_id, parts.run.rows(len(frames))))
+                    frames.append(parts.run.data())
         return TokensCommitted(tokens, rows), frames
 
     def mark_sent(self, message: TokensCommitted) -> None:
@@ -127,7 +142,7 @@ class Results:
         for stream in message.streams:
             self._num_sent[stream.request_id] = stream.first + len(stream.token_ids)
         for part in message.rows:
-            self._open[part.request_id].rows[part.rows.key].hand_on()
+            self._open[part.request_id].rows[part.rows.key].run.hand_on()
 
     def take_answer(self, request: Request) -> tuple[RequestGenerated | RequestEncoded, list[Frame]]:
         """Remove a finished request; return its answer, with all that was not sent, and its frames.
@@ -139,35 +154,39 @@ class Results:
         self.forget(request.request_id)
         if request.kind == "encode":
             return _encoded(request, gathered)
-        rows, frames = _remaining_rows(request, gathered)
+        rows, saved_rows, frames = _remaining_rows(request, gathered)
         answer = RequestGenerated(
             request_id=request.request_id,
             token_ids=list(request.output_token_ids),
             finish_reason="stop" if request.finish_reason == "stop" else "length",
             num_cached_tokens=request.num_cached_tokens,
             rows=rows,
+            saved_rows=saved_rows,
         )
         return answer, frames
 
 
-def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], list[Frame]]:
-    """Return the rows that were not sent, in the order of the request's keys, with their frames.
+def _remaining_rows(request: Request, gathered: _Gathered) -> tuple[list[Rows], list[SavedRows], list[Frame]]:
+    """Return the rows that were not sent, in the order of the request's keys, those that are named, and the frames.
 
     The last sampled token was never computed, so it has no row.
     """
     parts: list[Rows] = []
+    saved: list[SavedRows] = []
     frames: list[Frame] = []
     if request.rows is None:
-        return parts, frames
+        return parts, saved, frames
     first, end, start = request.rows.first_wanted, request.num_tokens - 1, gathered.start or 0
     for key in request.rows.keys:
-        found = gathered.rows.get(key, RowPieces(key, first))
+        found = gathered.rows.get(key, RowParts(key, first))
         if (start, found.end) != (first, end):
             where = f"request {request.request_id}: {key} of positions {start} to {found.end}"
             raise InvariantError(f"{where}, expected {first} to {end}")
-        parts.append(found.rows(len(frames)))
-        frames.append(found.data())
-    return parts, frames
+        saved += found.saved
+        for run in found.runs():
+            parts.append(run.rows(len(frames)))
+            frames.append(run.data())
+    return parts, saved, frames
 
 
 def _encoded(request: Request, gathered: _Gathered) -> tuple[RequestEncoded, list[Frame]]:

@@ -81,4 +81,7 @@ def _run_chunk(chunk: ScheduledChunk) -> RunChunk:
         first_row=request.num_rows_delivered,
         first_block=chunk.new_hashes.first_block,
         block_hashes=chunk.new_hashes.block_hashes,
+        rows_name=request.rows_name,
+        tenant=request.tenant if request.rows_name else "",
+        store_epoch=request.store_epoch if request.rows_name else 0,
     )

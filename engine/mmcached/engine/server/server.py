@@ -355,6 +355,7 @@ class EngineServer(Closeable):
             outputs=self._outputs.tokens(message.request_id),
             store_epoch=message.store_epoch,
             takes_keys=message.takes_keys,
+            rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
         )
 
     def _forget(self, request_id: int) -> None:

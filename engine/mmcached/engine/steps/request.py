@@ -53,6 +53,7 @@ class Request:
         outputs: of its items whose encoder output is in the store under a lease of the engine, the lease's token.
         store_epoch: of the store, in which outputs made for it are saved; 0: they are not.
         takes_keys: its large outputs may be named by their key in the store.
+        rows_name: names in the store of large parts of its rows begin so; "": none are named.
         rows: rows that its client wants, if any.
         num_rows_delivered: position before which no row is wanted any more.
         place: sort key of the order of service, from the scheduler.
@@ -76,6 +77,7 @@ class Request:
         outputs: Mapping[int, str] | None = None,
         store_epoch: int = 0,
         takes_keys: bool = False,
+        rows_name: str = "",
     ) -> None:
         self.request_id = request_id
         self.kind = kind
@@ -91,6 +93,7 @@ class Request:
         self.outputs = dict(outputs or {})
         self.store_epoch = store_epoch
         self.takes_keys = takes_keys
+        self.rows_name = rows_name
         self.place = (0, 0)
         self.features_end = max((feature.offset + feature.length for feature in self.features), default=0)
 

@@ -29,9 +29,12 @@ from mmcached.frontend.requests.open_requests import OpenRequest
 from mmcached.frontend.store.record_store import RecordStore
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.frontend import Encode
 
 GRACE_S = 0.5
 """How long a put may take that comes behind the answer to the request for which it was encoded."""
+MAX_REFUSED = 256
+"""Names of refused records that are remembered for an answer which names them."""
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ class EncoderOutputs:
         self._connections = connections
         self._clock = clock
         self._owners: dict[str, _Owner] = {}
+        self._refused: dict[str, None] = {}  # lately, of nobody that was known
         self._waiting: dict[int, str] = {}  # number -> name of what it waits for
         self._give_up_at: dict[int, float] = {}
         self._ready: dict[int, None] = {}
@@ -111,11 +115,18 @@ class EncoderOutputs:
         Args:
             stored: from `look`.
         """
-        return request.takes_keys and all(key in stored for key in request.keys) and not any(request.image_ids)
+        return _names_outputs(request) and all(key in stored for key in request.keys) and not any(request.image_ids)
 
     def keys(self, request: OpenRequest) -> list[str]:
         """Return the keys in the store of a request's outputs."""
         return [output_key(self._connections.encoder_fingerprint, key) for key in request.keys]
+
+    def expect(self, request: OpenRequest, keys: Iterable[str]) -> None:
+        """Take note that records are being put for a request, unless they have come, or were lately refused."""
+        for key in keys:
+            name = store_key(request.message.tenant, key)
+            if name not in self._refused and not self._records.has(request.message.tenant, key):
+                self._owners.setdefault(name, _Owner(request.number, 0, has_it=True))
 
     def have_to_come(self, request: OpenRequest, keys: Iterable[str]) -> bool:
         """Return whether a request waits for outputs that are being put; `take_ready` will name it."""
@@ -141,7 +152,7 @@ class EncoderOutputs:
         self._give_up_at.pop(request.number, None)
         for key, name, _ in self._names(request):
             has_it = connection.held.has_item(key)
-            if key in stored or (has_it and not request.takes_keys):
+            if key in stored or (has_it and not _names_outputs(request)):
                 continue
             owner = self._owners.get(name)
             if owner is None or (owner.has_it and not has_it):
@@ -164,6 +175,10 @@ class EncoderOutputs:
     def put(self, name: str, is_kept: bool) -> None:
         """Take note that the store was offered a record under a name; those of others change nothing."""
         if self._owners.pop(name, None) is None:
+            if not is_kept:
+                self._refused[name] = None
+                if len(self._refused) > MAX_REFUSED:
+                    del self._refused[next(iter(self._refused))]
             return
         for number in self._release(name):
             if not is_kept:
@@ -210,3 +225,8 @@ class EncoderOutputs:
             del self._waiting[number]
             self._ready[number] = None
         return released
+
+
+def _names_outputs(request: OpenRequest) -> bool:
+    """Return whether a request's outputs are saved, wherever they come from, to be named in its answer."""
+    return isinstance(request.message, Encode) and request.takes_keys

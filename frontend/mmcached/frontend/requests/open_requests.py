@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mmcached.wire.errors import InvariantError
-from mmcached.wire.messages.client import Encoded
+from mmcached.wire.messages.client import Encoded, Generated
 from mmcached.wire.messages.frontend import Encode, Generate
 from mmcached.wire.sockets.frames import Frame
 
@@ -30,8 +30,8 @@ class OpenRequest:
         num_waiting: of these, those that its engine has still to compute; 0 from its first token on.
         token_ids: the prompt with one token per image.
         keys: of the images; empty until they are known.
-        encoded: its answer, and the frames of that, which names outputs that the store may not have yet.
-        has_to_be_inline: outputs of it were named, and are not in the store.
+        answer: its answer, and the frames of that, which names records that the store may not have yet.
+        has_to_be_inline: records were named for it that are not in the store.
     """
 
     number: int
@@ -46,14 +46,13 @@ class OpenRequest:
     came_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    encoded: tuple[Encoded, Sequence[Frame]] | None = None
+    answer: tuple[Encoded | Generated, Sequence[Frame]] | None = None
     has_to_be_inline: bool = False
 
     @property
     def takes_keys(self) -> bool:
-        """Whether its outputs may be named by their key in the store."""
-        is_first = not self.has_to_be_inline and not self.num_resends
-        return isinstance(self.message, Encode) and self.message.takes_keys and is_first
+        """Whether its results may be named by their keys in the store."""
+        return self.message.takes_keys and not self.has_to_be_inline and not self.num_resends
 
     @property
     def image_ids(self) -> Sequence[str | None]:

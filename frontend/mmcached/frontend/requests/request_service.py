@@ -162,7 +162,7 @@ class RequestService:
             return
         self._requests.add(request)
         self.streams.open(request)
-        self._answer_encoded(request)
+        self._answer_named(request)
 
     def taken(self, message: received.TokensTaken) -> None:
         request = self._requests.find(message.client_id, message.request_id)
@@ -179,9 +179,9 @@ class RequestService:
 
     def _advance_or_fail(self, request: OpenRequest) -> None:
         try:
-            if request.encoded is None:
+            if request.answer is None:
                 self._advance(request)
-            self._answer_encoded(request)
+            self._answer_named(request)
         except MmcachedError as error:
             log.info("request failed", request_id=request.number, code=error.code)
             self.fail(request.number, error)
@@ -196,7 +196,7 @@ class RequestService:
                 stored = self.outputs.look(request)
                 if self.outputs.are_all_in(request, stored):
                     self._preprocessing.leave(request.number, has_used=False)
-                    request.encoded = to_client.Encoded(request.message.request_id, [*self.outputs.keys(request)]), ()
+                    request.answer = to_client.Encoded(request.message.request_id, [*self.outputs.keys(request)]), ()
                     return
                 given = self._preprocessing.advance(request, stored)
                 if given is None:
@@ -306,36 +306,48 @@ class RequestService:
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=message.num_cached_tokens,
             rows=rows,
+            saved_rows=message.saved_rows,
         )
-        self._finish(request, answer, frames)
+        if not message.saved_rows:
+            self._finish(request, answer, frames)
+            return
+        self.outputs.expect(request, [rows.name for rows in message.saved_rows])
+        self._hold_answer(request, answer, frames)
 
     def encoded(self, engine: int, message: received.RequestEncoded, payload: Sequence[Frame]) -> None:
         request = self._with(engine, message.request_id)
         if request is not None:
-            self._requests.move(request, 0)  # which may die from now on
-            request.encoded = to_client.Encoded(request.message.request_id, message.outputs), payload
-            self._advance_or_fail(request)
+            answer = to_client.Encoded(request.message.request_id, message.outputs)
+            self._hold_answer(request, answer, payload)
 
-    def _answer_encoded(self, request: OpenRequest) -> None:
-        """Answer an open request whose outputs are here or in the store. If they are being put there, it waits; if they
+    def _hold_answer(
+        self, request: OpenRequest, answer: to_client.Encoded | to_client.Generated, payload: Sequence[Frame]
+    ) -> None:
+        """Answer a request as soon as the store has all that is named. Its engine may die from now on."""
+        self._requests.move(request, 0)
+        request.answer = answer, payload
+        self._advance_or_fail(request)
+
+    def _answer_named(self, request: OpenRequest) -> None:
+        """Answer an open request whose results are here or in the store. If they are being put there, it waits; if they
         were not kept, it gets them inline.
 
         Raises:
             RequestAborted: the engine has named what was to come inline.
         """
-        if request.encoded is None or self._requests.get(request.number) is not request:
+        if request.answer is None or self._requests.get(request.number) is not request:
             return
-        answer, payload = request.encoded
-        keys = [output for output in answer.outputs if isinstance(output, str)]
+        answer, payload = request.answer
+        keys = _named_in(answer)
         if keys and not request.takes_keys:
-            raise RequestAborted("the engine has answered with names in the store for outputs; try again")
+            raise RequestAborted("the engine has named records of the store in an answer; try again")
         if self.outputs.have_to_come(request, keys):
             return
         if self.outputs.have_come(request, keys):
             self._finish(request, answer, payload)
             return
         self.outputs.leave(request.number, has_ended=False)
-        request.encoded, request.has_to_be_inline = None, True
+        request.answer, request.has_to_be_inline = None, True
         self._advance(request)
 
     def failed(self, engine: int, message: received.RequestFailed) -> None:
@@ -428,3 +440,10 @@ class RequestService:
         connection = self._connections.get(request.engine)
         if connection is not None:
             self._connections.tell(connection, to_engine.AbortRequest(request.number))
+
+
+def _named_in(answer: to_client.Encoded | to_client.Generated) -> list[str]:
+    """Return the keys in the store of what an answer names."""
+    if isinstance(answer, to_client.Generated):
+        return [rows.name for rows in answer.saved_rows]
+    return [output for output in answer.outputs if isinstance(output, str)]

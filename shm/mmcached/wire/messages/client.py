@@ -16,6 +16,7 @@ from mmcached.wire.messages.parts import (
     MessageLimits,
     RequestRows,
     Rows,
+    SavedRows,
     StreamedTokens,
     Text,
     TokenId,
@@ -72,6 +73,7 @@ class Generated(Message, frozen=True):
         num_cached_tokens: prompt tokens that came from the prefix cache.
         rows: the wanted ones of each key, up to position `num_prompt_tokens + len(token_ids) - 1`, less what a
             stream has brought.
+        saved_rows: parts of them that the store has, if the request takes keys. One that has gone since: ask again.
     """
 
     request_id: Count
@@ -80,6 +82,7 @@ class Generated(Message, frozen=True):
     num_prompt_tokens: Count
     num_cached_tokens: Count
     rows: list[Rows] = msgspec.field(default_factory=list)
+    saved_rows: list[SavedRows] = msgspec.field(default_factory=list)
 
 
 class Encoded(Message, frozen=True):

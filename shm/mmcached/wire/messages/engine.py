@@ -18,6 +18,7 @@ from mmcached.wire.messages.parts import (
     Priority,
     RequestRows,
     RowsWanted,
+    SavedRows,
     Tensor,
     Text,
     TokenId,
@@ -64,7 +65,7 @@ class AddRequest(Message, frozen=True):
     `kind` "generate" runs the decoder; "encode" only returns the embeddings of the items. `mirror_seq` numbers the
     messages that move the sender's mirror of the receiver cache: after any but the next number the receiver clears
     first. 0 = no mirror. `is_streamed`: its tokens are wanted as they commit. `store_epoch`: of the store, in which
-    what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`.
+    what is encoded for it is saved; 0: it is not. `takes_keys`: see `Encode`, `Generate`.
     """
 
     request_id: Count
@@ -176,9 +177,16 @@ class ItemSaved(Part, frozen=True):
     key: Text
 
 
+class RequestSavedRows(Part, frozen=True):
+    """Rows of one request and key that are being put into the store."""
+
+    request_id: Count
+    rows: SavedRows
+
+
 class StepOutput(Message, frozen=True):
     """What a step has made. Rank 0 alone fills `rows` (those of each chunk, and those before it that were wanted),
-    `embeddings`, `saved` and what comes of the prefix store; `digest` is equal on all ranks.
+    `embeddings`, `saved`, `saved_rows` and what comes of the prefix store; `digest` is equal on all ranks.
 
     `encoder_keys` names what the worker's encoder cache holds behind the step; None unless `debug_check_workers`.
     """
@@ -195,6 +203,7 @@ class StepOutput(Message, frozen=True):
     prefix_report: PrefixReport = msgspec.field(default_factory=dict)
     missing: list[RowsMissing] = msgspec.field(default_factory=list)
     saved: list[ItemSaved] = msgspec.field(default_factory=list)
+    saved_rows: list[RequestSavedRows] = msgspec.field(default_factory=list)
 
 
 class StepFailed(Message, frozen=True):

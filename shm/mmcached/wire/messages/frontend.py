@@ -17,6 +17,7 @@ from mmcached.wire.messages.parts import (
     RequestRows,
     Rows,
     RowsWanted,
+    SavedRows,
     StreamedTokens,
     Text,
     TokenId,
@@ -64,6 +65,7 @@ class Generate(Message, frozen=True):
         stream_window: tokens that may be on the way to the client before it says that it has taken them, see
             `TokensTaken`; 0: none, they all come with the answer.
         priority: the lower, the earlier it is served, if the service looks at it (`scheduling_policy`).
+        takes_keys: the client reads the store: it finds large parts of the rows there, as the answer names them.
     """
 
     client_id: ClientId
@@ -76,6 +78,7 @@ class Generate(Message, frozen=True):
     image_ids: list[Text | None] = msgspec.field(default_factory=list)
     stream_window: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     priority: Priority = 0
+    takes_keys: bool = False
 
 
 class Encode(Message, frozen=True):
@@ -332,13 +335,18 @@ class TokensCommitted(Message, frozen=True):
 
 
 class RequestGenerated(Message, frozen=True):
-    """A finished generation, with all its tokens and with the rows that were not told before."""
+    """A finished generation, with all its tokens and with the rows that were not told before, those of a key in order.
+
+    Attributes:
+        saved_rows: as in `Generated`; of a key, they lie before, between and behind `rows`.
+    """
 
     request_id: Count
     token_ids: list[TokenId]
     finish_reason: Literal["stop", "length"]
     num_cached_tokens: Count
     rows: list[Rows] = msgspec.field(default_factory=list)
+    saved_rows: list[SavedRows] = msgspec.field(default_factory=list)
 
 
 class RequestEncoded(Message, frozen=True):

@@ -134,6 +134,21 @@ class Rows(Part, frozen=True):
     tensor: Tensor
 
 
+class SavedRows(Part, frozen=True):
+    """Rows of one key, those of positions `first …`, `shape`, that the store has, or soon will, under `name`."""
+
+    key: Text
+    first: Count
+    name: Text
+    dtype: Text
+    shape: tuple[Count, ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last of them."""
+        return self.first + (self.shape or (0,))[0]
+
+
 class RequestRows(Part, frozen=True):
     """Rows of one request and key; in a stream, they go on where those end that came before."""
 

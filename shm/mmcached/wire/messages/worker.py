@@ -55,6 +55,8 @@ class RunChunk(Part, frozen=True):
         row_keys: of which the rows of positions `[first_row, end of the chunk)` are wanted; those before the chunk are
             in the tensor prefix store.
         block_hashes: digests of the request's blocks from number `first_block` on, as far as they are new.
+        rows_name: names of records that are made of large parts of its rows begin so; "": none are made.
+        tenant, store_epoch: of those.
     """
 
     request_id: Count
@@ -67,6 +69,9 @@ class RunChunk(Part, frozen=True):
     first_row: Count
     first_block: Count
     block_hashes: Sequence[bytes]
+    rows_name: Text = ""
+    tenant: Text = ""
+    store_epoch: Count = 0
 
 
 class EmitEmbedding(Part, frozen=True):

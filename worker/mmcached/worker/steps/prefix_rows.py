@@ -152,4 +152,7 @@ def _answer(
             if (index, key) in before:
                 tensor = torch.cat([before[index, key], tensor])
             first = _end(chunk) - len(tensor)
+            if chunk.rows_name:
+                made.large_rows.append((chunk, key, first, tensor))
+                continue
             made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(tensor))))

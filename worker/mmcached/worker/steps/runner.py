@@ -39,8 +39,16 @@ from mmcached.wire.errors import (
 )
 from mmcached.wire.handle import Handle
 from mmcached.wire.latency import Latency
-from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, ReadDone, Sampled, StepFailed, StepOutput
-from mmcached.wire.messages.parts import Inline, StoredOutput
+from mmcached.wire.messages.engine import (
+    ItemEmbedding,
+    ItemSaved,
+    ReadDone,
+    RequestSavedRows,
+    Sampled,
+    StepFailed,
+    StepOutput,
+)
+from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredOutput
 from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
@@ -135,6 +143,7 @@ class ModelRunner(Closeable):
             report,
             made.missing,
             made.saved,
+            made.saved_rows,
         )
         return output, made.frames
 
@@ -233,6 +242,8 @@ class ModelRunner(Closeable):
             digest = made.digest(outputs.values()) if self._config.world_size > 1 else b""  # there is nobody to compare
             for emit in plan.emit if self._returns_tensors else ():
                 self._emit(emit, made)
+            for chunk, key, first, rows in made.large_rows:
+                self._emit_rows(chunk, key, first, rows, made)
             return None, digest
         except MmcachedError as error:
             self._withdraw(plan, slots)
@@ -381,6 +392,14 @@ class ModelRunner(Closeable):
             return
         for name, tensor in output.items():
             made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
+
+    def _emit_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor, made: StepResult) -> None:
+        """As `_emit`, rows of a chunk."""
+        saved = None if self._outputs is None else self._outputs.save_large_rows(chunk, key, first, rows)
+        if saved is not None:
+            made.saved_rows.append(RequestSavedRows(chunk.request_id, saved))
+        else:
+            made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(rows))))
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
         """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""

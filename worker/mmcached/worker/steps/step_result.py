@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 
 from mmcached.shm.store.tensor_bytes import to_bytes
-from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RowsMissing, Sampled
+from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RequestSavedRows, RowsMissing, Sampled
 from mmcached.wire.messages.parts import RequestRows, Tensor
+from mmcached.wire.messages.worker import RunChunk
 from mmcached.wire.sockets.frames import Frame
 from mmcached.worker.steps.read_ledger import Read
 
@@ -29,12 +30,15 @@ class StepResult:
         used: outputs of the encoder that the step made or emitted, in the plan's order.
         viewed: reads of which a view was taken.
         frames: payload of the output, by the numbers in `embeddings` and `rows`.
-        saved: items whose output goes into the store in place of the payload.
+        saved, saved_rows: items whose output, and rows that go into the store in place of the payload.
+        large_rows: rows that may be named: chunk, key, first position, rows.
     """
 
     used: list[torch.Tensor] = field(default_factory=list)
     embeddings: list[ItemEmbedding] = field(default_factory=list)
     saved: list[ItemSaved] = field(default_factory=list)
+    saved_rows: list[RequestSavedRows] = field(default_factory=list)
+    large_rows: list[tuple[RunChunk, str, int, torch.Tensor]] = field(default_factory=list)
     sampled: list[Sampled] = field(default_factory=list)
     rows: list[RequestRows] = field(default_factory=list)
     missing: list[RowsMissing] = field(default_factory=list)
