@@ -63,3 +63,18 @@ def test_a_store_takes_what_comes_again() -> None:
     found = sizes(load)
     assert found["store_gib"] * 1024 >= 10 * 60 * found["output_mib"]
     assert sizes(Load(images_per_s=0))["store_gib"] == 0.25
+
+
+def test_the_pages_of_deploying_say_the_same() -> None:
+    page = " ".join((REPOSITORY / "docs" / "deploy" / "README.md").read_text().split())
+    found = re.search(
+        r"(\d+) MiB for a store alone .+ (\d+) MiB for frontend, engine and decoders plus (\d+) MiB", page
+    )
+    assert found is not None
+    for workers, mib in (
+        (0, int(found[1])),
+        (1, int(found[2]) + int(found[3])),
+        (3, int(found[2]) + 3 * int(found[3])),
+    ):
+        of = sizes(Load(workers=workers))
+        assert of["memory_gib"] - of["store_gib"] - of["ring_gib"] == pytest.approx(mib / 1024)
