@@ -85,6 +85,10 @@ def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_
         assert "stopped" in shown.stdout
         as_json = json.loads(mmcached(service, "status", "--json").stdout)
         assert {role["name"]: role["state"] for role in as_json["roles"]}["engine 0"] == "stopped"
+        watched = mmcached(service, "top", "--once", "--interval", "0.1")
+        assert watched.returncode == 1
+        (words,) = (words for words in map(str.split, watched.stdout.splitlines()) if str(engine) in words)
+        assert words[-1] == "stopped"
         assert mmcached(service, "ping").returncode == 1
         assert get(service, "/metrics")[0] == 200
     finally:
