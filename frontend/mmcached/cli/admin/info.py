@@ -54,6 +54,8 @@ class Section(StrEnum):
     ENGINES = "engines"
 
 
+_OF_CLIENTS = ("client", "connection", "protocol")
+"""How those figures of the frontend begin that are of its clients."""
 _LATENCIES = {"hit": Section.STORE, "put": Section.STORE, "encode": Section.ENCODER}
 """Where each kind of work is said; those of an engine with the engines."""
 
@@ -119,14 +121,13 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
     """Say what is counted."""
     stats = status.stats
     of_frontend = {name: value for name, value in _figures(stats) if "." not in name}
-    is_of_clients = ("clients", "connections", "clients_refused", "clients_disconnected", "protocol_errors")
-    clients: Facts = {name: of_frontend[name] for name in is_of_clients}
+    clients: Facts = {name: value for name, value in of_frontend.items() if name.startswith(_OF_CLIENTS)}
     for name, client in sorted(stats.by_client.items()):
         clients[f"client_{name}"] = ",".join(f"{field}={value}" for field, value in _figures(client))
     processor: Facts = dict(_figures(stats.processor))
     processor |= {f"ring_{name}": value for name, value in _figures(stats.ring)}
     kv, encoder = Counter[str](), Counter[str]()
-    engines: Facts = {name: value for name, value in of_frontend.items() if name not in is_of_clients}
+    engines: Facts = {name: value for name, value in of_frontend.items() if name not in clients}
     for index, engine in enumerate(stats.engines):
         kv.update(dict(_figures(engine.kv)))
         encoder.update(dict(_figures(engine.encoder)))
