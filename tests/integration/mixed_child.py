@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mmcached.client import AsyncClient, Generation, calls
+from mmcached.client import AsyncClient, Generation
 from mmcached.wire.errors import CacheMiss, DeadlineExceeded, MmcachedError
-from mmcached.wire.messages.client import Encoded
 from mmcached.wire.process.death import arm_from_environment
 from tests.integration.sidecar_child import record_of, say
 
@@ -200,13 +199,6 @@ def main(run_dir: str, questions: str, seed: str, *rough: str) -> int:
     return 0
 
 
-def frames_of(message: Encoded, payload: Sequence[Any], *how: object) -> list[Any]:
-    """As `embeddings_from`, without torch."""
-    of_images = ([] if isinstance(outputs, str) else outputs.values() for outputs in message.outputs)
-    return [payload[tensor.frame] for tensors in of_images for tensor in tensors]
-
-
 if __name__ == "__main__":
     arm_from_environment()
-    vars(calls)["embeddings_from"] = frames_of
     sys.exit(main(*sys.argv[1:]))
