@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,12 +70,17 @@ async def ask_at_once(run_dir: Path, num_times: int) -> list[Answer]:
 
 
 @pytest.fixture(scope="module")
-def wanted() -> Answer:
-    """The answer of a service that has no caches."""
+def uncached_answers() -> list[Answer]:
+    """The answer and the embeddings of a service that has no caches."""
     with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
         config = all_caches_off(small_config(world_size=1))
         with LocalService(Path(scratch), config), Client(scratch) as client:
-            return client.generate(QUESTION, IMAGES, 4, hidden_states=True)
+            return [client.generate(QUESTION, IMAGES, 4, hidden_states=True), client.encode(IMAGES)]
+
+
+@pytest.fixture(scope="module")
+def wanted(uncached_answers: list[Answer]) -> Answer:
+    return uncached_answers[0]
 
 
 @pytest.mark.parametrize("mode", ["shm", "lru"])
@@ -151,6 +158,52 @@ def test_embeddings_travel_through_the_store(
     outputs = [output for message in said for output in message.outputs]
     assert len(outputs) == 2 * len(OTHERS)
     assert {type(output) for output in outputs} == {str}
+
+
+@contextmanager
+def full_store(run_dir: Path) -> Iterator[None]:
+    """Hold so much of the store under lease that it takes no further record."""
+    with Client(run_dir) as client, ExitStack() as held:
+        for size in (1 << 18, 1 << 12, 1):
+            number = 0
+            while client.put(f"{number} of {size}", {"x": np.zeros(size, np.uint8)}):
+                hit = client.get(f"{number} of {size}", view=True, tensors="numpy")
+                assert hit is not None
+                held.enter_context(hit)
+                number += 1
+        yield
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_full_store_costs_encodes_and_nothing_else(
+    world_size: int, run_dir: Path, uncached_answers: list[Answer]
+) -> None:
+    config = small_config(
+        world_size=world_size,
+        data_parallel_size=2,
+        routing_policy="round_robin",
+        store_gb=1 / 512,
+        store_client_quota_gb=1 / 512,
+    )
+    with LocalService(run_dir, config, saves_outputs=True) as service, Client(run_dir) as client:
+        with full_store(run_dir):
+            before = stats_of(run_dir)
+            for _ in range(2):
+                assert_same(asyncio.run(ask_at_once(run_dir, 2)), uncached_answers[:1] * 2)
+                assert_same([client.encode(IMAGES)], uncached_answers[1:])
+            wanted_items = encoded(before) + loaded(before) + 2 * NUM_IMAGES * world_size
+            stats = eventually(
+                lambda: stats_of(run_dir),
+                lambda now: encoded(now) + loaded(now) == wanted_items,
+                "each rank of each engine has all images",
+            )
+            assert encoded(stats) - encoded(before) >= 2 * NUM_IMAGES, "no engine has anything of the other"
+            assert stats.store.ring.puts == before.store.ring.puts
+            assert stats.store.refusals > before.store.refusals
+            assert stats.resends == 0
+        client.encode([photo(NUM_IMAGES)])
+        eventually(lambda: stats_of(run_dir).store.ring.puts, lambda puts: puts > before.store.ring.puts, "a put")
+    assert not service.errors
 
 
 def test_what_was_encoded_before_a_kill_is_loaded_by_the_successors(
