@@ -158,7 +158,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         ),
         # ---- encoder outputs
         "limits.max_unsaved_mb": Limit(
-            0, 1 << 20, "MiB", "encoder outputs of one worker that wait to be saved in the store", "not saved"
+            0, 1 << 20, "MiB", "encoder outputs of one worker, or rows, that wait to be saved in the store", "not saved"
         ),
         "limits.output_wait_s": Limit(
             0,

@@ -74,9 +74,11 @@ class StoredOutputs(Closeable):
         self._fingerprint = fingerprint
         self._client: Client | None = None
         self._saver: Saver | None = None
+        self._row_saver: Saver | None = None  # rows are no outputs, and wait for none
 
     @property
     def counters(self) -> SaverCounters:
+        """What has become of outputs."""
         return SaverCounters() if self._saver is None else self._saver.counters
 
     def save_large(self, item: EmitEmbedding, output: Mapping[str, torch.Tensor]) -> bool:
@@ -89,7 +91,8 @@ class StoredOutputs(Closeable):
 
         Its tensors must not change any more; a copy from a device is made in the thread.
         """
-        return self._have_saver().save(
+        self._saver = self._saver or self._make_saver()
+        return self._saver.save(
             output_key(self._fingerprint, item.mm_hash),
             sum(tensor.nbytes for tensor in output.values()),
             lambda: {name: tensor.cpu() for name, tensor in output.items()},
@@ -113,7 +116,8 @@ class StoredOutputs(Closeable):
         if rows.nbytes <= self._max_inline_bytes:
             return None
         name = f"{chunk.rows_name}/{list(chunk.row_keys).index(key)}/{first}-{first + len(rows)}"
-        is_saved = self._have_saver().save(
+        self._row_saver = self._row_saver or self._make_saver()
+        is_saved = self._row_saver.save(
             name, rows.nbytes, lambda: {ROWS: rows}, tenant=chunk.tenant, store_epoch=chunk.store_epoch
         )
         if not is_saved:
@@ -147,13 +151,12 @@ class StoredOutputs(Closeable):
         """Drop what waits. A second call does nothing."""
         if self._client is not None:
             self._client.close()  # first: it ends what the saver's thread has asked
-        if self._saver is not None:
-            self._saver.close()
+        for saver in (self._saver, self._row_saver):
+            if saver is not None:
+                saver.close()
 
-    def _have_saver(self) -> Saver:
-        if self._saver is None:
-            self._saver = Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
-        return self._saver
+    def _make_saver(self) -> Saver:
+        return Saver(self._contact(), max_bytes=self._max_bytes, timeout_s=CALL_S)
 
     def _contact(self) -> Client:
         if self._client is None:
