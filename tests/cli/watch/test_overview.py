@@ -71,7 +71,7 @@ def looks(run_dir: Path) -> Iterator[list[Look]]:
             given = [a_role(FRONTEND, os.getpid(), "running"), a_role(ENGINE, None, "restarting", restarts=second)]
             status = gather_status(FakeView(run_dir, given=given)(), reader.read(), Readiness(True, "it works"))
             look = look_closely(status, clock=lambda second=second: 10.0 + 2 * second)  # type: ignore[misc]
-            found.append(look._replace(usage={os.getpid(): Usage(1.0 + second, 5 * MIB)}))
+            found.append(Look(look.at_s, status, {os.getpid(): Usage(1.0 + second, 5 * MIB)}))
         yield found
 
 
@@ -118,7 +118,7 @@ def test_two_looks_have_what_happened_between(run_dir: Path) -> None:
 
 def test_a_service_that_was_started_anew_has_no_rates_below_zero(run_dir: Path) -> None:
     with looks(run_dir) as (first, second):
-        found = overview_of(first._replace(at_s=20.0), second)
+        found = overview_of(Look(20.0, first.status, first.usage), second)
     store = lines(found)["store"]
     assert (store["rate_now"], store["hits_per_s"]) == (None, None)
     assert found.rings[0].evictions_per_s is None
@@ -128,7 +128,7 @@ def test_a_role_that_runs_and_is_not_heard_of_says_for_how_long(run_dir: Path) -
     with looks(run_dir) as (first, _):
         role = msgspec.structs.replace(first.status.roles[0], heartbeat_age_s=7.1)
         status = msgspec.structs.replace(first.status, roles=[role])
-        (line,) = overview_of(first._replace(status=status), None).roles
+        (line,) = overview_of(Look(first.at_s, status, first.usage), None).roles
     assert line.state == "silent for 7 s"
     assert line.complaint
 

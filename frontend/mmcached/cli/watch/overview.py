@@ -21,6 +21,7 @@ from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
 from mmcached.cli.watch.status_table import CACHES, WORK, queries_and_hits
+from mmcached.wire.figures import samples
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import RingStats, ServiceStats
 
@@ -258,16 +259,19 @@ def _latencies(stats: ServiceStats, former: ServiceStats | None) -> list[Latency
 
 def _engines(stats: ServiceStats, former: ServiceStats, rate: _Rate) -> list[EngineLine]:
     steps_before = {index: engine.steps for index, engine in enumerate(former.engines)}
-    return [
-        EngineLine(
-            index=index,
-            running=engine.requests_running,
-            waiting=engine.requests_waiting,
-            finished=engine.requests_finished,
-            steps_per_s=rate(engine.steps, steps_before[index]) if index in steps_before else None,
-            kv_used=engine.kv.blocks_used,
-            kv_total=engine.kv.blocks_total,
-            leases=engine.leases_held,
+    lines = []
+    for index, engine in enumerate(stats.engines):
+        values = {(metric.name, metric.labels.get("state")): value for metric, _, value in samples(engine)}
+        lines.append(
+            EngineLine(
+                index=index,
+                running=values["engine_requests", "running"],
+                waiting=values["engine_requests", "waiting"],
+                finished=values["engine_requests_finished", None],
+                steps_per_s=rate(engine.steps, steps_before[index]) if index in steps_before else None,
+                kv_used=values["kv_blocks", "used"],
+                kv_total=values["kv_blocks", "total"],
+                leases=values["leases", None],
+            )
         )
-        for index, engine in enumerate(stats.engines)
-    ]
+    return lines
