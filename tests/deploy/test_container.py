@@ -1,4 +1,4 @@
-"""The image's recipe and the compose file, as far as that shows without building: image.sh builds and runs it."""
+"""The image's recipe and the compose file, as far as that shows without building an image."""
 
 from __future__ import annotations
 
