@@ -71,9 +71,10 @@ def test_the_command_line_reads_each_command(words: list[str]) -> None:
     context, rest = None, words[1:]
     while True:
         context = command.make_context(command.name, list(rest), parent=context)
-        if not hasattr(command, "resolve_command"):
+        if not hasattr(command, "commands"):
             break
-        _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        verb = next(word for word in rest if word in command.commands)
+        command, rest = command.commands[verb], rest[rest.index(verb) + 1 :]
     parse_arguments(context.args)  # of a verb that takes settings; others have refused what is left
 
 
