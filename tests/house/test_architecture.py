@@ -77,4 +77,6 @@ def defined_names(body: list[ast.stmt]) -> set[str]:
             names |= {f"{node.name}.{inner}" for inner in defined_names(node.body)}
         if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
     return names

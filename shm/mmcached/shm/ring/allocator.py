@@ -46,12 +46,12 @@ Extent(slot=2, offset=50, size=50) evicts []
 >>> ring.hit(1)
 >>> place(20)  # the hand is at 0: slot 0 is the oldest, and the smallest
 Extent(slot=3, offset=0, size=20) evicts [0]
->>> place(20)  # slot 1 is hot
-Extent(slot=0, offset=50, size=20) evicts [2]
->>> place(30)  # in what is left of that
-Extent(slot=2, offset=70, size=30) evicts []
->>> place(30, 0, 2, 3)  # hot or not, it is the only one that may go
-Extent(slot=4, offset=20, size=30) evicts [1]
+>>> place(20)  # slot 1 is hot, slot 2 larger than the newcomer, for which nobody has asked
+Extent(slot=0, offset=0, size=20) evicts [3]
+>>> place(30)
+Extent(slot=3, offset=50, size=30) evicts [2]
+>>> place(30, 0, 3)  # hot or not, it is the only one that may go
+Extent(slot=2, offset=20, size=30) evicts [1]
 >>> place(31, 0, 2, 3)
 refused
 """

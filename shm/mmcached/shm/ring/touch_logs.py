@@ -119,7 +119,7 @@ class TouchLogs:
         first = layout.entry_offset(reader_id) // 8
         latency = first + layout.first_latency_word
         counts = (words[first + word] for word in (TOUCHES_WORD, HITS_WORD, MISSES_WORD))
-        return [*counts, *words[latency : latency + NUM_WORDS].tolist()]
+        return [*counts, *words[latency : latency + NUM_WORDS]]
 
 
 def is_of_generation(generation: int, bits: int) -> bool:
