@@ -17,9 +17,14 @@ def record_of(number: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64
     return {"x": np.arange(number, number + 4096)}
 
 
+def key_of(number: int) -> str:
+    """Return a key as long as the others: so each record fits where another was, and none must go beside it."""
+    return f"{number:03}"
+
+
 def num_found(client: Client) -> int:
     """Return how many of the keys are hit, all whole."""
-    found = client.get_many([str(number) for number in range(NUM_KEYS)])
+    found = client.get_many([key_of(number) for number in range(NUM_KEYS)])
     for number, hit in enumerate(found):
         assert hit is None or np.array_equal(hit.record["x"], record_of(number)["x"])
     return sum(hit is not None for hit in found)
@@ -33,10 +38,10 @@ def test_all_that_was_there_is_hit_while_nobody_runs_and_after_it(run_dir: Path)
         Client(run_dir, tenant="ten") as other,
     ):
         for number in range(NUM_KEYS):
-            assert client.put(str(number), record_of(number))
-            assert other.put(str(number), record_of(number))
+            assert client.put(key_of(number), record_of(number))
+            assert other.put(key_of(number), record_of(number))
         assert num_found(client) == num_found(other) == NUM_KEYS
-        held = other.get("5", view=True)
+        held = other.get(key_of(5), view=True)
         assert held is not None
         for _ in range(2):
             before = frontend.stats().store.ring
@@ -51,8 +56,8 @@ def test_all_that_was_there_is_hit_while_nobody_runs_and_after_it(run_dir: Path)
             assert (after.chunks, after.used_bytes) == (before.chunks, before.used_bytes)
         with Client(run_dir, tenant="ten") as third:
             assert num_found(third) == NUM_KEYS
-        for number in range(2 * NUM_KEYS):  # the tenant's books were taken over: over its quota, its own go
-            assert other.put(f"more {number}", record_of(number))
+        for number in range(NUM_KEYS, 3 * NUM_KEYS):  # the tenant's books were taken over: over its quota, its own go
+            assert other.put(key_of(number), record_of(number))
         assert num_found(client) == NUM_KEYS
         assert num_found(other) < NUM_KEYS
         assert np.array_equal(held.record["x"], record_of(5)["x"])

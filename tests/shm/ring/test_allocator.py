@@ -21,6 +21,7 @@ from mmcached.shm.ring.allocator import (
     Plan,
     RingAllocator,
 )
+from mmcached.shm.ring.chain import worth_of
 from mmcached.shm.ring.places import MANY_PLACES
 from mmcached.wire.errors import InvariantError
 from tests.house.drawing import examples
@@ -77,6 +78,7 @@ def test_only_what_is_in_the_way_is_evicted() -> None:
     allocator = RingAllocator(100, 10)
     first = [place(allocator, 30).extent for _ in range(3)]
     assert [extent.offset for extent in first] == [0, 30, 60]
+    allocator.hit(2)
     plan = place(allocator, 40)  # 10 bytes are left at the end: no chunk crosses it
     assert plan.extent.offset == 0
     assert plan.victims == (first[0], first[1])
@@ -192,6 +194,15 @@ def test_many_idle_chunks_do_not_go_at_once() -> None:
     assert max(len(plan.idle) + len(plan.used) for plan in plans) == IDLE_AT_ONCE
     present = {allocator.extent(slot) for slot in allocator.slots()}
     assert {chunk.slot for chunk in present.intersection(chunks)} == pinned
+
+
+def test_what_is_cold_stays_while_there_is_a_hole() -> None:
+    allocator = RingAllocator(30, 5)
+    for slot in range(3):
+        allocator.place(Extent(slot, 10 * slot, 10), heat=0)
+    allocator.resume_at(30)
+    allocator.free(1)
+    assert place(allocator, 10).victims == ()
 
 
 def test_of_two_as_cold_the_smaller_is_worth_less() -> None:
@@ -364,7 +375,7 @@ class AllocatorModel(RuleBasedStateMachine):
         return sorted(found, key=lambda chunk: chunk.offset)
 
     def worth(self, chunks: list[Extent]) -> int:
-        return sum(self.heats[chunk.slot] * isqrt(chunk.size) for chunk in chunks)
+        return sum(worth_of(self.heats[chunk.slot], isqrt(chunk.size)) for chunk in chunks)
 
     def least_worth(self, size: int) -> int | None:
         """Return what the cheapest place costs, or None if there is none."""

@@ -10,8 +10,9 @@ Books only: no bytes, no memory, no clock. Offsets and sizes are multiples of th
 resources are given out, bytes and slot ids, and either may run out first. Both hands walk along linked chunks: nothing
 is searched, so the cost of a place is that of what is passed and evicted for it, however many chunks there are.
 
-**Worth.** A chunk has a heat: 1 when it is placed, 5 more at each hit, at most 15. It is worth its heat times the root
-of its size: between one value per chunk, which keeps what is small, and one per byte, which keeps what is large.
+**Worth.** A chunk has a heat: 1 when it is placed, 5 more at each hit, at most 15. It is worth its heat, and a
+sixteenth, times the root of its size: between one value per chunk, which keeps what is small, and one per byte, which
+keeps what is large. So what is cold is worth little, but more than a hole.
 
 **Age.** The ring ages by an eighth of each chunk that is placed, and by the rest when that is hit for the first time:
 what is asked for once only, however much of it there is, does not make old what is used.
@@ -20,7 +21,7 @@ what is asked for once only, however much of it there is, does not make old what
 was, per root of the size. The hand passes over pinned chunks until it has been once around: heat never refuses.
 
 **Cooling.** A second hand, the cooler, moves by half of the bytes by which the ring ages, and halves the heat of each
-chunk that it passes: what nobody hits is worth nothing in the end.
+chunk that it passes: what nobody hits is worth next to nothing in the end.
 
 **Idle chunks.** Few large chunks that were hot once would keep the hand among the newcomers for long. So what has not
 been hit while the ring aged by twice its size goes with the next plans, wherever it lies, 256 at a time; if it is
@@ -63,7 +64,7 @@ from collections.abc import Callable, Iterator
 from math import isqrt
 from typing import NamedTuple
 
-from mmcached.shm.ring.chain import NEW_HEAT, Chunk, Extent
+from mmcached.shm.ring.chain import NEW_HEAT, Chunk, Extent, worth_of
 from mmcached.shm.ring.places import Pins, Place, choose
 from mmcached.wire.errors import InvariantError
 
@@ -248,7 +249,7 @@ class RingAllocator:
                 raise InvariantError(f"chunk {extent} begins before the end of {before.extent}, or is not linked to it")
             if extent.offset < self._hand < extent.end:
                 raise InvariantError(f"the hand, {self._hand}, is inside chunk {extent}")
-            if not 0 <= chunk.heat <= MAX_HEAT or chunk.worth != chunk.heat * isqrt(extent.size):
+            if not 0 <= chunk.heat <= MAX_HEAT or chunk.worth != worth_of(chunk.heat, isqrt(extent.size)):
                 raise InvariantError(f"chunk {extent} has heat {chunk.heat} and worth {chunk.worth}")
             if self._slot_to_chunk.get(extent.slot) is not chunk:
                 raise InvariantError(f"slot {extent.slot} has another chunk than {extent}")

@@ -22,6 +22,15 @@ from typing import NamedTuple
 NEW_HEAT = 1
 
 
+def worth_of(heat: int, root: int) -> int:
+    """Return what a chunk is worth; one that nobody hits is worth a sixteenth of a newcomer, which is more than a hole.
+
+    Args:
+        root: of its size in bytes, rounded down.
+    """
+    return (16 * heat + 1) * root
+
+
 class Extent(NamedTuple):
     """Bytes `[offset, offset + size)` that carry slot id `slot`."""
 
@@ -66,7 +75,7 @@ class Chunk:
 
     def set_heat(self, heat: int) -> None:
         self.heat = heat
-        self.worth = heat * self.root
+        self.worth = worth_of(heat, self.root)
 
     def link(self, before: Chunk) -> None:
         self.prev, self.next = before, before.next
