@@ -129,7 +129,7 @@ def test_caches_change_nothing(name: str, seed: int, run_dir: Path) -> None:
     engine, worker = stats.engines[0], stats.engines[0].workers[0]
     if name == "items larger than the ring takes":
         assert stats.processor.inline_fallbacks > 0
-        assert worker.items_copied > 0
+        assert any(each.items_copied for each in engine.workers), "whichever of them encodes it"
     if config.encoder_cache_scope == "shared" and name != "tiny encoder cache":
         assert engine.encoder.hits > 0
     assert (engine.kv.hits > 0) == config.enable_prefix_caching

@@ -118,7 +118,7 @@ def test_every_command_works_as_shown(run_dir: Path, tmp_path: Path) -> None:
     process = start(run_dir / "s")
     try:
         verbs = [words for words in commands() if words[0] not in ("serve", "bench")]  # that takes a minute
-        shown = ["config", "config", "doctor", "status", "ping", "info", "keys", "shm", "flush", "drain"]
+        shown = ["config", "config", "doctor", "status", "top", "ping", "info", "keys", "shm", "flush", "drain"]
         assert [words[0] for words in verbs] == shown
         for words in verbs:
             done = mmcached(in_run_dir(words, run_dir / "s"), tmp_path)

@@ -205,8 +205,13 @@ def test_who_takes_no_keys_gets_what_it_asks_for_inline(bench: Bench) -> None:
 
 
 def test_a_failed_step_is_computed_again_from_the_same_lease(bench: Bench, store: Store) -> None:
+    bench.add(3)
+    first = bench.plans()
     add(bench, 1)
     bench.add(2)
+    bench.pump(lambda: bench.engine.stats().requests_waiting == 2)
+    bench.answer(first)
+    assert bench.expect(from_engine.RequestGenerated).request_id == 3
     bench.run_step(error=CorruptImage("images[0]", "x", "no image"))
     for _ in range(2):  # both are suspects, computed one by one
         bench.run_step()
