@@ -2,7 +2,11 @@
 
     round_robin     the next one
     least_loaded    the one with the fewest prompt tokens to compute for the requests that it has
-    cache_aware     the one with the fewest, when those of this request that its caches do not save are among them
+    cache_aware     the one with the fewest, when those of this request that its caches do not save are among them, and
+                    a few for each request that it has
+
+The few are what a request's next steps cost the others. Without them an engine that has stopped would get, for as long
+as it counts as there, every request whose prompt it has cached.
 
 Where several are equal, the one with the fewest requests; of these, the next one.
 
@@ -27,6 +31,8 @@ from typing import Literal
 
 RoutingPolicy = Literal["cache_aware", "least_loaded", "round_robin"]
 
+TOKENS_PER_REQUEST = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -47,7 +53,10 @@ class Candidate:
 _COSTS: Mapping[RoutingPolicy, Callable[[Candidate], tuple[int, ...]]] = {
     "round_robin": lambda candidate: (),
     "least_loaded": lambda candidate: (candidate.num_waiting, candidate.num_open),
-    "cache_aware": lambda candidate: (candidate.num_waiting + candidate.num_uncached, candidate.num_open),
+    "cache_aware": lambda candidate: (
+        candidate.num_waiting + candidate.num_uncached + TOKENS_PER_REQUEST * candidate.num_open,
+        candidate.num_open,
+    ),
 }
 
 
