@@ -24,6 +24,7 @@ from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.runner import ModelRunner
+from mmcached.worker.steps.stopwatch import Stopwatch
 from tests.house.drawing import examples
 from tests.worker.oracle import Image, IntArray, Oracle, random_image
 from tests.worker.plans import EPOCH, INCARNATION, chunk, names_of, plan
@@ -605,7 +606,8 @@ def test_an_error_that_leaves_no_device_ends_the_process(monkeypatch: pytest.Mon
     monkeypatch.setattr(runner._model.decoder, "sample", fail)
     monkeypatch.setattr(runner, "_device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    monkeypatch.setattr(runner, "_check_chunks", lambda _: None)  # it would need the device
+    monkeypatch.setattr(runner, "_check_chunks", lambda _: None)  # they would need the device
+    monkeypatch.setattr("mmcached.worker.steps.runner.Stopwatch", lambda _: Stopwatch(torch.device("cpu")))
     monkeypatch.setattr(runner._model.encoder, "encode", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]), INLINE_ONLY)

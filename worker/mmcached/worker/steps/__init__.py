@@ -4,4 +4,5 @@ runner        executes a plan
 prefix_rows   reads and writes the hidden states that a plan names
 read_ledger   leases that a step still reads under
 step_result   what a step has made so far
+stopwatch     how long work of a device takes
 """

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ from mmcached.worker.payloads import PayloadReader
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
+from mmcached.worker.steps.stopwatch import Stopwatch
 from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
 
 _logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class ModelRunner(Closeable):
         self._unsaved: list[EncodeItem] = []
         self._items_encoded = 0
         self._encode_latency = Latency()
+        self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in their order
         self._items_loaded = 0
         self._embeds_encoded = 0
         self._tokens_computed = 0
@@ -220,7 +222,7 @@ class ModelRunner(Closeable):
         self._rows.begin(plan)
         self._unsaved.clear()
         slots = torch.empty(0, dtype=torch.int64)
-        started, num_encoded = time.perf_counter(), self._items_encoded
+        watch, num_encoded = Stopwatch(self._device), self._items_encoded
         try:
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
@@ -233,9 +235,9 @@ class ModelRunner(Closeable):
                 )
             for item in plan.encode:
                 made.used += self.encoder_cache.get(item.key).values()
+            watch.stop()
             if self._items_encoded > num_encoded:
-                _wait_for(made.used)
-                self._encode_latency.add(time.perf_counter() - started)
+                self._watches.append((watch, self._encode_latency.add))
             for emit in plan.emit:
                 made.used += self.encoder_cache.get(emit.key).values()
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
@@ -244,6 +246,7 @@ class ModelRunner(Closeable):
                 self._emit(emit, made)
             for chunk, key, first, rows in made.large_rows:
                 self._emit_rows(chunk, key, first, rows, made)
+            self._tell_times()
             return None, digest
         except MmcachedError as error:
             self._withdraw(plan, slots)
@@ -255,6 +258,12 @@ class ModelRunner(Closeable):
             self._withdraw(plan, slots)
             is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps somebody else's, for now
             return error_to_wire(ComputationFailed(type(error).__name__, retryable=is_memory)), b""
+
+    def _tell_times(self) -> None:
+        """Hand on the times of what is over; the rest in a later step."""
+        while self._watches and self._watches[0][0].is_over():
+            watch, tell = self._watches.popleft()
+            tell(watch.seconds())
 
     def _close_reads(self, step: int, reads: Sequence[Read | None], viewed: set[Read]) -> list[ReadDone]:
         """Return the leases that are read no more; what was never viewed is released here."""
@@ -321,12 +330,12 @@ class ModelRunner(Closeable):
             self._items_copied += 1
             named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
             self._bytes_copied += sum(len(frame) for frame in named)
-        started = time.perf_counter()
+        watch = Stopwatch(self._device)
         outputs = self._encoder.encode(record, item.num_embeds)
+        watch.stop()
         self.encoder_cache.put(item.key, outputs)
         if self._outputs is not None and self._config.world_size > 1:
-            _wait_for([*outputs.values()])
-            self._outputs.encoded(item, time.perf_counter() - started)
+            self._watches.append((watch, partial(self._outputs.encoded, item)))
         self._items_encoded += 1
         self._embeds_encoded += item.num_embeds
         return outputs
@@ -436,12 +445,6 @@ class ModelRunner(Closeable):
                 )
             rows = encoded[span.start : span.start + span.length]
             embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
-
-
-def _wait_for(tensors: Sequence[torch.Tensor]) -> None:
-    """Wait until tensors are computed, on whichever device they are."""
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        torch.cuda.synchronize(device)
 
 
 def _make_encoder(config: ServiceConfig, model: ReferenceModel, device: torch.device) -> Encoder:
