@@ -34,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmcached.cli.bench.processes import answer
 from mmcached.client import Client
 from scripts.bench import harness, sidecar_looks, sidecar_restart
 from scripts.bench.harness import Bound, Row, Section, row, wall_us
@@ -45,7 +46,6 @@ from scripts.bench.sidecar_processes import (
     REDIS_PY,
     ROUND_S,
     Hit,
-    answer,
     ask,
     children,
     forget_others,

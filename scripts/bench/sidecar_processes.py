@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mmcached.cli.bench.processes import READY, Process, measuring, tell
 from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.cli.serve.roles import PAST_CACHES
 from mmcached.client import Client
@@ -76,26 +77,8 @@ def frontend(run_dir: Path, **limits: int) -> Iterator[None]:
         process.wait(30)
 
 
-@contextlib.contextmanager
-def children(run_dir: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "scripts.bench.sidecar_processes", str(run_dir)]
-    with contextlib.ExitStack() as stack:
-        started = []
-        for _ in range(count):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                bufsize=1,
-                env=environment_for_children(),
-            )
-            stack.enter_context(process)  # its end: closes the input, and waits
-            started.append(process)
-        for process in started:
-            if process.stdout is None or process.stdout.readline() != "ready\n":
-                raise SystemExit("a client process did not start")
-        yield started
+def children(run_dir: Path, count: int) -> AbstractContextManager[list[Process]]:
+    return measuring(__name__, [str(run_dir)], count)
 
 
 def forget_others(client: Client) -> None:
@@ -104,16 +87,8 @@ def forget_others(client: Client) -> None:
     client.put(KEY, {"x": np.zeros(NUM_BYTES, np.uint8)})
 
 
-def ask(process: subprocess.Popen[str], kind: str) -> None:
-    if process.stdin is not None:
-        process.stdin.write(json.dumps([kind, ROUND_S]) + "\n")
-
-
-def answer(process: subprocess.Popen[str]) -> list[float]:
-    if process.stdout is None:
-        raise SystemExit("a client process has no output")
-    times: list[float] = json.loads(process.stdout.readline())
-    return times
+def ask(process: Process, kind: str) -> None:
+    tell(process, kind, ROUND_S)
 
 
 def redis_kinds() -> list[str]:
@@ -137,7 +112,7 @@ def hit_as_told(run_dir: Path) -> None:
             kinds[REDIS_PY] = lambda: np.frombuffer(redis.get(KEY), np.uint8)[-1]
         for hit in kinds.values():
             hit()  # connects, maps, faults
-        print("ready", flush=True)
+        print(READY, end="", flush=True)
         for line in sys.stdin:
             kind, seconds = json.loads(line)
             print(json.dumps(_times_us(kinds[kind], seconds)), flush=True)

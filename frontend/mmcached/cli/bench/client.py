@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from mmcached.cli.bench.figures import Kind
+from mmcached.cli.bench.processes import READY
 from mmcached.cli.bench.redis import RawRedis
 from mmcached.client import Client
 from mmcached.wire.errors import ServiceUnavailable
 from mmcached.wire.process.death import arm_from_environment
 
 MIN_CALLS = 3
-READY = "ready\n"
 
 
 def key_of(num_bytes: int) -> str:

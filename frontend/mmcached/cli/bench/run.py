@@ -6,9 +6,6 @@ is not touched, though it shares the processor.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -18,15 +15,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
-from mmcached.cli.bench.client import READY, key_of, value_of
+from mmcached.cli.bench import client
+from mmcached.cli.bench.client import key_of, value_of
 from mmcached.cli.bench.figures import MIB, OF_REDIS, READS, Figure, Kind, figure, size_text
+from mmcached.cli.bench.processes import Process, answer, measuring, tell
 from mmcached.cli.bench.redis import RawRedis, has_redis_server, redis_server
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import GIB, ServiceConfig
-from mmcached.wire.errors import ConfigError, ServiceUnavailable
-from mmcached.wire.process.death import environment_for_children
+from mmcached.wire.errors import ConfigError
 
 NUM_ROUNDS = 2
 STORE_BYTES = 512 * MIB
@@ -57,7 +55,7 @@ def measure(sizes: Sequence[int], clients: Sequence[int], seconds: float) -> lis
     with bar, _stores(store_bytes) as (run_dir, redis), Client(run_dir, fail_open=False) as filler:
         task = bar.add_task("", total=len(sizes) * len(clients) * len(kinds))
         for num_clients in clients:
-            with _processes(run_dir, redis, num_clients) as processes:
+            with measuring(client.__name__, [str(run_dir), *([redis] if redis else [])], num_clients) as processes:
                 for num_bytes in sizes:
                     bar.update(task, description=f"{num_clients} × {size_text(num_bytes)}")
                     for each in _turns(kinds, num_bytes, each_s, processes, partial(_fill, filler, redis)):
@@ -89,33 +87,11 @@ def _stores(store_bytes: int) -> Iterator[tuple[Path, str | None]]:
         yield run_dir, redis
 
 
-@contextmanager
-def _processes(run_dir: Path, redis: str | None, num_clients: int) -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "mmcached.cli.bench.client", str(run_dir), *([redis] if redis else [])]
-    with ExitStack() as stack:
-        started = []
-        for _ in range(num_clients):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment_for_children(),
-                process_group=0,  # Ctrl-C is for this process, which closes their input
-            )
-            stack.enter_context(process)  # its end: closes the input, and waits
-            started.append(process)
-        for process in started:
-            if _line(process) != READY:
-                raise ServiceUnavailable("a client process has not started")
-        yield started
-
-
 def _turns(
     kinds: Sequence[Kind],
     num_bytes: int,
     seconds: float,
-    processes: Sequence[subprocess.Popen[str]],
+    processes: Sequence[Process],
     fill: Callable[[Kind, int], None],
 ) -> Iterator[Figure]:
     """Let all kinds take turns in each of the rounds; yield a figure of each kind.
@@ -129,31 +105,18 @@ def _turns(
             if kind in READS:
                 fill(kind, num_bytes)
             for process in processes:
-                _tell(process, kind, num_bytes, seconds)
+                tell(process, kind, num_bytes, seconds)
             for of_process, process in zip(times[kind], processes, strict=True):
-                of_process.extend(json.loads(_line(process)))
+                of_process.extend(answer(process))
     for kind in kinds:
         yield figure(kind, num_bytes, times[kind])
 
 
-def _fill(client: Client, redis: str | None, kind: Kind, num_bytes: int) -> None:
+def _fill(filler: Client, redis: str | None, kind: Kind, num_bytes: int) -> None:
     """Put the record that reads find; puts of other keys may have driven it out."""
     key, value = key_of(num_bytes), value_of(num_bytes)
     if kind == Kind.REDIS_GET and redis is not None:
         with closing(RawRedis(redis, num_bytes)) as connection:
             connection.set(key, value.data)
-    elif not client.contains_many([key])[0]:
-        client.put(key, {"x": value})
-
-
-def _tell(process: subprocess.Popen[str], kind: Kind, num_bytes: int, seconds: float) -> None:
-    if process.stdin is not None:
-        process.stdin.write(json.dumps([kind, num_bytes, seconds]) + "\n")
-        process.stdin.flush()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    line = "" if process.stdout is None else process.stdout.readline()
-    if not line:
-        raise ServiceUnavailable("a client process has ended; its last words are above")
-    return line
+    elif not filler.contains_many([key])[0]:
+        filler.put(key, {"x": value})
