@@ -81,7 +81,14 @@ _UNBOUND = (
 _OF_CONNECTION = (
     received.EngineHello | received.ReaderHello | received.EngineReady | received.LeaseGap | received.Reconcile
 )
-_UNANSWERED = received.TokensTaken | received.Cancel | received.DropClaim | received.ClientBye
+_UNANSWERED = (
+    received.TokensTaken
+    | received.Cancel
+    | received.DropClaim
+    | received.FetchesEnded
+    | received.SecondLevelFlushed
+    | received.ClientBye
+)
 
 
 class Frontend(Closeable):
@@ -260,6 +267,9 @@ class Frontend(Closeable):
                 | received.ClaimRecords()
                 | received.DropClaim()
                 | received.DropRecord()
+                | received.TakeOrders()
+                | received.FetchesEnded()
+                | received.SecondLevelFlushed()
             ):
                 self.store.handle(peer, message, payload)
             case _:

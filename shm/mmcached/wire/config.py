@@ -96,6 +96,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_client_quota_gb: float = 0.0
     store_tenant_quota_gb: float = 0.0
 
+    # where other hosts find this store's records, and it theirs: redis://…; "" = nowhere; how long they stay there
+    store_l2: str = ""
+    store_l2_ttl_s: float = 86_400.0
+
     # leave store and ring where they are when the service ends: the next one in this run directory goes on with them
     keep_cache: bool = False
 
@@ -197,6 +201,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(
                 "store_gb", self.store_gb, "must be more than 0: with world_size = 0 there is only a store"
             )
+        if self.store_l2 and not self.store_data_bytes:
+            raise ConfigError("store_gb", self.store_gb, "must be more than 0: store_l2 is the second level of a store")
         _check_device("device", self.device)
         _check_device("encoder.device", self.encoder.device)
         _check_engines(self)
@@ -340,6 +346,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "ring_max_readers": (2, 64),
     "mm_processor_workers": (0, 256),
     "store_num_slots": (1, 1 << 20),
+    "store_l2_ttl_s": (1.0, 31_536_000.0),
     "block_size": (1, 1024),
     "num_kv_blocks": (2, 1 << 24),
     "max_num_seqs": (1, 4096),

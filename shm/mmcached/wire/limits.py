@@ -60,6 +60,14 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_inline_output_kb: int = 64
     min_shared_encode_ms: float = 2.0
 
+    # the second level
+    l2_timeout_ms: int = 50
+    l2_claim_wait_ms: int = 2000
+    max_l2_record_mb: int = 256
+    max_l2_waiting: int = 1024
+    max_l2_waiting_mb: int = 512
+    l2_save_age_s: float = 30.0
+
     # roles
     max_deaths_per_request: int = 2
     silence_timeout_s: float = 30.0
@@ -177,6 +185,21 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "time of an image's encoding from which one of an engine's workers does it for all",
             "each encodes what takes less",
         ),
+        # ---- the second level
+        "limits.l2_timeout_ms": Limit(
+            1, 600_000, "ms", "time that a request waits for what the second level may have", "a miss"
+        ),
+        "limits.l2_claim_wait_ms": Limit(
+            0, 600_000, "ms", "time that a request waits for a record which another host computes", "computes it too"
+        ),
+        "limits.max_l2_record_mb": Limit(
+            0, 1 << 16, "MiB", "size of one record of the second level", "not saved there"
+        ),
+        "limits.max_l2_waiting": Limit(
+            0, 1 << 20, "records", "records that wait to be saved in the second level", "not saved there"
+        ),
+        "limits.max_l2_waiting_mb": Limit(0, 1 << 20, "MiB", "the same in bytes", "not saved there"),
+        "limits.l2_save_age_s": Limit(0, 86_400, "s", "time that a record waits to be saved there", "not saved there"),
         # ---- roles
         "limits.max_deaths_per_request": Limit(
             1, 100, "deaths", "worker deaths in whose step a request was, alone in the last", "`PoisonousRequest`"

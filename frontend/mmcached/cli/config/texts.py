@@ -29,6 +29,8 @@ TEXTS = {
     "mm_processor_workers": "what processes images; 0: one for each core, at most 4",
     "store_gb": "records that clients put; 0: no store",
     "keep_cache": "leave store and ring in /dev/shm at the end, for the next service in this run directory",
+    "store_l2": "second level behind the store, for several hosts: a URL such as redis://HOST:6379/0; empty: none",
+    "store_l2_ttl_s": "how long a record stays in the second level",
     "store_num_slots": "records in the store at a time",
     "enable_prefix_caching": "keep the KV of prefixes",
     "prefix_caching_hash_algo": "digest of KV blocks: sha256, blake3, xxh3 (not collision-proof), builtin (is sha256)",

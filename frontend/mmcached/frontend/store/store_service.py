@@ -68,8 +68,12 @@ StoreMessage = (
     | received.ClaimRecords
     | received.DropClaim
     | received.DropRecord
+    | received.TakeOrders
+    | received.FetchesEnded
+    | received.SecondLevelFlushed
 )
 _Asking = received.GetRecords | received.ClaimRecord
+_UNANSWERED = received.DropClaim | received.FetchesEnded | received.SecondLevelFlushed
 
 
 @contextlib.contextmanager
@@ -140,7 +144,7 @@ class StoreService(Closeable):
             if isinstance(error, RemoteProtocolError):
                 self.num_protocol_errors += 1
             log.info("store request refused", message=type(message).__name__, code=error.code, reason=str(error))
-            if not isinstance(message, received.DropClaim):
+            if not isinstance(message, _UNANSWERED):
                 self._send(peer, to_client.Failed(message.request_id, error_to_wire(error)))
 
     def _serve(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
@@ -167,6 +171,8 @@ class StoreService(Closeable):
             case received.RegisterEgressRing():
                 self.egress.register(message.client_id, peer, message.ring)
                 self._send(peer, to_client.EgressRingRegistered(message.request_id))
+            case received.TakeOrders() | received.FetchesEnded() | received.SecondLevelFlushed():
+                raise RemoteProtocolError("this service has no second level (store_l2)", type(message).__name__)
             case _:
                 assert_never(message)
 

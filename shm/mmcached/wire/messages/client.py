@@ -11,11 +11,13 @@ from mmcached.wire.handle import Count, Handle, RingAnnouncement
 from mmcached.wire.messages.parts import (
     EncoderForm,
     EncoderOutput,
+    Fetch,
     Inline,
     Message,
     MessageLimits,
     RequestRows,
     Rows,
+    Save,
     SavedRows,
     StreamedTokens,
     Text,
@@ -35,6 +37,7 @@ class Welcome(Message, frozen=True):
         max_egress_bytes: of a ring that this client may register for large puts; 0: none is taken.
         encoder_fingerprint: names all that the output of the engines' encoder depends on beside the item; "" while no
             engine has been ready.
+        has_second_level: a key that is not in the ring may be elsewhere: ask.
         item_fingerprint, hasher_algorithm: what the service makes the keys of items with, beside their files.
     """
 
@@ -50,6 +53,7 @@ class Welcome(Message, frozen=True):
     encoder_fingerprint: Text = ""
     item_fingerprint: Text = ""
     hasher_algorithm: Literal["blake3", "sha256"] = "blake3"
+    has_second_level: bool = False
 
 
 class Tokens(Message, frozen=True):
@@ -183,6 +187,19 @@ class Stored(Message, frozen=True):
     reason: Text = ""
 
 
+class Orders(Message, frozen=True):
+    """Answer to `TakeOrders`: what the second level shall do; nothing of it, if nothing came in time.
+
+    Attributes:
+        flush: token of a flush that comes before all else, and is to be confirmed; 0: none.
+    """
+
+    request_id: Count
+    fetches: list[Fetch]
+    saves: list[Save]
+    flush: Count = 0
+
+
 class Failed(Message, frozen=True):
     """The request ended with an error. `request_id` is None if that is not known: the message could not be read, which
     no client sends that keeps to `Welcome.limits`; or if the client has no connection: there are too many.
@@ -208,5 +225,6 @@ ToClient = (
     | Claimed
     | Claims
     | Stored
+    | Orders
     | Failed
 )

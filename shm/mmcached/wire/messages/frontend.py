@@ -12,6 +12,7 @@ from mmcached.wire.messages.parts import (
     EgressPlace,
     EncoderForm,
     EncoderOutput,
+    FetchEnd,
     Message,
     Priority,
     RequestRows,
@@ -259,6 +260,37 @@ class Reconcile(Message, frozen=True):
     received: dict[Count, Count]
 
 
+class TakeOrders(Message, frozen=True):
+    """The second level asks what to fetch and to save: answered with `Orders` as soon as there is something, and after
+    `timeout_s` at the latest. Whoever asks first is the second level until its connection ends.
+    """
+
+    client_id: ClientId
+    request_id: Count
+    timeout_s: Timeout
+
+
+class FetchesEnded(Message, frozen=True):
+    """What became of fetches; those that have brought a record were put before. No answer; unknown ones change
+    nothing.
+    """
+
+    client_id: ClientId
+    fetches: Annotated[list[FetchEnd], msgspec.Meta(max_length=MAX_KEYS)]
+
+
+class SecondLevelFlushed(Message, frozen=True):
+    """Nothing of before is found in the second level any more, or `error` says why not. No answer.
+
+    Attributes:
+        token: of the flush, as `Orders` named it.
+    """
+
+    client_id: ClientId
+    token: Count
+    error: Text = ""
+
+
 class ClientBye(Message, frozen=True):
     """The client closes: its open requests are cancelled. No answer."""
 
@@ -284,6 +316,9 @@ FromClient = (
     | ClaimRecords
     | DropClaim
     | DropRecord
+    | TakeOrders
+    | FetchesEnded
+    | SecondLevelFlushed
     | ClientBye
 )
 

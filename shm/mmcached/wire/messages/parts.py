@@ -104,6 +104,39 @@ class EgressPlace(Part, frozen=True):
     nbytes: Count
 
 
+class Fetch(Part, frozen=True):
+    """A record that is wanted from the second level; the first level has none.
+
+    Attributes:
+        number: names this fetch.
+        store_epoch: in which the record is to be put.
+        claims: whoever waits for it would compute it: if no host does so, this one shall.
+        timeout_ms: the time in which the record is of use to those who wait.
+    """
+
+    number: Count
+    tenant: Text
+    key: Text
+    store_epoch: Count
+    claims: bool
+    timeout_ms: Count
+
+
+class FetchEnd(Part, frozen=True):
+    """What became of a fetch. "elsewhere": another host computes the record; the fetch goes on, and ends once more."""
+
+    number: Count
+    outcome: Literal["hit", "miss", "elsewhere", "late", "failed"]
+
+
+class Save(Part, frozen=True):
+    """A record of the first level that the second level shall have too; it may have gone from `place` meanwhile."""
+
+    tenant: Text
+    key: Text
+    place: Handle
+
+
 class RowsWanted(Part, frozen=True):
     """The rows of a generation that its client wants: one row per computed token and key.
 
