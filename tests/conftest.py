@@ -100,10 +100,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hostile-attacks", default="", help="only attacks whose names have one of these words (a,b,…)")
 
 
+@pytest.hookimpl(trylast=True)  # when there is a terminal writer
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several test processes a /dev/shm of its own: leak gate and sweep look at all that is there."""
+    """Give each of several test processes a /dev/shm of its own: leak gate and sweep look at all that is there.
+
+    What pytest-timeout writes before it ends such a process goes to stderr: its stdout is nowhere.
+    """
     if hasattr(config, "workerinput"):
         private_shm()
+        config.get_terminal_writer()._file = sys.__stderr__
 
 
 TAKE_LONG = ("tests/integration/", "tests/world/", "tests/cli/")

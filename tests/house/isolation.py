@@ -40,7 +40,8 @@ def main() -> int:
         private_shm()
     except OSError:
         return 0
-    sys.stdout.write("--numprocesses=3 --dist=loadfile --no-loadscope-reorder\n")
+    # A process that dies ends the run: its successor would run the same test again, or get none and wait for ever.
+    sys.stdout.write("--numprocesses=3 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0\n")
     return 0
 
 
