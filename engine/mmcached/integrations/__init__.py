@@ -6,8 +6,9 @@
     sglang/           the same for SGLang's encoder servers, and a second level of its engines' caches
     transformers/     image features and processed images, once per host
     processed_inputs/ processed items for render servers
+    ray/              encoders as actors on a Ray cluster, which a service's workers ask
 
-A room imports its host only when it is itself imported, and nothing of the service; it is a client like any other. Its
-promises: a miss costs about nothing; a save never keeps the host waiting; a service that is absent, full, dead or of
-another version is a miss.
+A room imports its host only when it is itself imported, and nothing of the service, of which `ray` alone is a part; it
+is a client like any other. Its promises: a miss costs about nothing; a save never keeps the host waiting; a service
+that is absent, full, dead or of another version is a miss.
 """

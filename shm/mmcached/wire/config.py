@@ -53,13 +53,16 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What encodes images: the reference model, or the vision part of a local checkpoint of Transformers ("hf").
 
     `path` is the checkpoint's folder, `dtype` that of its computation ("auto": as the checkpoint says), `device` the
-    tower's ("auto": the workers').
+    tower's ("auto": the workers'). With a `ray_address` the workers have images encoded by the actors that live in the
+    `ray_namespace` of that cluster; HOST:PORT, or "auto".
     """
 
     kind: Literal["reference", "hf"] = "reference"
     path: str = ""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     device: str = "auto"
+    ray_address: str = ""
+    ray_namespace: str = "mmcached"
 
     @property
     def folder(self) -> Path:
@@ -206,6 +209,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _check_device("device", self.device)
         _check_device("encoder.device", self.encoder.device)
         _check_engines(self)
+        _check_ray(self)
         self.kv_events.check(self.num_engines)
 
     @property
@@ -381,6 +385,17 @@ def _check_engines(config: ServiceConfig) -> None:
     if config.routes_by_content and config.prefix_caching_hash_algo == "xxh3" and not config.prefix_caching_hash_seed:
         limit = "must be set: without it engines have different xxh3 digests, and routing_policy cache_aware knows none"
         raise ConfigError("prefix_caching_hash_seed", "", limit)
+
+
+def _check_ray(config: ServiceConfig) -> None:
+    address, _, port = config.encoder.ray_address.rpartition(":")
+    if config.encoder.ray_address not in ("", "auto") and not (address and port.isdecimal() and int(port) < 65_536):
+        raise ConfigError("encoder.ray_address", config.encoder.ray_address, "must be HOST:PORT, or auto")
+    if config.encoder.ray_address and config.limits.remote_encode_s >= config.step_timeout_s:
+        limit = f"must be below step_timeout_s = {config.step_timeout_s}: a step that takes longer ends its workers"
+        raise ConfigError("limits.remote_encode_s", config.limits.remote_encode_s, limit)
+    if not config.encoder.ray_namespace:
+        raise ConfigError("encoder.ray_namespace", "", "must not be empty")
 
 
 def _check_device(field: str, device: str) -> None:

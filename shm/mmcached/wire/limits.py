@@ -59,6 +59,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     output_wait_s: float = 2.0
     max_inline_output_kb: int = 64
     min_shared_encode_ms: float = 2.0
+    remote_encode_s: float = 30.0
 
     # the second level
     l2_timeout_ms: int = 50
@@ -184,6 +185,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "ms",
             "time of an image's encoding from which one of an engine's workers does it for all",
             "each encodes what takes less",
+        ),
+        "limits.remote_encode_s": Limit(
+            0.1,
+            86_400,
+            "s",
+            "time in which actors on a Ray cluster encode an image; half of it is the first one's",
+            "asked of another actor, then `ServiceUnavailable`",
         ),
         # ---- the second level
         "limits.l2_timeout_ms": Limit(

@@ -70,3 +70,16 @@ def test_settings_that_cannot_be_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         ServiceConfig(encoder=EncoderConfig(device="tpu"))
     assert caught.value.details["field"] == "encoder.device"
+
+
+def test_encoders_on_a_ray_cluster_are_asked_for_as_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("ray", ":1", "host:", "host:x", "host:70000"):
+        with pytest.raises(ConfigError) as caught:
+            ServiceConfig(encoder=EncoderConfig(ray_address=address))
+        assert caught.value.details["field"] == "encoder.ray_address"
+    with pytest.raises(ConfigError, match="must be below step_timeout_s"):
+        ServiceConfig(encoder=EncoderConfig(ray_address="auto"), step_timeout_s=10.0)
+    config = ServiceConfig(encoder=EncoderConfig(ray_address="10.0.0.1:6379"))
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs ray, not installed: pip install 'mmcached\[ray\]'"):
+        check_encoder(config)

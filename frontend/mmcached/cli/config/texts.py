@@ -66,6 +66,8 @@ TEXTS = {
     "encoder.path": "the checkpoint's folder: config.json, *.safetensors, preprocessor_config.json",
     "encoder.dtype": "what it computes in: auto (as the checkpoint says), fp32, bf16 or fp16",
     "encoder.device": "where, as `device` has it; auto: where the workers are",
+    "encoder.ray_address": "a Ray cluster whose actors encode, as HOST:PORT or auto; empty: the workers do",
+    "encoder.ray_namespace": "where the actors live in it",
     "model.seed": "all weights follow from it",
     "model.hidden_size": "width of the reference model",
     "model.num_layers": "its layers",

@@ -98,6 +98,10 @@ def check_encoder(config: ServiceConfig) -> None:
     """
     if checkpoint_of(config) is not None:
         check_packages()
+    if config.encoder.ray_address and config.has_workers and find_spec("ray") is None:
+        raise ConfigError(
+            "encoder.ray_address", config.encoder.ray_address, "needs ray, not installed: pip install 'mmcached[ray]'"
+        )
 
 
 def check_packages() -> None:

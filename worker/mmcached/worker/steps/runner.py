@@ -54,15 +54,15 @@ from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
-from mmcached.worker.devices import choose_device
 from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, outputs_in
-from mmcached.worker.encoders.reference import ReferenceEncoder
+from mmcached.worker.encoders.encoder import Measured, Outputs, outputs_in
+from mmcached.worker.encoders.making import make_encoder, make_remote_encoder
+from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
-from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.payloads import PayloadReader, Record
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
@@ -88,7 +88,9 @@ class ModelRunner(Closeable):
         self._rank = rank
         self._returns_tensors = rank == 0
         self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
-        self._encoder = _make_encoder(config, self._model, device)
+        make = make_remote_encoder if config.encoder.ray_address else make_encoder
+        self._encoder = make(config, self._model.encoder, device)
+        self._begun: dict[str, Callable[[], Outputs]] = {}  # what a step has others encode, by key
         self._pool = KVPool(
             num_layers=model.num_layers,
             num_blocks=config.num_kv_blocks,
@@ -197,9 +199,11 @@ class ModelRunner(Closeable):
         )
 
     def close(self) -> None:
-        """Let go of the store. A second call does nothing."""
+        """Let go of the store and of encoders elsewhere. A second call does nothing."""
         if self._outputs is not None:
             self._outputs.close()
+        if isinstance(self._encoder, RemoteEncoder):
+            self._encoder.close()
 
     def check_integrity(self) -> None:
         self._pool.check_integrity()
@@ -221,6 +225,7 @@ class ModelRunner(Closeable):
         self.encoder_cache.drop(plan.freed_keys)
         self._rows.begin(plan)
         self._unsaved.clear()
+        self._begun.clear()
         slots = torch.empty(0, dtype=torch.int64)
         watch, num_encoded = Stopwatch(self._device), self._items_encoded
         try:
@@ -228,6 +233,9 @@ class ModelRunner(Closeable):
             if batch is not None:
                 slots = batch.slots_cpu
             own = own_share(plan.encode, self._rank, self._config.world_size, plan.step)
+            if isinstance(self._encoder, RemoteEncoder):
+                for index in own:
+                    self._begin(plan.encode[index], frames, payloads, reads[index], made.viewed)
             # Its own first: when it comes to the others', their ranks have encoded them.
             for index in [*own, *(index for index in range(len(plan.encode)) if index not in own)]:
                 self._make(
@@ -305,6 +313,38 @@ class ModelRunner(Closeable):
             )
         return pack(chunks, config.block_size, self._device)
 
+    def _read(
+        self,
+        item: EncodeItem,
+        payload: Handle | Inline,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        *,
+        read: Read | None,
+        viewed: set[Read],
+    ) -> Record:
+        """Return the record of an item, and count it."""
+        on_release = read.release if read is not None else None
+        record = payloads.read(payload, frames, mm_hash=item.mm_hash, on_release=on_release)
+        if isinstance(payload, Handle):
+            if read is not None:
+                viewed.add(read)
+            self._items_viewed += 1
+            self._bytes_viewed += payload.nbytes
+        else:
+            self._items_copied += 1
+            named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
+            self._bytes_copied += sum(len(frame) for frame in named)
+        return record
+
+    def _begin(
+        self, item: EncodeItem, frames: Sequence[Frame], payloads: PayloadReader, read: Read | None, viewed: set[Read]
+    ) -> None:
+        """Have an item encoded elsewhere while the step goes on; what the store has is not."""
+        if isinstance(self._encoder, RemoteEncoder) and not isinstance(item.payload, StoredOutput):
+            record = self._read(item, item.payload, frames, payloads, read=read, viewed=viewed)
+            self._begun[item.key] = self._encoder.begin(record, item.num_embeds)
+
     def _encode(
         self,
         item: EncodeItem,
@@ -319,19 +359,12 @@ class ModelRunner(Closeable):
 
         With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
         """
-        on_release = read.release if read is not None else None
-        record = payloads.read(payload, frames, mm_hash=item.mm_hash, on_release=on_release)
-        if isinstance(payload, Handle):
-            if read is not None:
-                viewed.add(read)
-            self._items_viewed += 1
-            self._bytes_viewed += payload.nbytes
-        else:
-            self._items_copied += 1
-            named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
-            self._bytes_copied += sum(len(frame) for frame in named)
+        finish = self._begun.pop(item.key, None)
+        if finish is None:
+            record = self._read(item, payload, frames, payloads, read=read, viewed=viewed)
+            finish = partial(self._encoder.encode, record, item.num_embeds)
         watch = Stopwatch(self._device)
-        outputs = self._encoder.encode(record, item.num_embeds)
+        outputs = finish()
         watch.stop()
         self.encoder_cache.put(item.key, outputs)
         if self._outputs is not None and self._config.world_size > 1:
@@ -445,15 +478,6 @@ class ModelRunner(Closeable):
                 )
             rows = encoded[span.start : span.start + span.length]
             embeddings[span.position : span.position + span.length] = rows.to(embeddings.dtype)
-
-
-def _make_encoder(config: ServiceConfig, model: ReferenceModel, device: torch.device) -> Encoder:
-    if config.encoder.kind == "reference":
-        return ReferenceEncoder(config.model, model.encoder)
-    from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # which reads a checkpoint with Transformers
-
-    name = config.encoder.device
-    return CheckpointEncoder(config.encoder, device if name == "auto" else choose_device(name))
 
 
 def make_prefix_store(config: ServiceConfig) -> TensorPrefixStore:

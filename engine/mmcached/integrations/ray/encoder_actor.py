@@ -1,0 +1,87 @@
+"""An encoder actor encodes what it is sent, one image at a time, and says how much waits.
+
+What comes and goes are plain values and records in our own encoding; Ray carries them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from mmcached.shm.store import codec
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ComputationFailed, MmcachedError, error_to_wire
+from mmcached.worker.devices import choose_device
+from mmcached.worker.encoders.actor_table import Answer, Bytes1D, Report
+from mmcached.worker.encoders.making import make_encoder
+from mmcached.worker.encoders.remote import pack
+from mmcached.worker.model.bounds import check_bounds
+from mmcached.worker.model.encoder import VisionEncoder
+
+
+class EncoderActor:
+    """An encoder, to be made an asynchronous actor of Ray.
+
+    Args:
+        fields: of a `ServiceConfig`; what it says of model, encoder and device counts.
+    Raises:
+        ConfigError: the encoder cannot be had here.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        config = ServiceConfig.from_fields(fields)
+        check_bounds(config.model, config.max_model_len)
+        self._device = choose_device(config.device)
+        self._encoder = make_encoder(config, VisionEncoder(config.model, self._device), self._device)
+        self._measured = self._encoder.measure()
+        self._turn = asyncio.Lock()
+        self._num_open = 0
+
+    async def describe(self) -> bytes:
+        """Return a `Report`, as MessagePack."""
+        measured = self._measured
+        report = Report(self._encoder.fingerprint, measured.form, measured.embedding_bytes, self._num_open)
+        return msgspec.msgpack.encode(report)
+
+    async def encode(self, record: Bytes1D, num_embeds: int) -> Answer:
+        """Encode one item, when those that came before are done.
+
+        Args:
+            record: of the item, as the codec encodes it.
+        """
+        self._num_open += 1
+        try:
+            async with self._turn:
+                error, outputs = await asyncio.to_thread(self._encode, record, num_embeds)
+        finally:
+            self._num_open -= 1
+        return self._encoder.fingerprint, self._num_open, error, outputs
+
+    def _encode(self, packed: Bytes1D, num_embeds: int) -> tuple[bytes, Bytes1D | None]:
+        try:
+            outputs = self._encoder.encode(codec.decode(packed, tensors="torch"), num_embeds)
+            return b"", pack({name: tensor.cpu() for name, tensor in outputs.items()})
+        except MmcachedError as failed:
+            return _error(failed), None
+        except Exception as failed:
+            self._end_if_the_device_is_dead()
+            is_memory = isinstance(failed, (MemoryError, torch.OutOfMemoryError))
+            return _error(ComputationFailed(type(failed).__name__, retryable=is_memory)), None
+
+    def _end_if_the_device_is_dead(self) -> None:
+        """End the process, for Ray to start it anew, if nothing can be computed in it any more."""
+        if self._device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            os._exit(1)
+
+
+def _error(error: MmcachedError) -> bytes:
+    return msgspec.msgpack.encode(error_to_wire(error))

@@ -1,0 +1,69 @@
+"""An encoder actor without Ray: what it answers, in order, and that its errors are answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from mmcached.cache.store_keys import EMBEDDINGS
+from mmcached.integrations.ray.encoder_actor import EncoderActor
+from mmcached.shm.store import codec
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import ConfigError, ErrorInfo
+from mmcached.worker.encoders.actor_table import Answer, Report
+from mmcached.worker.encoders.reference import ReferenceEncoder
+from mmcached.worker.encoders.remote import pack
+from mmcached.worker.model.encoder import VisionEncoder
+from tests.worker.encoders.fake_actors import MODEL
+from tests.worker.oracle import random_image
+
+LOCAL = ReferenceEncoder(MODEL, VisionEncoder(MODEL, torch.device("cpu")))
+IMAGE = random_image(np.random.default_rng(0), (2, 3), 2)
+RECORD = {"pixel_values": torch.from_numpy(IMAGE.pixel_values), "grid": torch.tensor(IMAGE.grid)}
+
+
+@pytest.fixture
+def actor() -> EncoderActor:
+    return EncoderActor(msgspec.to_builtins(ServiceConfig(model=MODEL, device="cpu")))
+
+
+def test_it_describes_itself(actor: EncoderActor) -> None:
+    report = msgspec.msgpack.decode(asyncio.run(actor.describe()), type=Report)
+    measured = LOCAL.measure()
+    assert report == Report(LOCAL.fingerprint, measured.form, measured.embedding_bytes, 0)
+
+
+def test_it_answers_all_and_says_how_many_wait(actor: EncoderActor) -> None:
+    async def ask() -> list[Answer]:
+        return await asyncio.gather(*(actor.encode(pack(RECORD), 6) for _ in range(3)))
+
+    answers = asyncio.run(ask())
+    assert [num_open for _, num_open, *_ in answers] == [2, 1, 0]
+    for fingerprint, _, error, outputs in answers:
+        assert (fingerprint, error) == (LOCAL.fingerprint, b"")
+        assert outputs is not None
+        decoded = codec.decode(outputs, tensors="torch")
+        assert torch.equal(decoded[EMBEDDINGS], LOCAL.encode(RECORD, 6)[EMBEDDINGS])
+
+
+@pytest.mark.parametrize(
+    ("packed", "code"),
+    [
+        (pack(RECORD), "invalid_request"),
+        (pack({"pixel_values": RECORD["pixel_values"]}), "invalid_request"),
+        (np.zeros(64, np.uint8), "remote_protocol_error"),
+    ],
+)
+def test_an_error_is_an_answer(actor: EncoderActor, packed: np.ndarray, code: str) -> None:
+    _, _, error, outputs = asyncio.run(actor.encode(packed, 5))
+    assert outputs is None
+    assert msgspec.msgpack.decode(error, type=ErrorInfo).code == code
+
+
+def test_an_encoder_that_cannot_be_had_is_named() -> None:
+    with pytest.raises(ConfigError):
+        EncoderActor({"encoder": {"kind": "hf", "path": "/nowhere"}, "device": "cpu"})

@@ -1,0 +1,47 @@
+"""Makes the encoder that a configuration names: in this process, or one that asks actors on a Ray cluster."""
+
+from __future__ import annotations
+
+import torch
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.worker.devices import choose_device
+from mmcached.worker.encoders.encoder import Encoder
+from mmcached.worker.encoders.reference import ReferenceEncoder
+from mmcached.worker.encoders.remote import RemoteEncoder
+from mmcached.worker.model.encoder import VisionEncoder
+
+
+def make_encoder(config: ServiceConfig, vision: VisionEncoder, device: torch.device) -> Encoder:
+    """Return an encoder that computes here.
+
+    Args:
+        vision: of the reference model.
+        device: where, if the configuration does not say.
+    Raises:
+        ConfigError: it cannot be had; see `CheckpointEncoder`.
+    """
+    if config.encoder.kind == "reference":
+        return ReferenceEncoder(config.model, vision)
+    from mmcached.worker.encoders.checkpoint import CheckpointEncoder  # which reads a checkpoint with Transformers
+
+    name = config.encoder.device
+    return CheckpointEncoder(config.encoder, device if name == "auto" else choose_device(name))
+
+
+def make_remote_encoder(config: ServiceConfig, vision: VisionEncoder, device: torch.device) -> RemoteEncoder:
+    """Return an encoder that asks actors; with the reference model, those alone that compute as it would here.
+
+    Raises:
+        ServiceUnavailable: no such actor has answered within the time that a service has to start.
+    """
+    from mmcached.worker.encoders.ray_actors import RayCluster
+
+    encoder = config.encoder
+    return RemoteEncoder(
+        RayCluster(encoder.ray_address, encoder.ray_namespace, timeout_s=config.start_timeout_s),
+        device=device,
+        limit_s=config.limits.remote_encode_s,
+        start_timeout_s=config.start_timeout_s,
+        fingerprint=vision.fingerprint if encoder.kind == "reference" else None,
+    )
