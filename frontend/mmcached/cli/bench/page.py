@@ -38,7 +38,7 @@ def page(figures: Sequence[Figure], host: str, made: str) -> str:
     kinds = kinds_of(figures)
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mmcached bench</title>',
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{_colours(len(kinds))}</style></head><body>',
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{colours(len(kinds))}</style></head><body>',
         f'<h1>mmcached bench</h1><p>{escape(verdict(figures))}</p><p class="soft">{escape(host)}<br>{escape(made)}</p>',
     ]
     for num_clients in sorted({each.num_clients for each in figures}):
@@ -58,7 +58,8 @@ def page(figures: Sequence[Figure], host: str, made: str) -> str:
     return "\n".join(parts)
 
 
-def _colours(num_series: int) -> str:
+def colours(num_series: int) -> str:
+    """Return the rules for the series of a chart, at most seven."""
     rules = (
         f".line.s{n} {{ stroke: var(--c{n}) }} .dot.s{n}, svg .name.s{n} {{ fill: var(--c{n}) }}"
         for n in range(num_series)

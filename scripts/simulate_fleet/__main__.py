@@ -1,0 +1,62 @@
+"""Runs the simulation: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json] [--html FILE] [--trace FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from scripts.bench.traces import read_trace
+from scripts.simulate_fleet.cases import BASE, FIRST_LEVELS, HOSTS, Case, cases, rules
+from scripts.simulate_fleet.levels import play
+from scripts.simulate_fleet.report import Row, page, rows_of, rule_lines, table_lines
+from scripts.simulate_fleet.requests import recorded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what a second level is worth to a fleet of hosts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--encode-s", type=float, default=0.1, help="encoder time of a picture")
+    parser.add_argument("--max-hosts", type=int, default=HOSTS[-1], help="1000 hosts take a minute or two, and 2 GiB")
+    parser.add_argument("--json", action="store_true", help="print the rows instead of the tables")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="instead: of a recorded service, in the Mooncake format"
+    )
+    arguments = parser.parse_args()
+    seed, encode_s = arguments.seed, arguments.encode_s
+    if arguments.trace is not None:
+        rows = list(of_trace(arguments.trace, seed, encode_s))
+    else:
+        every = cases(arguments.max_hosts)
+        rows = [row for case in every for row in rows_of(case, case.outcomes(seed), seed, encode_s)]
+    if arguments.html is not None:
+        arguments.html.write_text(page(rows, f"simulated; seed {seed}, {encode_s} s of encoder time a picture"))
+    if arguments.json:
+        json.dump([asdict(row) for row in rows], sys.stdout, indent=1)
+        return
+    lines = list(table_lines(rows))
+    if arguments.trace is None:
+        lines += ["", *rule_lines(rules(FIRST_LEVELS, seed))]
+    print(*lines, sep="\n")
+
+
+def of_trace(path: Path, seed: int, encode_s: float) -> Iterator[Row]:
+    """Yield the rows of a recorded service, its blocks for pictures, spread over some hosts."""
+    prompts = read_trace(path)
+    for hosts in (1, 4, 16):
+        for affinity in (0.9, 0.0):
+            requests = recorded(prompts, hosts, affinity, seed)
+            load = replace(
+                BASE.load, hosts=hosts, affinity=affinity, images_per_s=len(requests.keys) / requests.length_s / hosts
+            )
+            name = f"recorded, {hosts} host{'s' * (hosts > 1)}, {1 - affinity:.0%} of later turns anywhere"
+            case = Case("recorded", name, load)
+            yield from rows_of(case, play(requests, hosts, case.first_gib, case.second_gib), seed, encode_s)
+
+
+if __name__ == "__main__":
+    main()
