@@ -14,6 +14,7 @@ adapters        vLLM's servers with and without the adapter, and its connector  
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 flood           a client's cheapest call beside a flood
 idle            what a service at rest costs, and its start
+gpu             from shared memory to a CUDA device     all of it with the tests, in one call: `gpu_all`; `gpu_*`
 
 replay          the hit rate of a recorded service by pool size and policy: `python -m scripts.bench.replay TRACE`
 fleet           the same for several engines, by routing policy: `python -m scripts.bench.fleet TRACE`

@@ -1,0 +1,321 @@
+"""Measures the way from shared memory to a CUDA device: copies, pinning, a tower's work against a hit, a step.
+
+Absolute times of one run are meant here, beside the ratios. Each section ends within two minutes; `gpu_all` runs them
+one by one, and keeps what it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from mmcached.cli.serve.child_service import ChildService
+from mmcached.client import Client
+from mmcached.shm import ObjectStoreReader, ObjectStoreWriter, ReaderEntry, RingReader, RingWriter
+from mmcached.shm.segment.mapped import open_data
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.handle import Handle
+from scripts.bench import harness
+from scripts.bench.gpu_memory import (
+    PORTABLE,
+    Bounce,
+    Direct,
+    Registered,
+    RegisterRefused,
+    new_event,
+    registered,
+    require_cuda,
+)
+from scripts.bench.gpu_tower import PATCH, WIDTH, Tower, num_patches
+from scripts.bench.harness import Bound, Row, Unavailable, row
+
+MIB, GIB = 1 << 20, 1 << 30
+SIZES = {"1 MiB": MIB, "4.7 MiB": int(4.7 * MIB), "19 MiB": 19 * MIB, "64 MiB": 64 * MIB}
+PINNED = "pinned by torch"
+DEADLINE_S = 30.0
+
+Copier = Callable[..., torch.cuda.Event]
+
+
+@contextlib.contextmanager
+def ring_with(
+    records: dict[str, torch.Tensor], data_bytes: int
+) -> Iterator[tuple[RingReader, dict[str, torch.Tensor]]]:
+    """Yield a reader of a new ring, and views of the records in it."""
+    with contextlib.ExitStack() as stack:
+        ring = RingWriter.create(data_bytes=data_bytes, max_readers=2, max_object_bytes=data_bytes)
+        store = stack.enter_context(ObjectStoreWriter(ring))
+        if not ring.wait_populated(DEADLINE_S):
+            raise Unavailable("the ring's pages are not there in time")
+        handles = {name: store.put(name, {"data": tensor}) for name, tensor in records.items()}
+        entry = stack.enter_context(ReaderEntry.attach(ring.announcement))
+        if not ring.attach(entry.reader_id, entry.incarnation):
+            raise RuntimeError("the entry was not attached")
+        reader = RingReader.open(ring.announcement)
+        objects = stack.enter_context(ObjectStoreReader(reader))
+        views = {}
+        for name, handle in handles.items():
+            if not entry.receive(handle, ring.grant(entry.reader_id, handle)):
+                raise RuntimeError("a lease was not taken")
+            views[name] = objects.get(handle, tensors="torch")["data"]
+        yield reader, views
+        views.clear()
+
+
+def times_of(num_rounds: int, copy: Copier, *arguments: object) -> tuple[float, float]:
+    """Return medians: seconds until the copy has ended, and until the call returned, on a device that does nothing."""
+    ended, returned = [], []
+    for _ in range(num_rounds + 2):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        done = copy(*arguments)
+        returned.append(time.perf_counter() - begun)
+        done.synchronize()
+        ended.append(time.perf_counter() - begun)
+    return statistics.median(ended[2:]), statistics.median(returned[2:])
+
+
+def copies(num_rounds: int) -> Iterator[Row]:
+    """Yield the rates of copies to the device and back."""
+    device = require_cuda()
+    records = {name: torch.randint(0, 255, (nbytes,), dtype=torch.uint8) for name, nbytes in SIZES.items()}
+    direct, bounce = Direct(device), Bounce(device)
+    with ring_with(records, GIB) as (reader, views):
+        mapping = reader._open_mapping()
+        targets = {name: torch.empty(nbytes, dtype=torch.uint8, device=device) for name, nbytes in SIZES.items()}
+        pinned = {name: tensor.pin_memory() for name, tensor in records.items()}
+        ways: dict[str, Callable[[str], torch.cuda.Event]] = {
+            "pageable": lambda name: direct.copy(targets[name], views[name]),
+            "bounce": lambda name: bounce.copy(targets[name], views[name]),
+            PINNED: lambda name: direct.copy(targets[name], pinned[name]),
+        }
+        found = {way: {name: times_of(num_rounds, copy, name) for name in SIZES} for way, copy in ways.items()}
+        try:
+            with registered(mapping, len(mapping)):
+                found["registered ring"] = {
+                    name: times_of(num_rounds, direct.copy, targets[name], views[name]) for name in SIZES
+                }
+        except RegisterRefused as error:
+            harness.tell_once(f"registered ring: rows are left out: {error}")
+        for name, target in targets.items():
+            if not torch.equal(target.cpu(), records[name]):
+                raise RuntimeError(f"{name}: the device has other bytes")
+        for way, of_size in found.items():
+            for name, (ended_s, returned_s) in of_size.items():
+                rate, best = (SIZES[name] / s / 1e9 for s in (ended_s, found[PINNED][name][0]))
+                yield row(f"to the device: {way}", name, rate, "GB/s", peer=PINNED, peer_value=best)
+                yield row(f"the call: {way}", name, returned_s * 1e6, "µs", peer="the copy", peer_value=ended_s * 1e6)
+    yield from _copies_back(targets, direct, num_rounds)
+
+
+def _copies_back(targets: dict[str, torch.Tensor], direct: Direct, num_rounds: int) -> Iterator[Row]:
+    """Yield the rates from the device into a ring that this process writes, into pinned and into plain memory."""
+    largest = max(SIZES.values())
+    egress = mmap.mmap(-1, largest)  # goes with its last view
+    plain, pinned = torch.empty(largest, dtype=torch.uint8), torch.empty(largest, dtype=torch.uint8).pin_memory()
+    ways = {"pageable": plain, PINNED: pinned, "registered ring": torch.from_numpy(np.frombuffer(egress, np.uint8))}
+    found = {}
+    with registered(egress, largest, PORTABLE):
+        for way, host in ways.items():
+            found[way] = {
+                name: times_of(num_rounds, direct.copy, host[:nbytes], targets[name])[0]
+                for name, nbytes in SIZES.items()
+            }
+    for way, of_size in found.items():
+        for name, ended_s in of_size.items():
+            rate, best = (SIZES[name] / s / 1e9 for s in (ended_s, found[PINNED][name]))
+            yield row(f"from the device: {way}", name, rate, "GB/s", peer=PINNED, peer_value=best)
+
+
+def registering(num_rounds: int) -> Iterator[Row]:
+    """Yield what it takes to pin a ring, alone and beside another process, and what stays of one that was killed."""
+    require_cuda()
+    for num_gib in (1, 4, 8):
+        ring = RingWriter.create(data_bytes=num_gib * GIB, max_readers=2, max_object_bytes=GIB)
+        with ring:
+            if not ring.wait_populated(DEADLINE_S):
+                harness.tell_once(f"{num_gib} GiB: rows are left out: its pages are not there in time")
+                continue
+            mapping = open_data(ring.announcement)
+            begun = time.perf_counter()
+            try:
+                pinned = Registered(mapping, len(mapping))
+            except RegisterRefused as error:
+                raise Unavailable(str(error)) from error
+            alone_s = time.perf_counter() - begun
+            params = f"{num_gib} GiB"
+            yield row("pinning a ring", params, alone_s / num_gib * 1e3, "ms/GiB", peer="100 ms/GiB", peer_value=100)
+            if num_gib == 1:
+                beside_s = _in_child(ring, is_killed=False)
+                yield row("a second process", params, beside_s * 1e3, "ms", peer="the first", peer_value=alone_s * 1e3)
+                yield from _killed(ring)
+            pinned.close()
+            mapping.close()
+
+
+def _in_child(ring: RingWriter, *, is_killed: bool) -> float:
+    """Have a process pin the ring and hold a lease; return the seconds its pinning took. End it, or kill it."""
+    handle = _record(ring)
+    command = [sys.executable, "-m", "scripts.bench.gpu_reader"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            if child.stdin is None or child.stdout is None:
+                raise RuntimeError("no pipes")
+            child.stdin.write(msgspec.json.encode(ring.announcement) + b"\n")
+            child.stdin.flush()
+            reader_id, incarnation = msgspec.json.decode(child.stdout.readline(), type=tuple[int, int])
+            if not ring.attach(reader_id, incarnation):
+                raise RuntimeError("the child's entry was not attached")
+            lease = ring.grant(reader_id, handle)
+            child.stdin.write(msgspec.json.encode((handle, lease)) + b"\n")
+            child.stdin.flush()
+            took_s = msgspec.json.decode(child.stdout.readline(), type=float)
+            if is_killed:
+                child.kill()
+        finally:
+            if child.stdin is not None and not is_killed:
+                child.stdin.close()
+            child.wait(DEADLINE_S)
+    return took_s
+
+
+def _record(ring: RingWriter) -> Handle:
+    claim = ring.claim(SIZES["19 MiB"])
+    claim.buffer[:] = 7
+    return ring.commit(claim)
+
+
+def _killed(ring: RingWriter) -> Iterator[Row]:
+    """Kill a process that has pinned the ring, and look whether its lease comes back."""
+    _in_child(ring, is_killed=True)
+    begun = time.perf_counter()
+    while ring.stats().leases:
+        ring.poll_deaths()
+        if time.perf_counter() - begun > DEADLINE_S:
+            raise RuntimeError("the lease of a killed reader did not come back")
+        time.sleep(0.001)
+    back_s = time.perf_counter() - begun
+    yield row("lease of a killed reader", "is back", back_s * 1e3, "ms", peer="1 s", peer_value=1000)
+
+
+def tower(num_rounds: int) -> Iterator[Row]:
+    """Yield a picture's encoding, and the same output from the ring until the device has it."""
+    device = require_cuda()
+    torch.manual_seed(0)
+    model = Tower().to(device, torch.bfloat16).eval()
+    direct = Direct(device)
+    for megapixels in (0.3, 2, 8):
+        count = num_patches(int(megapixels * 1e6))
+        patches = torch.randn(count, 3 * PATCH**2, device=device, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            encode_s, _ = times_of(num_rounds, _encoded, model, patches)
+            output = model(patches).cpu()
+        with ring_with({"output": output.view(torch.uint8).reshape(-1)}, 512 * MIB) as (reader, views):
+            mapping = reader._open_mapping()
+            target = torch.empty(output.nbytes, dtype=torch.uint8, device=device)
+            params = f"{megapixels} Mpx, {count} × {WIDTH}"
+            with contextlib.ExitStack() as stack:
+                way = "registered"
+                try:
+                    stack.enter_context(registered(mapping, len(mapping)))
+                except RegisterRefused as error:
+                    way = "pageable"
+                    harness.tell_once(f"hits are copied from pageable memory: {error}")
+                hit_s, _ = times_of(num_rounds, direct.copy, target, views["output"])
+            yield row(f"hit, {way}", params, hit_s * 1e3, "ms", peer="encode", peer_value=encode_s * 1e3)
+
+
+def _encoded(model: Tower, patches: torch.Tensor) -> torch.cuda.Event:
+    model(patches)
+    done = new_event()
+    done.record()
+    return done
+
+
+def stall(num_rounds: int) -> Iterator[Row]:
+    """Yield what one load takes away from a stream that computes."""
+    device = require_cuda()
+    left = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16)
+    direct, num_items, per_item = Direct(device), 32, 16
+    with ring_with({"item": torch.zeros(SIZES["4.7 MiB"], dtype=torch.uint8)}, 64 * MIB) as (reader, views):
+        mapping, target = reader._open_mapping(), torch.empty_like(views["item"], device=device)
+        try:
+            pinned = Registered(mapping, len(mapping))
+        except RegisterRefused as error:
+            raise Unavailable(str(error)) from error
+
+        def run(*, loads: bool) -> float:
+            begun, ended = (new_event(is_timed=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begun.record()
+            for _ in range(num_items):
+                if loads:
+                    direct.copy(target, views["item"])
+                for _ in range(per_item):
+                    torch.mm(left, left)
+            ended.record()
+            torch.cuda.synchronize()
+            return float(begun.elapsed_time(ended)) / 1e3
+
+        rounds = [(run(loads=True), run(loads=False)) for _ in range(num_rounds + 2)][2:]
+        pinned.close()
+        lost_s = statistics.median((with_loads - without) / num_items for with_loads, without in rounds)
+        yield row("stall of the compute stream", "4.7 MiB", lost_s * 1e6, "µs per item", peer="20 µs", peer_value=20)
+
+
+def steps(num_rounds: int) -> Iterator[Row]:
+    """Yield a decode step of the service's reference model, with its caches and without."""
+    require_cuda()
+    with_caches = ServiceConfig(world_size=1, device="cuda:0")
+    without = msgspec.structs.replace(
+        with_caches, enable_prefix_caching=False, mm_processor_cache_gb=0, enable_tensor_prefix_cache=False, store_gb=0
+    )
+    on_s, off_s = (_step_s(config, num_rounds) for config in (with_caches, without))
+    yield row("decode step, caches on", "1 request", on_s * 1e6, "µs", peer="caches off", peer_value=off_s * 1e6)
+    raise Unavailable("the reference model is not captured in CUDA graphs")
+
+
+def _step_s(config: ServiceConfig, num_rounds: int) -> float:
+    """Return the time of one of 256 steps of a generation, the median of several."""
+    with tempfile.TemporaryDirectory(prefix="mmc-", dir="/tmp") as scratch:
+        folder = Path(scratch)
+        with ChildService(folder / "s", config, folder / "config.json") as service, Client(service.run_dir) as client:
+            taken: list[float] = []
+            for index in range(num_rounds + 1):
+                begun = time.perf_counter()
+                made = client.generate(f"step {index} ", max_tokens=256)
+                taken.append((time.perf_counter() - begun) / max(1, len(made.tokens)))
+            return statistics.median(taken[1:])
+
+
+BOUNDS = [
+    *(Bound("reach", "to the device: registered ring", name, PINNED, 0.9, is_floor=True) for name in list(SIZES)[1:]),
+    Bound("reach", "stall of the compute stream", "4.7 MiB", "20 µs", 1.0),
+    Bound("reach", "hit, registered", f"2 Mpx, {num_patches(2_000_000)} × {WIDTH}", "encode", 0.05),
+]
+
+SECTIONS: dict[str, harness.Section] = {
+    "copies": copies,
+    "registering": registering,
+    "tower": tower,
+    "stall": stall,
+    "steps": steps,
+}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    harness.main("From shared memory to a device", SECTIONS, lambda _: SECTIONS, rounds=(30, 8), bounds=BOUNDS)

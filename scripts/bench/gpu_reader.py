@@ -1,0 +1,38 @@
+"""A process that pins a ring for its device and holds a lease, until its input ends or somebody kills it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+
+from mmcached.shm import ReaderEntry
+from mmcached.shm.segment.mapped import open_data
+from mmcached.wire.handle import Handle, LeaseId, RingAnnouncement
+from scripts.bench.gpu_memory import registered, require_cuda
+
+
+def say(value: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    ring = msgspec.json.decode(sys.stdin.buffer.readline(), type=RingAnnouncement)
+    require_cuda()
+    with ReaderEntry.attach(ring) as entry:
+        say((entry.reader_id, entry.incarnation))
+        handle, lease = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Handle, LeaseId])
+        if not entry.receive(handle, lease):
+            raise RuntimeError("the lease was not taken")
+        mapping = open_data(ring)
+        begun = time.perf_counter()
+        with registered(mapping, len(mapping)):
+            say(time.perf_counter() - begun)
+            sys.stdin.buffer.read()
+        entry.give_back(handle)
+
+
+if __name__ == "__main__":
+    main()
