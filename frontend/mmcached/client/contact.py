@@ -44,6 +44,7 @@ from mmcached.wire.messages.frontend import (
     PutRecord,
     RegisterEgressRing,
     RegisterReader,
+    TakeOrders,
 )
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -66,6 +67,7 @@ Request = (
     | ClaimRecord
     | ClaimRecords
     | DropRecord
+    | TakeOrders
 )
 MakeLink = Callable[..., Link[Any]]
 """`ThreadLink` or `LoopLink`, or what makes one; has their arguments."""

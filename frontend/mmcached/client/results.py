@@ -16,6 +16,7 @@ from mmcached.wire.messages.client import (
     Failed,
     Flushed,
     Generated,
+    Orders,
     Present,
     Probed,
     ProcessorInfo,
@@ -45,6 +46,7 @@ AnswerT = TypeVar(
     Claims,
     Present,
     Stored,
+    Orders,
 )
 
 

@@ -82,6 +82,12 @@ METRICS: Mapping[str, str] = {
     "store_computing": "claims that are open",
     "store_waiting": "requests that wait now",
     "store_epochs": "times that all was made unreachable: weights changed",
+    "l2_requests": "what the second level was asked, by op get, put, claim or flush, and how that ended",
+    "l2_seconds": "a call to it, of as many records as it takes at once",
+    "l2_bytes": "bytes of records, by direction: read, or written",
+    "l2_circuit_open": "1 while it is not asked: it has failed too often",
+    "l2_waiting_saves": "records that wait to be saved there",
+    "l2_waiting_bytes": "the same in bytes",
     "engine_steps": "steps planned",
     "engine_steps_failed": "steps that could not be computed",
     "step_seconds": "a step, from its plan until it is committed",
@@ -110,11 +116,11 @@ METRICS: Mapping[str, str] = {
 class RoleName(msgspec.Struct, frozen=True, order=True):
     """The name of one process of the service. `engine` and `rank` are 0 where they mean nothing.
 
-    >>> str(RoleName("frontend")), str(RoleName("engine", 0)), str(RoleName("worker", 0, 3))
-    ('frontend', 'engine 0', 'worker 0.3')
+    >>> str(RoleName("second_level")), str(RoleName("engine", 0)), str(RoleName("worker", 0, 3))
+    ('second level', 'engine 0', 'worker 0.3')
     """
 
-    kind: Literal["supervisor", "frontend", "engine", "worker"]
+    kind: Literal["supervisor", "frontend", "second_level", "engine", "worker"]
     engine: int = 0
     rank: int = 0
 
@@ -125,7 +131,7 @@ class RoleName(msgspec.Struct, frozen=True, order=True):
             case "worker":
                 return f"worker {self.engine}.{self.rank}"
             case _:
-                return self.kind
+                return self.kind.replace("_", " ")
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -314,6 +320,40 @@ class FrontendStats(Stats, frozen=True):
     by_client: Annotated[dict[str, ClientStats], By("client")] = {}
 
 
+class SecondLevelStats(Stats, frozen=True):
+    """The process between the store and a server that several hosts share.
+
+    `gets_*` are fetches by their end, `queries` all of them; `claims_elsewhere` found another host at work;
+    `puts_dropped` were too old, too large, or gone from the store. `gets` and `puts` of the figures in seconds are
+    calls, which may be about many records.
+    """
+
+    queries: Annotated[int, Metric("cache_queries", cache="second_level")] = 0
+    gets_hit: Annotated[
+        int, Metric("l2_requests", op="get", outcome="hit"), Metric("cache_hits", cache="second_level")
+    ] = 0
+    gets_missed: Annotated[int, Metric("l2_requests", op="get", outcome="miss")] = 0
+    gets_late: Annotated[int, Metric("l2_requests", op="get", outcome="late")] = 0
+    gets_failed: Annotated[int, Metric("l2_requests", op="get", outcome="failed")] = 0
+    puts_kept: Annotated[int, Metric("l2_requests", op="put", outcome="kept")] = 0
+    puts_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
+    puts_failed: Annotated[int, Metric("l2_requests", op="put", outcome="failed")] = 0
+    claims_taken: Annotated[int, Metric("l2_requests", op="claim", outcome="taken")] = 0
+    claims_elsewhere: Annotated[int, Metric("l2_requests", op="claim", outcome="elsewhere")] = 0
+    claims_failed: Annotated[int, Metric("l2_requests", op="claim", outcome="failed")] = 0
+    flushes_done: Annotated[int, Metric("l2_requests", op="flush", outcome="done")] = 0
+    flushes_failed: Annotated[int, Metric("l2_requests", op="flush", outcome="failed")] = 0
+    get_latency: Annotated[Histogram, Metric("l2_seconds", op="get")] = Histogram()
+    put_latency: Annotated[Histogram, Metric("l2_seconds", op="put")] = Histogram()
+    claim_latency: Annotated[Histogram, Metric("l2_seconds", op="claim")] = Histogram()
+    bytes_read: Annotated[int, Metric("l2_bytes", direction="read")] = 0
+    bytes_written: Annotated[int, Metric("l2_bytes", direction="written")] = 0
+    circuit_open: Annotated[Gauge, Metric("l2_circuit_open")] = 0
+    waiting_saves: Annotated[Gauge, Metric("l2_waiting_saves")] = 0
+    waiting_bytes: Annotated[Gauge, Metric("l2_waiting_bytes")] = 0
+    faults: Annotated[int, Metric("faults")] = 0
+
+
 class SupervisorStats(Stats, frozen=True):
     """The supervisor: `restarts` of all roles together; `draining` is 1 from the first signal on."""
 
@@ -322,6 +362,7 @@ class SupervisorStats(Stats, frozen=True):
 
 
 class ServiceStats(FrontendStats, frozen=True):
-    """The frontend, and its engines with their workers."""
+    """The frontend, its engines with their workers, and the second level, all zeros where there is none."""
 
     engines: list[EngineStats] = []
+    second_level: SecondLevelStats = SecondLevelStats()

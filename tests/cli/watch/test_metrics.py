@@ -35,7 +35,8 @@ from mmcached.wire.stats import (
 from tests.cli.fake_view import ENGINE, FRONTEND, WORKER, FakeView, a_role, page_of
 
 SUPERVISOR = RoleName("supervisor")
-ROLES = [SUPERVISOR, FRONTEND, ENGINE, RoleName("worker"), WORKER]
+SECOND_LEVEL = RoleName("second_level")
+ROLES = [SUPERVISOR, FRONTEND, SECOND_LEVEL, ENGINE, RoleName("worker"), WORKER]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 Page = tuple[FakeView, StatsPageReader, dict[RoleName, StatsPageWriter]]
 

@@ -48,6 +48,7 @@ class Section(StrEnum):
     CLIENTS = "clients"
     MEMORY = "memory"
     STORE = "store"
+    SECOND_LEVEL = "second_level"
     PROCESSOR = "processor"
     ENCODER = "encoder"
     KV = "kv"
@@ -141,13 +142,14 @@ def service_facts(status: ServiceStatus) -> dict[Section, Facts]:
         Section.CLIENTS: clients,
         Section.MEMORY: memory_facts(status.roles, stats.ring.data_bytes, stats.store.ring.data_bytes),
         Section.STORE: {name.replace(".", "_"): value for name, value in _figures(stats.store)},
+        Section.SECOND_LEVEL: dict(_figures(stats.second_level)),
         Section.PROCESSOR: processor,
         Section.ENCODER: dict(encoder),
         Section.KV: dict(kv),
         Section.ENGINES: engines,
     }
     for name, latency in status.latency.items():
-        section = _LATENCIES.get(name, Section.ENGINES)
+        section = Section.SECOND_LEVEL if name.startswith("l2_") else _LATENCIES.get(name, Section.ENGINES)
         found[section][f"latency_{name}"] = f"num={latency.num},p50_s={latency.p50_s:.6f},p99_s={latency.p99_s:.6f}"
     return found
 

@@ -25,12 +25,12 @@ class LatencyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def histograms_of(stats: ServiceStats) -> dict[str, Histogram]:
-    """Return the histogram of each kind of work, over all roles: `hit`, `put`, and so on."""
+    """Return the histogram of each kind of work, over all roles: `hit`, `put`, `l2_get`, and so on."""
     found: dict[str, Histogram] = {}
     workers = [worker for engine in stats.engines for worker in engine.workers]
     for record in (stats, *stats.engines, *workers):
         for metric, histogram in histograms(record):
-            name = metric.name.removesuffix(_SUFFIX)
+            name = "_".join([metric.name.removesuffix(_SUFFIX), *metric.labels.values()])
             found[name] = found[name] + histogram if name in found else histogram
     return found
 

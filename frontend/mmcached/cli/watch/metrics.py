@@ -88,10 +88,10 @@ def figures_of(snapshots: Snapshots) -> Iterator[Family]:
         for metric, histogram in histograms(snapshot.stats):
             if metric.name not in of_histograms:
                 of_histograms[metric.name] = HistogramMetricFamily(
-                    PREFIX + metric.name, METRICS[metric.name], labels=["role"]
+                    PREFIX + metric.name, METRICS[metric.name], labels=["role", *metric.labels]
                 )
             buckets = list(zip(BOUNDS, map(float, accumulate(histogram.counts)), strict=True))
-            of_histograms[metric.name].add_metric([str(role)], buckets, histogram.sum_ns / 1e9)
+            of_histograms[metric.name].add_metric([str(role), *metric.labels.values()], buckets, histogram.sum_ns / 1e9)
         for metric, is_gauge, value in samples(snapshot.stats):
             if metric.name not in families:
                 kind = GaugeMetricFamily if is_gauge else CounterMetricFamily

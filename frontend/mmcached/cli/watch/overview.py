@@ -20,7 +20,7 @@ import msgspec
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
-from mmcached.cli.watch.status_table import CACHES, WORK, queries_and_hits
+from mmcached.cli.watch.status_table import WORK, caches_of, note_of, queries_and_hits
 from mmcached.wire.figures import samples
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import RingStats, ServiceStats
@@ -106,12 +106,15 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """One frame. `interval_s` is the time that "now" means, None: there was one look only."""
+    """One frame. `interval_s` is the time that "now" means, None: there was one look only; `note` says what is wrong
+    though the service is ready.
+    """
 
     run_dir: str
     version: str
     ready: bool
     reason: str
+    note: str
     draining: bool
     interval_s: float | None
     requests_open: int
@@ -161,6 +164,7 @@ def overview_of(now: Look, before: Look | None, readers: Sequence[Reader] = ()) 
         version=status.version,
         ready=status.ready,
         reason=status.reason,
+        note=note_of(stats),
         draining=status.draining,
         interval_s=passed_s,
         requests_open=stats.requests_open,
@@ -221,7 +225,7 @@ def _caches(stats: ServiceStats, former: ServiceStats, rate: _Rate) -> list[Cach
     queries, hits = queries_and_hits(stats)
     former_queries, former_hits = queries_and_hits(former)
     lines = []
-    for name in CACHES:
+    for name in caches_of(stats):
         asked, found = queries[name] - former_queries[name], hits[name] - former_hits[name]
         lines.append(
             CacheLine(

@@ -10,11 +10,12 @@ from rich.table import Table
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
 from mmcached.wire.figures import samples
-from mmcached.wire.stats import ServiceStats
+from mmcached.wire.stats import SecondLevelStats, ServiceStats
 
 CACHES = {
     "processor": "processor (items)",
     "store": "store (records)",
+    "second_level": "second level (records)",
     "encoder": "encoder (items)",
     "kv_prefix": "KV prefix (tokens)",
     "tensor_prefix": "tensor prefix (rows)",
@@ -26,6 +27,9 @@ WORK = {
     "queue": "request, until scheduled",
     "step": "step",
     "encode": "encoding of a step",
+    "l2_get": "second level, fetch",
+    "l2_put": "second level, save",
+    "l2_claim": "second level, claim",
 }
 """By the name in `ServiceStatus.latency`: what people call it."""
 
@@ -37,6 +41,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
     console.print(status.reason, markup=False, highlight=False)
     if status.http:
         console.print(f"health and metrics: {status.http}", markup=False, highlight=False)
+    if note := note_of(status.stats):
+        console.print(note, style="red", markup=False, highlight=False)
     console.print(_roles(status.roles))
     console.print(_caches(status.stats))
     if status.latency:
@@ -71,9 +77,9 @@ def _roles(roles: list[RoleStatus]) -> Table:
 def _caches(stats: ServiceStats) -> Table:
     table = Table("cache", "queries", "hits", "hit rate")
     queries, hits = queries_and_hits(stats)
-    for cache, title in CACHES.items():
+    for cache in caches_of(stats):
         rate = f"{hits[cache] / queries[cache]:.0%}" if queries[cache] else ""
-        table.add_row(title, f"{queries[cache]:,}", f"{hits[cache]:,}", rate)
+        table.add_row(CACHES[cache], f"{queries[cache]:,}", f"{hits[cache]:,}", rate)
     return table
 
 
@@ -82,6 +88,18 @@ def _latencies(latency: dict[str, LatencyStatus]) -> Table:
     for name, found in latency.items():
         table.add_row(WORK[name], f"{found.num:,}", in_words(found.p50_s), in_words(found.p99_s))
     return table
+
+
+def caches_of(stats: ServiceStats) -> list[str]:
+    """Return the names of the caches to show: all, but a second level only where it has had something to do."""
+    return [cache for cache in CACHES if cache != "second_level" or stats.second_level != SecondLevelStats()]
+
+
+def note_of(stats: ServiceStats) -> str:
+    """Return what is wrong though the service is ready; empty if nothing is."""
+    return (
+        "the second level has failed too often, and is not asked for a while" if stats.second_level.circuit_open else ""
+    )
 
 
 def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:

@@ -51,8 +51,13 @@ def _head(overview: Overview) -> Text:
     style = "green" if overview.ready and not overview.draining else "red"
     counts = f"{overview.requests_open} open, {overview.requests_done:,} done, {overview.requests_failed:,} failed"
     figures = f"requests: {counts}; clients: {overview.clients}"
+    note = (f"\n{overview.note}" if overview.note else "", "red")
     return Text.assemble(
-        f"mmcached {overview.version} in {overview.run_dir}: ", (word, style), f"\n{overview.reason}\n{figures}"
+        f"mmcached {overview.version} in {overview.run_dir}: ",
+        (word, style),
+        f"\n{overview.reason}",
+        note,
+        f"\n{figures}",
     )
 
 

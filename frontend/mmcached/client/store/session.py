@@ -30,6 +30,7 @@ from mmcached.client.store.tokens import LeaseToken
 from mmcached.shm import ObjectStoreReader, ReaderEntry, RingReader
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.slot_table import KeyDigest
+from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import LocalProtocolError, MmcachedError, RequestAborted
 from mmcached.wire.handle import Handle, RingAnnouncement
 from mmcached.wire.messages.client import Records
@@ -131,7 +132,9 @@ class StoreSession:
         def take(reader: ReaderEntry | None) -> list[Place]:
             if reader is None:
                 return [None if isinstance(place, Handle) else place for place in answer.records]
-            return self._taken([place if _is_usable(place, reader) else None for place in answer.records], reader)
+            ours = reader.is_of_this_ring
+            usable = [place if not isinstance(place, Handle) or ours(place) else None for place in answer.records]
+            return self._taken(usable, reader)
 
         return self._hits(self._alone(take), payload, reading, are_found=False)
 
@@ -159,6 +162,19 @@ class StoreSession:
 
         places = self._alone(take)
         return None if places is None else self._hits(places, (), reading, are_found=True)
+
+    def lend(self, place: Handle) -> Bytes1D | None:
+        """Return an encoded record in place, under a lease that ends with the array; None if it has gone, or cannot be
+        seen from here. It counts as nobody's hit, and nothing stays for its sake.
+        """
+
+        def take(reader: ReaderEntry | None) -> bool:
+            if reader is None or not reader.is_of_this_ring(place) or not self._may_take(reader):
+                return False
+            is_there = self._store.reader.look.find_generation(place.slot, place.generation) == place
+            return is_there and self._taken([place], reader) == [place]
+
+        return self._store.lend(place, partial(self._returns.give_back, place)) if self._alone(take) else None
 
     def contains(self, keys: Sequence[str], tenant: str) -> list[bool] | None:
         """Return which keys the store shows just now; None if that cannot be seen from here."""
@@ -277,11 +293,6 @@ class StoreSession:
         done = partial(self._returns.give_back, place)
         record = get(place, tensors=reading.tensors, copy=not reading.view, on_release=done)
         return Hit(record, place if reading.view else None)
-
-
-def _is_usable(place: Place, reader: ReaderEntry) -> bool:
-    """Return whether a place is not in another ring."""
-    return not isinstance(place, Handle) or reader.is_of_this_ring(place)
 
 
 @lru_cache(maxsize=4096)

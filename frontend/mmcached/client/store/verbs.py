@@ -26,12 +26,14 @@ from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import LeaseToken
 from mmcached.client.verb import Call, Done, Verb
 from mmcached.shm.store.codec import EncodedRecord, Record, encode
+from mmcached.shm.store.tensor_bytes import Bytes1D
 from mmcached.wire.errors import (
     InvalidRequest,
     MmcachedError,
     RemoteProtocolError,
     RequestAborted,
 )
+from mmcached.wire.handle import Handle
 from mmcached.wire.messages.client import (
     Claimed,
     Claims,
@@ -155,6 +157,17 @@ class StoreVerbs:
             if grant is not None and not is_stored:
                 self._drop_claim(grant)
         return is_stored
+
+    def put_encoded(
+        self, key: str, encoded: EncodedRecord, timeout_s: float | None, *, tenant: str, store_epoch: int
+    ) -> Verb[bool]:
+        """As `put`, of a record that somebody else has encoded; why the service did not answer is raised."""
+        return self._put(key, encoded, self._contact.deadline(timeout_s), tenant=tenant, store_epoch=store_epoch)
+
+    def lend(self, place: Handle, timeout_s: float | None) -> Verb[Bytes1D | None]:
+        """Return what lies in the ring at a place, as `StoreSession.lend`; why the service did not answer is raised."""
+        session = yield from self._in_contact(self._contact.deadline(timeout_s))
+        return session.lend(place)
 
     def drop(self, key: str, timeout_s: float | None, tenant: str | None = None) -> Verb[bool]:
         verb = self._drop(key, self._contact.deadline(timeout_s), self._tenant(tenant))

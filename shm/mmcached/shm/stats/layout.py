@@ -11,6 +11,8 @@ order of this machine.
     ├──────────────────────────┤        +8   attached at (ns)           +72  second field …
     │ slot of frontend         │        +16  heartbeat (ns)
     ├──────────────────────────┤        +24  how many have attached, ever
+    │ slot of the second level │
+    ├──────────────────────────┤
     │ engines 0…7              │
     ├──────────────────────────┤
     │ workers 0.0…0.15, 1.0…   │        ns of CLOCK_MONOTONIC, which all processes of a host share
@@ -19,7 +21,7 @@ order of this machine.
     └──────────────────────────┘
 
 >>> [slot_of(role) for role in (RoleName("supervisor"), RoleName("engine", 3), RoleName("worker", 1, 2))]
-[0, 5, 28]
+[0, 6, 29]
 
 A page counts only with the magic, this layout version and the digest of this version's fields.
 """
@@ -40,15 +42,25 @@ from mmcached.wire.errors import InvalidRequest, InvariantError, LayoutMismatch
 from mmcached.wire.figures import figures
 from mmcached.wire.latency import Histogram
 from mmcached.wire.slow_log import SlowLog
-from mmcached.wire.stats import ClientStats, EngineStats, FrontendStats, RoleName, Stats, SupervisorStats, WorkerStats
+from mmcached.wire.stats import (
+    ClientStats,
+    EngineStats,
+    FrontendStats,
+    RoleName,
+    SecondLevelStats,
+    Stats,
+    SupervisorStats,
+    WorkerStats,
+)
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = int.from_bytes(b"MMCSTAT\0", "little")
 SLOT_BYTES = 4096
 SLOT_WORDS = SLOT_BYTES // 8
 ALL_ROLES = [
     RoleName("supervisor"),
     RoleName("frontend"),
+    RoleName("second_level"),
     *(RoleName("engine", engine) for engine in range(MAX_ENGINES)),
     *(RoleName("worker", engine, rank) for engine in range(MAX_ENGINES) for rank in range(MAX_RANKS)),
 ]
@@ -63,6 +75,7 @@ _HEADER = struct.Struct("<QII16s")
 _RECORDS: dict[str, type[Stats]] = {
     "supervisor": SupervisorStats,
     "frontend": FrontendStats,
+    "second_level": SecondLevelStats,
     "engine": EngineStats,
     "worker": WorkerStats,
     "client": ClientStats,

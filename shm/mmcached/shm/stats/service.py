@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from mmcached.shm.stats.page import RoleSnapshot
-from mmcached.wire.stats import EngineStats, FrontendStats, RoleName, ServiceStats, Stats, WorkerStats
+from mmcached.wire.stats import EngineStats, FrontendStats, RoleName, SecondLevelStats, ServiceStats, Stats, WorkerStats
 
 StatsT = TypeVar("StatsT", bound=Stats)
 
@@ -22,9 +22,11 @@ def stats_of(snapshots: Mapping[RoleName, RoleSnapshot], role: RoleName, kind: t
 def service_stats(
     snapshots: Mapping[RoleName, RoleSnapshot], frontend: FrontendStats, engines: Iterable[int]
 ) -> ServiceStats:
-    """Return the figures of a frontend and of these engines, each with its workers."""
+    """Return the figures of a frontend, of these engines, each with its workers, and of the second level."""
     return ServiceStats(
-        **msgspec.structs.asdict(frontend), engines=[_engine_stats(snapshots, engine) for engine in engines]
+        **msgspec.structs.asdict(frontend),
+        engines=[_engine_stats(snapshots, engine) for engine in engines],
+        second_level=stats_of(snapshots, RoleName("second_level"), SecondLevelStats),
     )
 
 

@@ -265,6 +265,16 @@ class ObjectStoreReader(Closeable):
         """As `get`, of what `reader.look` has found and a lease was taken of then."""
         return _record(self.reader.view_found(handle), tensors, copy, on_release)
 
+    def lend(self, handle: Handle, on_release: Callable[[], None]) -> Bytes1D:
+        """As `get_found`, but return the encoded record; `on_release` is called also if this fails."""
+        try:
+            holder = self.reader.view_found(handle)
+        except BaseException:
+            on_release()
+            raise
+        _when_dead(holder, on_release)
+        return holder
+
     def close(self) -> None:
         self.reader.close()
 

@@ -1,0 +1,101 @@
+"""Keeps the second level in contact with the store of its host, as a client like any other: orders, puts, and leases.
+
+Whoever calls after the frontend was restarted is in contact again by itself; what the former one has ordered is void.
+
+Any thread may call anything. Invariant: a lease lasts no longer than the bytes that were lent under it are referred to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from mmcached.client.arguments import Options
+from mmcached.client.contact import Contact
+from mmcached.client.links.thread_link import ThreadLink
+from mmcached.client.results import expect
+from mmcached.client.store.fail_open import FailOpen
+from mmcached.client.store.sessions import StoreSessions
+from mmcached.client.store.verbs import StoreVerbs
+from mmcached.client.verb import Verb, drive
+from mmcached.shm.store.codec import EncodedRecord
+from mmcached.shm.store.tensor_bytes import Bytes1D
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages.client import Orders
+from mmcached.wire.messages.frontend import MAX_KEYS, FetchesEnded, SecondLevelFlushed, TakeOrders
+from mmcached.wire.messages.parts import FetchEnd
+from mmcached.wire.paths import RunDir
+
+NAME = "second-level"
+CALL_S = 10.0
+SLACK_S = 5.0
+"""How much longer than it was told to take the frontend is waited for."""
+LOOK_INTERVAL_S = 10.0
+"""The longest sleep of a thread that waits for an answer: what happens to the connection ends it before."""
+
+
+class FirstLevel(Closeable):
+    """The store of one run directory.
+
+    Args:
+        call_s: the longest that a put or a greeting may take.
+    """
+
+    def __init__(self, directory: RunDir, *, call_s: float = CALL_S) -> None:
+        self._call_s = call_s
+        sessions = StoreSessions()
+        link = partial(ThreadLink, look_interval_s=LOOK_INTERVAL_S)
+        options = Options(call_s, call_s, tenant="", fail_open=False, name=NAME)
+        self._contact = Contact(directory, options, link, sessions)
+        self._verbs = StoreVerbs(self._contact, sessions, FailOpen(is_open=False))
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can be said any more."""
+        return self._contact.is_broken
+
+    def take_orders(self, timeout_s: float) -> Orders:
+        """Wait so long for orders; come into contact before, if there is none.
+
+        Raises:
+            MmcachedError: the frontend is not there, or has gone.
+        """
+        return drive(self._take_orders(timeout_s))
+
+    def put(self, tenant: str, key: str, record: EncodedRecord, store_epoch: int) -> bool:
+        """Offer a record; return whether its key has one now.
+
+        Raises:
+            MmcachedError: the frontend has not answered.
+        """
+        return drive(self._verbs.put_encoded(key, record, self._call_s, tenant=tenant, store_epoch=store_epoch))
+
+    def lend(self, place: Handle) -> Bytes1D | None:
+        """Return an encoded record in place, under a lease that ends with the array; None if it has gone.
+
+        Raises:
+            MmcachedError: there is no contact, or the record is not what it should be.
+        """
+        return drive(self._verbs.lend(place, self._call_s))
+
+    def ended(self, fetches: Sequence[FetchEnd]) -> None:
+        """Say what became of fetches."""
+        for start in range(0, len(fetches), MAX_KEYS):
+            self._contact.tell(FetchesEnded(self._contact.client_id, list(fetches[start : start + MAX_KEYS])))
+
+    def flushed(self, token: int, error: str) -> None:
+        """Say what became of a flush; without `error` it is done."""
+        self._contact.tell(SecondLevelFlushed(self._contact.client_id, token, error))
+
+    def close(self) -> None:
+        """End all calls, and give back what nobody refers to. A second call changes nothing."""
+        self._contact.close()
+
+    def _take_orders(self, timeout_s: float) -> Verb[Orders]:
+        contact = self._contact
+        deadline = contact.deadline(timeout_s + SLACK_S)
+        yield from contact.connect(deadline)
+        ask = TakeOrders(contact.client_id, contact.next_id(), timeout_s)
+        message, _ = yield from contact.exchange(ask, deadline)
+        return expect(message, Orders)
