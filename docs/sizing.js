@@ -7,7 +7,9 @@ function sizes(n) {
   const shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024;
   const processes_gib = (192 + Math.min(1, n.workers) * 320 + n.workers * 512) / 1024;
   const memory_gib = store_gib + ring_gib + processes_gib;
-  return {output_mib, new_per_s, store_gib, ring_gib, shm_gib, memory_gib};
+  const fleet_gib = n.hosts * new_per_s * n.window_s * output_mib / 1024;
+  const second_gib = Math.max(0, Math.min(1, n.hosts - 1)) * 1.25 * fleet_gib;
+  return {output_mib, new_per_s, store_gib, ring_gib, shm_gib, memory_gib, second_gib};
 }
 
 function show(form) {

@@ -26,6 +26,7 @@ class Load:
         in_flight_s: how long a request keeps its pixels; seconds.
         writers: client processes that put.
         workers: of our own; 0 is a store alone, which has no ring of pixels.
+        hosts: with a second level behind them; 1 has none.
     """
 
     images_per_s: float = 10.0
@@ -39,6 +40,7 @@ class Load:
     in_flight_s: float = 3.0
     writers: float = 2.0
     workers: float = 0.0
+    hosts: float = 1.0
 
 
 def sizes(n: Load) -> dict[str, float]:
@@ -46,7 +48,8 @@ def sizes(n: Load) -> dict[str, float]:
 
     Returns:
         output_mib: an image's embeddings; MiB. new_per_s: images to encode, per second. store_gib: `store_gb`.
-        ring_gib: `mm_processor_cache_gb`. shm_gib: /dev/shm. memory_gib: the limit of the service's memory. All GiB.
+        ring_gib: `mm_processor_cache_gb`. shm_gib: /dev/shm. memory_gib: the limit of the service's memory.
+        second_gib: `maxmemory` of Redis or Valkey. All GiB.
     """
     output_mib = n.rows * n.width * n.element_bytes * n.levels / 1048576
     new_per_s = n.images_per_s * (1 - n.reuse)
@@ -55,6 +58,8 @@ def sizes(n: Load) -> dict[str, float]:
     shm_gib = 2 * (store_gib + ring_gib) + n.writers * 64 / 1024
     processes_gib = (192 + min(1, n.workers) * 320 + n.workers * 512) / 1024
     memory_gib = store_gib + ring_gib + processes_gib
+    fleet_gib = n.hosts * new_per_s * n.window_s * output_mib / 1024
+    second_gib = max(0, min(1, n.hosts - 1)) * 1.25 * fleet_gib
     return {
         "output_mib": output_mib,
         "new_per_s": new_per_s,
@@ -62,6 +67,7 @@ def sizes(n: Load) -> dict[str, float]:
         "ring_gib": ring_gib,
         "shm_gib": shm_gib,
         "memory_gib": memory_gib,
+        "second_gib": second_gib,
     }
 
 

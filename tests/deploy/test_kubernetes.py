@@ -23,6 +23,7 @@ ALL_VALUES = {
     "storeGiB": 0.5,
     "podMonitor": True,
     "rules": True,
+    "secondLevel": {"secret": "redis", "key": "address"},
     "priorityClassName": "high",
     "nodeSelector": {"gpu": "yes"},
     "tolerations": [{"operator": "Exists"}],
@@ -91,7 +92,7 @@ def test_nothing_may_do_more_than_it_must(manifests: list[Any]) -> None:
 def test_limits_hold_the_rings_and_the_processes(manifests: list[Any]) -> None:
     pod = pod_of(manifests)
     service = service_of(pod)
-    settings = {each["name"]: each["value"] for each in service["env"]}
+    settings = {each["name"]: each["value"] for each in service["env"] if "value" in each}
     num_workers = int(settings.get("MMC_WORLD_SIZE", "0"))
     store_gb, ring_gb = float(settings["MMC_STORE_GB"]), float(settings.get("MMC_MM_PROCESSOR_CACHE_GB", "0"))
     config = ServiceConfig(world_size=num_workers, store_gb=store_gb, mm_processor_cache_gb=ring_gb)
@@ -103,6 +104,20 @@ def test_limits_hold_the_rings_and_the_processes(manifests: list[Any]) -> None:
     if "emptyDir" in volumes["shm"]:
         assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
         assert bytes_of(volumes["shm"]["emptyDir"]["sizeLimit"]) >= 2 * rings_bytes(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "secrets"),
+    [
+        ("sidecar", [{"name": "mmcached-second-level", "key": "url", "optional": True}]),
+        ("node", [{"name": "mmcached-second-level", "key": "url", "optional": True}]),
+        ("chart", []),
+        ("chart with everything", [{"name": "redis", "key": "address"}]),
+    ],
+)
+def test_the_second_levels_url_comes_from_a_secret(kind: str, secrets: list[Any]) -> None:
+    settings = service_of(pod_of(documents(kind)))["env"]
+    assert [each["valueFrom"]["secretKeyRef"] for each in settings if each["name"] == "MMC_STORE_L2"] == secrets
 
 
 def bytes_of(quantity: str) -> int:

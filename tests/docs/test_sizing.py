@@ -65,6 +65,12 @@ def test_a_store_takes_what_comes_again() -> None:
     assert sizes(Load(images_per_s=0))["store_gib"] == 0.25
 
 
+def test_a_second_level_takes_what_all_hosts_encode_and_one_host_needs_none() -> None:
+    load = Load(images_per_s=40, reuse=0.75, window_s=60, hosts=3)
+    assert sizes(load)["second_gib"] * 1024 >= 3 * 10 * 60 * sizes(load)["output_mib"]
+    assert sizes(Load())["second_gib"] == 0
+
+
 def test_the_pages_of_deploying_say_the_same() -> None:
     page = " ".join((REPOSITORY / "docs" / "deploy" / "README.md").read_text().split())
     found = re.search(
