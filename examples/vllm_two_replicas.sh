@@ -2,7 +2,7 @@
 # Two vLLM servers, one GPU each, that share what their vision towers say: vllm_two_replicas.sh MODEL [RUN_DIR]
 set -eu
 MODEL=$1
-RUN_DIR=${2:-/tmp/mmcached-$(id -un)}
+RUN_DIR=${2:-/tmp/mmcached-$(id -u)}
 EC='{"ec_connector": "MmcachedECConnector", "ec_connector_module_path": "mmcached.integrations.vllm", "ec_role": "ec_both",
      "ec_connector_extra_config": {"run_dir": "'$RUN_DIR'"}}'
 

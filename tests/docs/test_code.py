@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import random
 import re
+import shutil
+import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,7 @@ from tests.client.services import StoreService
 from tests.docs.pages import Block, blocks, code, shell_lines
 from tests.house import REPOSITORY
 from tests.house.test_dependencies import PROJECT
+from tests.shm.processes import DEADLINE_S
 
 RUN_BY = {
     "README.md": "tests/integration/test_readme.py",
@@ -134,6 +142,37 @@ def test_the_page_of_processed_inputs_runs(client: Client) -> None:
     exec(compile(block, "processed-inputs.md", "exec"), names)
     assert names["counts"] == {"grid": [1, 2, 2]}
     assert runs == ["f"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_question_to_vllm_takes_a_photograph(tmp_path: Path) -> None:
+    """It is longer than one argument of a command may be."""
+    photograph = random.Random(0).randbytes(1 << 20)
+    (tmp_path / "cat.png").write_bytes(photograph)
+    asked: list[Any] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *values: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        (question,) = [text for text in code(REPOSITORY / "docs" / "hosts" / "vllm.md", "sh") if "ask()" in text]
+        define = question.partition("ask 8001")[0]
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        try:
+            command = ["bash", "-euc", f"{define}ask {server.server_port}"]
+            subprocess.run(command, cwd=tmp_path, check=True, timeout=DEADLINE_S)
+        finally:
+            server.shutdown()
+            thread.join()
+    _, picture = asked[0]["messages"][0]["content"]
+    assert base64.b64decode(picture["image_url"]["url"].partition(",")[2]) == photograph
 
 
 def tower(picture: bytes) -> Any:

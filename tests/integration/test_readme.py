@@ -36,9 +36,9 @@ def test_example_runs(
     monkeypatch.chdir(tmp_path)
     with LocalService(run_dir, small_config(world_size=1)):
         exec(compile(code, "README.md", "exec"), {"run_dir": run_dir})
-    printed = capsys.readouterr().out.splitlines()
-    assert "torch.Size" in printed[0]
-    assert printed[1] == "1", "the second call found the image in the processor cache"
+        with Client(run_dir) as client:
+            assert client.stats().processor.hits == 1, "the second call found the image in the processor cache"
+    assert [line.count("torch.Size") for line in capsys.readouterr().out.splitlines()] == [1, 1]
 
 
 def test_examples_of_the_clients_page_run(run_dir: Path) -> None:

@@ -33,7 +33,11 @@ app = typer.Typer(
 )
 
 RunDirOption = Annotated[
-    Path | None, typer.Option("--run-dir", help="Directory of the service's sockets and locks (short path, mode 0700).")
+    Path | None,
+    # What is wrong with it says the typed error of whoever opens it, here as everywhere.
+    typer.Option(
+        "--run-dir", help="Directory of the service's sockets and locks (short path, mode 0700).", readable=False
+    ),
 ]
 WorkersOption = Annotated[
     str | None,
@@ -45,7 +49,7 @@ DeviceOption = Annotated[
 
 EVERY_FIELD = (
     "Every configuration field is a flag too: --mm-processor-cache-gb 2GiB, --drain-timeout-s 30s, "
-    "--model.hidden-size 32, --no-enable-prefix-caching. `mmcached config show` lists all of them. A flag overrules "
+    "--model.hidden-size 32, --http-port 9400. `mmcached config show` lists all of them. A flag overrules "
     "the environment (MMC_WORLD_SIZE=4, MMC_MODEL__HIDDEN_SIZE=32), which overrules the file."
 )
 
@@ -108,7 +112,9 @@ def demo(
 
 @app.command()
 def version(
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Also the version of the service there.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Also the version of the service there.", readable=False)
+    ] = None,
 ) -> None:
     """Print the version, with --run-dir that of client and service."""
     if run_dir is None:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from mmcached.cli.admin.observe import look_at
 from mmcached.cli.installed import installed_version
 from mmcached.cli.serve.seat import Seat, supervisor_pid
 from mmcached.cli.watch.service_status import ServiceStatus, process_state
-from mmcached.wire.errors import DeadlineExceeded, ServiceUnavailable
+from mmcached.wire.errors import ConfigError, DeadlineExceeded, ServiceUnavailable
 from mmcached.wire.handle import RingAnnouncement
 from mmcached.wire.messages.client import Flushed, ToClient
 from mmcached.wire.messages.frontend import Flush, FromClient
@@ -118,6 +119,16 @@ def test_no_service(run_dir: Path, verb: str) -> None:
     result = call_at(run_dir, verb)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"no service in {run_dir}" in result.stderr
+
+
+def test_a_run_directory_that_may_not_be_read_is_for_who_opens_it_to_judge(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who parses the command line would call it a mistake in that, with the status of a service that is not there."""
+    monkeypatch.setattr(os, "access", lambda *values, **named: False)
+    monkeypatch.setattr(RunDir, "open", mock.Mock(side_effect=ConfigError("run_dir", "d", "Permission denied")))
+    result = call_at(run_dir, "ping")
+    assert isinstance(result.exception, ConfigError), result.output
 
 
 def test_a_supervisor_that_hangs_is_looked_at_through_the_page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

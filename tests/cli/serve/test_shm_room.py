@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mmcached.cli.config.settings import load_config
-from mmcached.cli.serve.shm_room import fitted, require_room_for, rings_bytes
+from mmcached.cli.serve.shm_room import fitted, noted_bytes, require_room_for, rings_bytes
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import MIB, ServiceConfig
 from mmcached.wire.errors import SegmentError
@@ -19,6 +21,16 @@ def host(shm_mib: int, headroom_mib: int | None = None) -> Host:
 def loaded(*arguments: str) -> tuple[ServiceConfig, dict[str, str]]:
     found = load_config(file=None, environment={}, arguments=arguments)
     return found.config, found.origins
+
+
+def test_a_run_directory_that_cannot_be_read_has_no_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor says why it cannot be had."""
+
+    def refused(*values: object, **options: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.glob", refused)
+    assert noted_bytes(Path("/somebody/s")) == 0
 
 
 def test_each_engine_takes_room_beside_the_rings() -> None:

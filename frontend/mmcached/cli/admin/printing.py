@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 READY, NOT_READY, NO_SERVICE = 0, 1, 2
 """Exit statuses of the verbs that judge."""
 
-RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Directory of the service.")]
+RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Directory of the service.", readable=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -43,7 +43,7 @@ def keys(
     run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is in the store, the newest first: key, tenant, size, readers. Also while no frontend answers."""
+    """List what is in the store, the last put first: key, tenant, size, readers. Also while no frontend answers."""
     with _look(run_dir) as store, working("looking into the store"):
         found = store.list_keys(match, tenant, limit)
     if as_json:
@@ -51,8 +51,8 @@ def keys(
         return
     rows = [[str(k.age), shown(k.key), shown(k.tenant), f"{k.nbytes:,}", _readers(k.readers)] for k in found.keys]
     if rows:
-        print_table(rows, "age", "key", "tenant", "bytes", "leased by")
-    more = f"; the newest {limit} of those that match are shown (--limit)" if found.is_cut else ""
+        print_table(rows, "#", "key", "tenant", "bytes", "leased by")
+    more = f"; the {limit} last put of those that match are shown (--limit)" if found.is_cut else ""
     typer.echo(f"{len(rows)} of {found.num_records} records{more}")
 
 

@@ -64,7 +64,10 @@ def remove_notes(home: Path) -> None:
 
 
 def noted_rings(home: Path) -> list[RingNote]:
-    return [note for path in sorted(home.glob("*.ring")) if (note := _read(path)) is not None]
+    """Return the notes of a run directory; none of one that cannot be read."""
+    with contextlib.suppress(OSError):
+        return [note for path in sorted(home.glob("*.ring")) if (note := _read(path)) is not None]
+    return []
 
 
 def is_to_be_adopted(ring_id: str, home: Path, *, own: Path | None) -> bool:
