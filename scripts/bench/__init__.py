@@ -12,6 +12,7 @@ encode          how often an image is encoded, how its embedding travels, what o
 eviction        what the ring keeps and refuses            policies, eviction_costs, traces
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
+ray             an image encoded by an actor on another node
 flood           a client's cheapest call beside a flood
 idle            what a service at rest costs, and its start
 gpu             from shared memory to a CUDA device     all of it with the tests, in one call: `gpu_all`; `gpu_*`

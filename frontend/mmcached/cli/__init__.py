@@ -12,8 +12,9 @@
     logs/      one form for every log line
     demo/      `mmcached demo`
     bench/     `mmcached bench`
+    ray/       `mmcached ray`: services and encoders on a Ray cluster
 
-Only the worker role and the demo's proof import torch.
+Only the worker role, the demo's proof and what is placed on a Ray cluster import torch.
 """
 
 import sys

@@ -18,6 +18,7 @@ from mmcached.cli.config.completion import SettingsCommand
 from mmcached.cli.config.show import TAKES_SETTINGS, ConfigOption, load
 from mmcached.cli.doctor.command import doctor
 from mmcached.cli.installed import installed_version
+from mmcached.cli.ray import command as ray_command
 from mmcached.wire.errors import MmcachedError
 from mmcached.wire.paths import default_run_dir
 from mmcached.wire.process.descriptors import raise_descriptor_limit
@@ -147,6 +148,7 @@ store_verbs.register(app)
 app.command()(doctor)
 app.command()(bench)
 config_show.register(app)
+ray_command.register(app)
 
 
 def main() -> NoReturn:

@@ -388,14 +388,20 @@ def _check_engines(config: ServiceConfig) -> None:
 
 
 def _check_ray(config: ServiceConfig) -> None:
-    address, _, port = config.encoder.ray_address.rpartition(":")
-    if config.encoder.ray_address not in ("", "auto") and not (address and port.isdecimal() and int(port) < 65_536):
-        raise ConfigError("encoder.ray_address", config.encoder.ray_address, "must be HOST:PORT, or auto")
+    if config.encoder.ray_address:
+        check_address("encoder.ray_address", config.encoder.ray_address)
     if config.encoder.ray_address and config.limits.remote_encode_s >= config.step_timeout_s:
         limit = f"must be below step_timeout_s = {config.step_timeout_s}: a step that takes longer ends its workers"
         raise ConfigError("limits.remote_encode_s", config.limits.remote_encode_s, limit)
     if not config.encoder.ray_namespace:
         raise ConfigError("encoder.ray_namespace", "", "must not be empty")
+
+
+def check_address(field: str, address: str) -> None:
+    """Raise ConfigError if this is no address of a Ray cluster."""
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdecimal() and int(port) < 65_536):
+        raise ConfigError(field, address, "must be HOST:PORT, or auto")
 
 
 def _check_device(field: str, device: str) -> None:

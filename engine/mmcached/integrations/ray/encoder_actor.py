@@ -48,6 +48,12 @@ class EncoderActor:
         report = Report(self._encoder.fingerprint, measured.form, measured.embedding_bytes, self._num_open)
         return msgspec.msgpack.encode(report)
 
+    async def node_id(self) -> str:
+        """Return the id of the node that this actor is on now."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     async def encode(self, record: Bytes1D, num_embeds: int) -> Answer:
         """Encode one item, when those that came before are done.
 

@@ -1,0 +1,67 @@
+"""The verbs of `mmcached ray`: up places what a file describes, status shows it, down takes it away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmcached.cli.admin.printing import JsonOption, print_json, print_table
+from mmcached.cli.ray.placed_config import read
+
+if TYPE_CHECKING:
+    from mmcached.cli.ray.placement import Placed, Placement
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that says what is placed where.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout-s", min=1.0, help="How long to wait.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    ray = typer.Typer(help="Encoders and services on a Ray cluster.", no_args_is_help=True)
+    ray.command()(up)
+    ray.command()(status)
+    ray.command()(down)
+    app.add_typer(ray, name="ray")
+
+
+def up(file: ConfigArgument, timeout_s: TimeoutOption = 180.0) -> None:
+    """Start the encoders and services that are not there; return when all are ready."""
+    with _placement(file) as placement:
+        _print(placement.up(timeout_s))
+
+
+def status(file: ConfigArgument, as_json: JsonOption = False) -> None:
+    """Show what is there; exit status 1 if something does not answer."""
+    with _placement(file) as placement:
+        placed = placement.status()
+    if as_json:
+        print_json([each._asdict() for each in placed])
+    else:
+        _print(placed)
+    raise typer.Exit(0 if all(each.node for each in placed) else 1)
+
+
+def down(file: ConfigArgument, timeout_s: TimeoutOption = 90.0) -> None:
+    """End all services and encoders of the file's namespace; open requests end first."""
+    with _placement(file) as placement:
+        typer.echo(f"{placement.down(timeout_s)} ended")
+
+
+@contextmanager
+def _placement(file: Path) -> Iterator[Placement]:
+    config = read(file)
+    from mmcached.cli.ray.placement import Placement  # which imports torch
+
+    placement = Placement(config)
+    try:
+        yield placement
+    finally:
+        placement.close()
+
+
+def _print(placed: list[Placed]) -> None:
+    print_table([list(each) for each in placed], "actor", "node", "")

@@ -1,0 +1,161 @@
+"""Reads what `mmcached ray up` shall place: a YAML file, in which every name and value is judged before a cluster is
+asked for anything.
+
+    address: auto                     # of the cluster
+    serve: {…}                        # settings of every service; model, encoder and device are the encoders' too
+    encoders: {count, resources, placement}
+    frontends: {resource, labels, run_dir, resources}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+
+from mmcached.wire.config import EncoderConfig, ServiceConfig, check_address
+from mmcached.wire.errors import ConfigError
+from mmcached.wire.limits import check_range
+
+MAX_ENCODERS = 10_000
+Section = TypeVar("Section", bound=msgspec.Struct)
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What one actor takes of its node; `custom` are resources that the cluster's owner has named."""
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    custom: dict[str, float] = {}
+
+    def bundle(self) -> dict[str, float]:
+        """Return them as a placement group names them."""
+        named = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom}
+        return {name: amount for name, amount in named.items() if amount}
+
+    def options(self) -> dict[str, Any]:
+        """Return them as an actor's options."""
+        return {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": self.custom}
+
+
+class Encoders(msgspec.Struct, frozen=True, kw_only=True):
+    """How many encoders there are, what each takes, and how they are spread over nodes."""
+
+    count: int = 1
+    resources: Resources = Resources()
+    placement: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = "SPREAD"
+
+
+class Frontends(msgspec.Struct, frozen=True, kw_only=True):
+    """On which nodes there is a service: on each that has `resource`, and `labels`; by default on each.
+
+    `run_dir` is its directory there ("": as `mmcached serve` has it); `{node}` in it becomes the node's id.
+    """
+
+    resource: str = ""
+    labels: dict[str, str] = {}
+    run_dir: str = ""
+    resources: Resources = Resources(num_cpus=0.0)
+
+
+class PlacedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is placed."""
+
+    address: str = "auto"
+    namespace: str = "mmcached"
+    serve: ServiceConfig = ServiceConfig()
+    encoders: Encoders = Encoders()
+    frontends: Frontends = Frontends()
+
+    def __post_init__(self) -> None:
+        check_address("address", self.address)
+        if not self.namespace:
+            raise ConfigError("namespace", "", "must not be empty")
+        own = EncoderConfig()
+        for name in ("ray_address", "ray_namespace"):
+            if getattr(self.serve.encoder, name) != getattr(own, name):
+                limit = "must not be set: it follows from address and namespace"
+                raise ConfigError(f"serve.encoder.{name}", getattr(self.serve.encoder, name), limit)
+        if not self.serve.has_workers:
+            raise ConfigError("serve.world_size", 0, "must be at least 1: it is workers that ask encoders")
+        check_range("encoders.count", self.encoders.count, 1, MAX_ENCODERS)
+        for path, resources in (
+            ("encoders.resources", self.encoders.resources),
+            ("frontends.resources", self.frontends.resources),
+        ):
+            for name, amount in (
+                ("num_cpus", resources.num_cpus),
+                ("num_gpus", resources.num_gpus),
+                *((f"custom.{name}", amount) for name, amount in resources.custom.items()),
+            ):
+                check_range(f"{path}.{name}", amount, 0, 1 << 20)
+        if not self.encoders.resources.bundle():
+            raise ConfigError("encoders.resources", "{}", "must have something that is more than 0")
+        _ = self.service_fields("auto")  # which may be impossible
+
+    def service_fields(self, address: str) -> dict[str, Any]:
+        """Return the configuration of a service whose workers ask the encoders, as plain values."""
+        encoder = msgspec.structs.replace(self.serve.encoder, ray_address=address, ray_namespace=self.namespace)
+        config = msgspec.structs.replace(self.serve, encoder=encoder)
+        return cast("dict[str, Any]", msgspec.to_builtins(config))
+
+    def encoder_fields(self) -> dict[str, Any]:
+        """Return the configuration of an encoder, as plain values."""
+        return cast("dict[str, Any]", msgspec.to_builtins(self.serve))
+
+
+def read(file: Path) -> PlacedConfig:
+    """Read a file.
+
+    Raises:
+        ConfigError: it cannot be read, or as `from_fields`.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise missing() from None
+    try:
+        fields = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigError("CONFIG", str(file), f"cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("CONFIG", str(file), "is no YAML") from error
+    return from_fields({} if fields is None else fields)
+
+
+def from_fields(fields: object) -> PlacedConfig:
+    """Return what plain values describe.
+
+    Raises:
+        ConfigError: an unknown name, or a value of another type or outside its range.
+    """
+    return _section(PlacedConfig, fields, "")
+
+
+def missing() -> ConfigError:
+    return ConfigError("ray", "not installed", "is needed: pip install 'mmcached[ray]'")
+
+
+def _section(kind: type[Section], given: object, path: str) -> Section:
+    if not isinstance(given, Mapping):
+        raise ConfigError(path or "CONFIG", str(given), "must be a section of names and values")
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    values = {}
+    for name, value in given.items():
+        full = f"{path}.{name}" if path else str(name)
+        if name not in known:
+            raise ConfigError(full, str(value), f"is unknown; there are {', '.join(known)}")
+        values[name] = _value(known[name], value, full)
+    return kind(**values)
+
+
+def _value(kind: Any, given: object, path: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _section(kind, given, path)
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        wanted = getattr(kind, "__args__", None) or getattr(kind, "__name__", kind)
+        raise ConfigError(path, str(given), f"must be of type {wanted}") from error
