@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
-from mmcached.cache.store_keys import ROWS
 from mmcached.client.arguments import (
     MAX_TOKENS,
     Options,
@@ -20,23 +17,22 @@ from mmcached.client.arguments import (
     checked_rows,
     checked_tenant,
 )
-from mmcached.client.contact import Contact, Deadline, MakeLink, Request
+from mmcached.client.contact import Contact, MakeLink, Request
 from mmcached.client.image_files import ImageLike, read_images
-from mmcached.client.known_outputs import output_keys
 from mmcached.client.links.shared_socket import Received
+from mmcached.client.model_verbs import ModelVerbs
 from mmcached.client.piece_stream import PieceStream
-from mmcached.client.results import Generation, embeddings_from, expect, generation_from, plain
+from mmcached.client.results import Generation, expect
 from mmcached.client.store.claims import Claim, Pending, checked_claim
 from mmcached.client.store.fail_open import FailOpen
-from mmcached.client.store.hits import Hit, Reading, reading_of
+from mmcached.client.store.hits import Hit, reading_of
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.tokens import MAX_EPOCH, checked_token
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Call, Verb
 from mmcached.shm.store.codec import DEFAULT_LIBRARY, Library, Record
-from mmcached.wire.errors import MmcachedError, RemoteProtocolError
-from mmcached.wire.messages.client import Encoded, Flushed, Generated, Probed, ProcessorInfo, Stats, Welcome
-from mmcached.wire.messages.frontend import DropRecord, Encode, Flush, Generate, GetProcessorInfo, GetStats, Probe
+from mmcached.wire.messages.client import Flushed, Probed, ProcessorInfo, Stats, Welcome
+from mmcached.wire.messages.frontend import Flush, Generate, GetProcessorInfo, GetStats, Probe
 from mmcached.wire.messages.parts import EncoderForm, RowsWanted
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.frames import Frame
@@ -44,7 +40,6 @@ from mmcached.wire.stats import ServiceStats
 
 STREAM_WINDOW = 32
 """Tokens of a stream that may be on the way; a caller who takes them at once never waits for the receipt."""
-_BYTES = Reading("bytes", view=True)
 MAX_PRIORITY = (1 << 31) - 1
 
 
@@ -55,7 +50,7 @@ class Calls:
         sessions = StoreSessions()
         self.contact = Contact(directory, options, make_link, sessions)
         self._store = StoreVerbs(self.contact, sessions, guard)
-        self._welcome: Welcome | None = None  # the last one, also of a frontend that has died since
+        self._model = ModelVerbs(self.contact, self._store)
 
     # ---- what the model does
 
@@ -92,18 +87,7 @@ class Calls:
         request = self._generate(
             prompt, ids, max_tokens=max_tokens, hidden_states=hidden_states, priority=priority, timeout_s=timeout_s
         )
-        files, deadline = read_images(images, ids), self.contact.deadline(timeout_s)
-        yield from self.contact.connect(deadline)
-        if request.rows is not None:
-            yield from self._store.look([], _BYTES, deadline)  # as a reader of the store it is told where rows lie
-        for takes_keys in (request.rows is not None and self._store.is_reader, False):
-            request = replace(request, request_id=self.contact.next_id(), takes_keys=takes_keys)
-            yield from self.contact.connect(deadline)
-            message, payload = yield from self.contact.exchange(request, deadline, files)
-            generation = yield from self._generation(expect(message, Generated), payload, deadline)
-            if generation is not None:
-                return generation
-        raise RemoteProtocolError("rows are named that were to come inline", "saved_rows")
+        return self._model.generate(request, read_images(images, ids), self.contact.deadline(timeout_s))
 
     def generate_stream(
         self,
@@ -167,19 +151,8 @@ class Calls:
         Raises:
             As `generate`.
         """
-        ids, contact, reading = checked_image_ids(image_ids, images), self.contact, reading_of(tensors, view)
-        files, deadline = read_images(images, ids), contact.deadline(timeout_s)
-        outputs = yield from self._known_outputs(files, ids, reading, deadline)
-        for takes_keys in (self._store.is_reader, False):  # what has gone from the store again comes with the answer
-            missing = [index for index, output in enumerate(outputs) if output is None]
-            if missing or not files:
-                wanted = [ids[index] for index in missing] if ids else []
-                made = yield from self._encoded(
-                    [files[index] for index in missing], wanted, reading, deadline, takes_keys
-                )
-                for index, output in zip(missing, made, strict=True):
-                    outputs[index] = output
-        return outputs
+        ids, reading = checked_image_ids(image_ids, images), reading_of(tensors, view)
+        return self._model.encode(read_images(images, ids), ids, reading, self.contact.deadline(timeout_s))
 
     # ---- the store
 
@@ -387,66 +360,6 @@ class Calls:
         return self.contact.connect(deadline, is_patient=is_patient)
 
     # ---- how
-
-    def _generation(self, message: Generated, payload: Sequence[Frame], deadline: Deadline) -> Verb[Generation | None]:
-        """Return what an answer says; None if rows that it names are not in the store any more."""
-        names = [rows.name for rows in message.saved_rows]
-        if not names:
-            return generation_from(message, payload)
-        hits = yield from self._store.look(names, _BYTES, deadline)
-        found = [memoryview(hit.record[ROWS]) for hit in hits if hit is not None]
-        if len(found) < len(names):
-            return None
-        generation = generation_from(message, payload, found)
-        for name in names:  # nobody else knows it
-            self.contact.tell(DropRecord(self.contact.next_id(), name, self.contact.options.tenant))
-        return generation
-
-    def _encoded(
-        self,
-        files: list[bytes],
-        image_ids: list[str | None],
-        reading: Reading,
-        deadline: Deadline,
-        takes_keys: bool,
-    ) -> Verb[list[Any]]:
-        """Have images encoded; return their outputs, None of each that was named and is not in the store any more."""
-        contact = self.contact
-        request = Encode(
-            contact.client_id, contact.next_id(), deadline.timeout_s, contact.options.tenant, image_ids, takes_keys
-        )
-        yield from contact.connect(deadline)
-        message, payload = yield from contact.exchange(request, deadline, files)
-        answer = expect(message, Encoded)
-        if len(answer.outputs) != len(files):
-            raise RemoteProtocolError(f"{len(answer.outputs)} outputs for {len(files)} images", "outputs")
-        outputs = embeddings_from(answer, payload, reading.tensors)
-        keys = {index: output for index, output in enumerate(answer.outputs) if isinstance(output, str)}
-        if keys and not takes_keys:
-            raise RemoteProtocolError(f"{len(keys)} outputs are named, none was to be", "outputs")
-        hits = (yield from self._store.look(list(keys.values()), reading, deadline)) if keys else []
-        for index, hit in zip(keys, hits, strict=True):
-            outputs[index] = None if hit is None else plain(hit.record)
-        return outputs
-
-    def _known_outputs(
-        self, files: Sequence[bytes], image_ids: Sequence[str | None], reading: Reading, deadline: Deadline
-    ) -> Verb[list[Any]]:
-        """Return what the encoder has said of some images, as far as the store shows it; None for the others.
-
-        A frontend that is away has said before how outputs are named.
-        """
-        try:
-            self._welcome = yield from self.contact.connect(deadline, is_patient=self._welcome is None)
-        except MmcachedError:
-            if self._welcome is None or self.contact.is_over:
-                raise
-        keys = output_keys(self._welcome, files, image_ids, self.contact.options.tenant)
-        outputs: list[Any] = [None] * len(files)
-        hits = (yield from self._store.look(list(keys.values()), reading, deadline)) if keys else []
-        for index, hit in zip(keys, hits, strict=True):
-            outputs[index] = None if hit is None else plain(hit.record)
-        return outputs
 
     def _generate(
         self,
