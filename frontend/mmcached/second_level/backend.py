@@ -6,6 +6,7 @@ what was asked for or with a `BackendError`. Nothing that a server says is belie
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,19 +16,31 @@ Value = bytes | bytearray | memoryview
 
 
 class BackendError(MmcachedError):
-    """The server was not reached, not in time, or has refused."""
+    """The server was not reached, not in time, or talks nonsense."""
 
     code = "second_level_failed"
     retryable = True
+
+
+class BackendLate(BackendError):
+    """The server has not answered by the deadline."""
+
+    code = "second_level_late"
+
+
+class BackendRefused(BackendError):
+    """The server has answered that it will not do it: it is full, a replica, or does not allow it."""
+
+    code = "second_level_refused"
 
 
 class Backend(Protocol):
     """One server, or one cluster. Any number of threads may call, each with a connection of its own."""
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
-        """Return the present epoch, 0 if there was none, and each value; what is missing is None."""
+        """Return the present epoch, 0 if there is none, and each value; what is missing is None."""
 
-    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[bytes | None]]:
+    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
         """As `get_many`, but of each value no more than its first bytes."""
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
@@ -40,7 +53,15 @@ class Backend(Protocol):
         """End an own claim, if there is one."""
 
     def begin_epoch(self, *, deadline: float) -> int:
-        """Raise the epoch by one, for all hosts; return it."""
+        """Begin an epoch for all hosts, one that was never before; return it.
+
+        It is drawn, not counted: a server that has lost its counter would come to a former number again.
+        """
 
     def close(self) -> None:
         """Let go of all connections. A second call changes nothing."""
+
+
+def new_epoch() -> int:
+    """Draw the number of an epoch: not 0, below 2^63."""
+    return secrets.randbits(63) or 1

@@ -1,0 +1,209 @@
+"""Frames a record for a server that several hosts share, and believes nothing of what comes back.
+
+    whole       head │ the record
+    manifest    head │ sum of each part, 16 bytes each      of a record above `PART_BYTES`; written last
+    part        head │ the next bytes of the record         under a name of its own, made of the manifest's sums
+
+    head        magic │ version │ kind │ number │ epoch │ name │ nbytes │ parts │ sum │ seal        104 bytes
+
+    name        the 64 hex digits of `store_key`, as 32 bytes
+    nbytes      of the record
+    parts       digest of a manifest's sums; 0 in a whole record. So parts of two saves are never taken for one record
+    sum         xxh3-128 of what follows the head
+    seal        xxh3-128 of the head so far: no bit of it changes unseen
+
+A value that is cut off, of another version, of another epoch or of another record, or changed in any bit is `Unusable`,
+and nothing else can come of it. The sums find accidents; who may write to the server can write what he likes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
+
+from mmcached.second_level.backend import Value
+from mmcached.wire.errors import MmcachedError
+
+MAGIC = b"mmcL2\r\n\0"
+VERSION = 1
+"""Of the framing, and of how a record is encoded: rises when either changes."""
+PART_BYTES = 32 << 20
+_FIELDS = struct.Struct("<8sHHIQ32sQQ16s")
+_SUM_BYTES = 16
+HEAD_BYTES = _FIELDS.size + _SUM_BYTES
+MAX_VALUE_BYTES = HEAD_BYTES + PART_BYTES
+_WHOLE, _MANIFEST, _PART = range(3)
+_KINDS = (_WHOLE, _MANIFEST, _PART)
+
+Flaw = Literal["foreign", "version", "epoch", "other", "cut", "corrupt", "large"]
+
+
+class Unusable(MmcachedError):
+    """A value is not the record that was asked for."""
+
+    code = "unusable_record"
+
+    def __init__(self, flaw: Flaw) -> None:
+        super().__init__(f"not the record that was asked for: {flaw}", flaw=flaw)
+        self.flaw: Flaw = flaw
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A record in parts: the sum of each, and their digest."""
+
+    nbytes: int
+    parts: int
+    sums: tuple[bytes, ...]
+
+    def part_names(self, name: str) -> list[str]:
+        return [_part_name(name, self.parts, number) for number in range(len(self.sums))]
+
+
+Framed = tuple[str, list[Value]]
+"""A name, and the pieces of the value to store under it."""
+
+
+def pack(name: str, epoch: int, pieces: Sequence[Value], *, part_bytes: int = PART_BYTES) -> list[Framed]:
+    """Return what to store, in this order; the record's bytes are referred to, not copied.
+
+    Args:
+        name: 64 hex digits.
+        pieces: the encoded record.
+    """
+    views = [memoryview(piece).cast("B") for piece in pieces]
+    nbytes = sum(map(len, views))
+    if nbytes <= part_bytes:
+        return [(name, [_head(_WHOLE, 0, name, epoch=epoch, nbytes=nbytes, parts=0, body_sum=_sum(views)), *views])]
+    cut = list(_cut(views, part_bytes))
+    sums = [_sum(part) for part in cut]
+    listed = b"".join(sums)
+    parts = xxh3_64_intdigest(listed)
+    head = partial(_head, name=name, epoch=epoch, nbytes=nbytes, parts=parts)
+    framed: list[Framed] = [
+        (_part_name(name, parts, number), [head(_PART, number, body_sum=sums[number]), *part])
+        for number, part in enumerate(cut)
+    ]
+    return [*framed, (name, [head(_MANIFEST, 0, body_sum=xxh3_128_digest(listed)), listed])]
+
+
+def unpack(
+    name: str, epoch: int, value: Value, *, max_bytes: int, part_bytes: int = PART_BYTES
+) -> memoryview | Manifest:
+    """Return the record, in place, or what its parts are.
+
+    Args:
+        max_bytes: limit of a record.
+    Raises:
+        Unusable: it is neither.
+    """
+    head = _read_head(name, epoch, value)
+    body = memoryview(value)[HEAD_BYTES:]
+    if head.nbytes > max_bytes:
+        raise Unusable("large")
+    if head.kind == _WHOLE:
+        if len(body) != head.nbytes:
+            raise Unusable("cut")
+    elif head.kind != _MANIFEST:
+        raise Unusable("other")
+    elif len(body) != _SUM_BYTES * -(-head.nbytes // part_bytes):
+        raise Unusable("cut")
+    if _sum([body]) != head.sum:
+        raise Unusable("corrupt")
+    if head.kind == _WHOLE:
+        return body
+    sums = tuple(bytes(body[at : at + _SUM_BYTES]) for at in range(0, len(body), _SUM_BYTES))
+    return Manifest(head.nbytes, head.parts, sums)
+
+
+def unpack_part(
+    name: str, epoch: int, manifest: Manifest, number: int, value: Value, *, part_bytes: int = PART_BYTES
+) -> memoryview:
+    """Return the bytes of a part, in place.
+
+    Raises:
+        Unusable: it is not that part.
+    """
+    head = _read_head(name, epoch, value)
+    body = memoryview(value)[HEAD_BYTES:]
+    found = (head.kind, head.number, head.nbytes, head.parts, head.sum)
+    if found != (_PART, number, manifest.nbytes, manifest.parts, manifest.sums[number]):
+        raise Unusable("other")
+    if len(body) != min(part_bytes, manifest.nbytes - number * part_bytes):
+        raise Unusable("cut")
+    if _sum([body]) != head.sum:
+        raise Unusable("corrupt")
+    return body
+
+
+def is_head(name: str, epoch: int, head: Value) -> bool:
+    """Return whether a value that begins so is of that record and epoch; what follows may be damaged all the same."""
+    try:
+        return _read_head(name, epoch, head).kind != _PART
+    except Unusable:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    kind: int
+    number: int
+    nbytes: int
+    parts: int
+    sum: bytes
+
+
+def _head(kind: int, number: int, name: str, *, epoch: int, nbytes: int, parts: int, body_sum: bytes) -> bytes:
+    fields = _FIELDS.pack(MAGIC, VERSION, kind, number, epoch, bytes.fromhex(name), nbytes, parts, body_sum)
+    return fields + xxh3_128_digest(fields)
+
+
+def _read_head(name: str, epoch: int, value: Value) -> _Head:
+    fields = bytes(memoryview(value)[:HEAD_BYTES])
+    if len(fields) < HEAD_BYTES:
+        raise Unusable("cut" if fields.startswith(MAGIC[: len(fields)]) else "foreign")
+    magic, version, kind, number, its_epoch, its_name, nbytes, parts, body_sum = _FIELDS.unpack_from(fields)
+    if magic != MAGIC:
+        raise Unusable("foreign")
+    if version != VERSION:
+        raise Unusable("version")
+    if xxh3_128_digest(fields[: _FIELDS.size]) != fields[_FIELDS.size :]:
+        raise Unusable("corrupt")
+    if its_name != bytes.fromhex(name) or kind not in _KINDS:
+        raise Unusable("other")
+    if its_epoch != epoch or not epoch:
+        raise Unusable("epoch")
+    return _Head(kind, number, nbytes, parts, body_sum)
+
+
+def _part_name(name: str, parts: int, number: int) -> str:
+    return f"{name}/{parts:016x}/{number}"
+
+
+def _cut(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
+    """Yield the pieces of each part."""
+    part: list[memoryview] = []
+    room = part_bytes
+    for view in views:
+        rest = view
+        while len(rest):
+            taken, rest = rest[:room], rest[room:]
+            part.append(taken)
+            room -= len(taken)
+            if not room:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
+
+
+def _sum(views: Sequence[memoryview]) -> bytes:
+    state = xxh3_128()
+    for view in views:
+        state.update(view)
+    return state.digest()

@@ -1,0 +1,121 @@
+"""Makes aside what may take long, such as a connection; who needs it waits no longer than it has time.
+
+A name server that does not answer, or a handshake over a long way, would take a call beyond its deadline, and cannot be
+cut off. So the call ends, and what is made all the same is there for the next one. One attempt at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from mmcached.second_level.backend import BackendError, BackendLate
+from mmcached.second_level.redis.link import Link
+
+Made = TypeVar("Made")
+
+
+class Attempts(Generic[Made]):
+    """What one function makes, in a thread that lives no longer than that.
+
+    Args:
+        make: raises BackendError.
+        keep: takes what was made.
+        discard: takes what was made when nobody wants it any more.
+    """
+
+    def __init__(
+        self, make: Callable[[], Made], keep: Callable[[Made], object], discard: Callable[[Made], object]
+    ) -> None:
+        self.turn = threading.Condition()
+        self.is_closed = False
+        self._make = make
+        self._keep = keep
+        self._discard = discard
+        self._is_making = False
+        self._num_failed = 0
+        self._last_error = ""
+
+    def until(self, find: Callable[[], Made | None], deadline: float) -> Made:
+        """Return what `find` returns, as soon as it is something; have it made meanwhile. Holds `turn` for `find`.
+
+        Raises:
+            BackendError: an attempt has failed, or there was none in time.
+        """
+        with self.turn:
+            num_failed = self._num_failed
+            while True:
+                if self.is_closed:
+                    raise BackendError("the second level is closed")
+                found = find()
+                if found is not None:
+                    return found
+                if self._num_failed != num_failed:
+                    raise BackendError(self._last_error)
+                if not self._is_making:
+                    self._is_making = True
+                    threading.Thread(target=self._attempt, name="mmc-l2-connect", daemon=True).start()
+                if not self.turn.wait(max(0.0, deadline - time.monotonic())):
+                    raise BackendLate("Redis was not reached in time")
+
+    def close(self) -> None:
+        """Let nobody wait any more; what is being made is discarded."""
+        with self.turn:
+            self.is_closed = True
+            self.turn.notify_all()
+
+    def _attempt(self) -> None:
+        made, error = None, "the attempt to reach Redis failed"
+        try:
+            made = self._make()
+        except BackendError as known:
+            error = str(known)
+        finally:
+            with self.turn:
+                self._is_making = False
+                if made is None:
+                    self._num_failed += 1
+                    self._last_error = error
+                elif not self.is_closed:
+                    self._keep(made)
+                    made = None
+                self.turn.notify_all()
+            if made is not None:
+                self._discard(made)
+
+
+class Connections:
+    """The connections to one server that nobody has now."""
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        self._idle: list[Link] = []
+        self._attempts = Attempts(connect, self._idle.append, Link.close)
+
+    def take(self, deadline: float) -> Link:
+        """Return a connection that is to be given back, or closed; BackendError if there is none in time."""
+        return self._attempts.until(self._usable, deadline)
+
+    def give_back(self, link: Link) -> None:
+        """Let others have a connection, unless something is still to come on it."""
+        with self._attempts.turn:
+            if not self._attempts.is_closed and not link.is_owed:
+                self._idle.append(link)
+                self._attempts.turn.notify()
+                return
+        link.close()
+
+    def close(self) -> None:
+        """Close those that nobody has; the others when they come back."""
+        self._attempts.close()
+        while self._idle:
+            self._idle.pop().close()
+
+    def _usable(self) -> Link | None:
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_usable():
+                return link
+            link.close()
+        return None

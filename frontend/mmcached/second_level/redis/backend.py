@@ -1,0 +1,196 @@
+"""Promises what `second_level.backend` says, of Redis or Valkey.
+
+    mmcached:epoch              SET; read with every value, in the same round trip
+    mmcached:record:NAME        SET … PX; GET; GETRANGE
+    mmcached:claim:NAME         SET … NX PX; dropped by who has set it
+
+Commands of one call go out together, to each server of a cluster those that concern it, before any reply is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+
+from mmcached.second_level.backend import BackendError, BackendRefused, Value, new_epoch
+from mmcached.second_level.redis.attempts import Connections
+from mmcached.second_level.redis.link import Link
+from mmcached.second_level.redis.nodes import nodes_of
+from mmcached.second_level.redis.place import Place
+from mmcached.second_level.redis.replies import Reply
+from mmcached.wire.closeable import Closeable
+
+EPOCH = "mmcached:epoch"
+_RECORD, _CLAIM = "mmcached:record:", "mmcached:claim:"
+_DROP_OWN = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command about one key, as it is sent."""
+
+    key: str
+    pieces: list[Value]
+
+
+class RedisBackend(Closeable):
+    """Any number of threads may call; each has a connection while it does."""
+
+    def __init__(self, place: Place) -> None:
+        self._nodes = nodes_of(place)
+        self._word = secrets.token_hex(16)
+
+    def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
+        keys = [EPOCH, *(_RECORD + name for name in names)]
+        return self._values([_command(key, "GET", key) for key in keys], deadline)
+
+    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
+        keys = [_RECORD + name for name in names]
+        heads = [_command(key, "GETRANGE", key, 0, num_bytes - 1) for key in keys]
+        epoch, values = self._values([_command(EPOCH, "GET", EPOCH), *heads], deadline)
+        return epoch, [value or None for value in values]
+
+    def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
+        self._order(_command(_RECORD + name, "SET", _RECORD + name, list(pieces), "PX", _ms(ttl_s)), deadline)
+
+    def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
+        key = _CLAIM + name
+        commands = [_command(key, "SET", key, self._word, "NX", "PX", _ms(ttl_s)), _command(key, "GET", key)]
+        was_set, owner = (_good(reply) for reply in self._exchange(commands, deadline))
+        return was_set is not None or (not isinstance(owner, int) and owner == self._word.encode())
+
+    def drop_claim(self, name: str, *, deadline: float) -> None:
+        self._order(_command(_CLAIM + name, "EVAL", _DROP_OWN, 1, _CLAIM + name, self._word), deadline)
+
+    def begin_epoch(self, *, deadline: float) -> int:
+        epoch = new_epoch()
+        self._order(_command(EPOCH, "SET", EPOCH, epoch), deadline)
+        return epoch
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    def _order(self, command: _Command, deadline: float) -> None:
+        (reply,) = self._exchange([command], deadline)
+        _good(reply)
+
+    def _values(self, commands: Sequence[_Command], deadline: float) -> tuple[int, list[Value | None]]:
+        """Return the epoch that the first command asks for, and what the others do."""
+        epoch, *values = self._exchange(commands, deadline)
+        if isinstance(epoch, BackendError):
+            raise epoch
+        return _epoch(_value(epoch)), [_value(value) for value in values]
+
+    def _exchange(self, commands: Sequence[_Command], deadline: float) -> list[Reply]:
+        """Return the reply to each command; a key that a server of a cluster disowns is asked for once more."""
+        replies = self._round(commands, deadline)
+        moved = [number for number, reply in enumerate(replies) if isinstance(reply, MovedError)]
+        if moved:
+            self._nodes.forget()
+            for number, reply in zip(moved, self._round([commands[at] for at in moved], deadline), strict=True):
+                replies[number] = reply
+        return replies
+
+    def _round(self, commands: Sequence[_Command], deadline: float) -> list[Reply]:
+        """Send each command to the server of its key, then read the replies; what cannot be had is a `BackendError`."""
+        replies: list[Reply] = [None] * len(commands)
+        borrowed: list[tuple[Connections, Link, list[int]]] = []
+        try:
+            for connections, numbers in self._by_server(commands, deadline).items():
+                with self._failing(numbers, replies):
+                    link = connections.take(deadline)
+                    borrowed.append((connections, link, numbers))
+                    link.send(
+                        [piece for number in numbers for piece in commands[number].pieces], len(numbers), deadline
+                    )
+            for _, link, numbers in borrowed:
+                if link.is_owed:
+                    with self._failing(numbers, replies):
+                        for number in numbers:
+                            replies[number] = link.read(deadline)
+        finally:
+            for connections, link, _ in borrowed:
+                connections.give_back(link)
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            self._nodes.forget()
+        return replies
+
+    def _by_server(self, commands: Sequence[_Command], deadline: float) -> dict[Connections, list[int]]:
+        groups: dict[Connections, list[int]] = {}
+        for number, command in enumerate(commands):
+            groups.setdefault(self._nodes.at(command.key, deadline), []).append(number)
+        return groups
+
+    @contextlib.contextmanager
+    def _failing(self, numbers: Sequence[int], replies: list[Reply]) -> Iterator[None]:
+        """Let the replies of one server be the error that happens inside."""
+        try:
+            yield
+        except BackendError as error:
+            self._nodes.forget()
+            for number in numbers:
+                replies[number] = error
+
+
+def _command(key: str, *words: Value | str | int | list[Value]) -> _Command:
+    """Frame a command: small words are joined, the pieces of a value are only referred to."""
+    pieces: list[Value] = []
+    small = [b"*%d\r\n" % len(words)]
+    for word in words:
+        if isinstance(word, list):
+            small.append(b"$%d\r\n" % sum(memoryview(piece).nbytes for piece in word))
+            pieces += [b"".join(small), *word]
+            small = [b"\r\n"]
+        else:
+            text = str(word).encode() if isinstance(word, str | int) else bytes(word)
+            small.append(b"$%d\r\n%b\r\n" % (len(text), text))
+    return _Command(key, [*pieces, b"".join(small)])
+
+
+def _value(reply: Reply) -> Value | None:
+    """Return a value. What lies elsewhere now, is of another type or on a server that is gone, is missing."""
+    if isinstance(reply, BackendError | AskError | TryAgainError):
+        return None
+    if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+        return None
+    found = _good(reply)
+    if isinstance(found, int):
+        raise BackendError(f"Redis answers a number in the place of a value: {found}")
+    return found
+
+
+def _good(reply: Reply) -> Value | int | None:
+    """Return a reply that is no error.
+
+    Raises:
+        BackendRefused: the server will not do it.
+        BackendError: it cannot now, or is not there.
+    """
+    if isinstance(reply, BackendError):
+        raise reply
+    if isinstance(reply, ResponseError) and not isinstance(reply, AskError | ClusterDownError | TryAgainError):
+        raise BackendRefused(f"Redis refuses: {str(reply)[:200]}")
+    if isinstance(reply, Exception):
+        raise BackendError(f"Redis cannot: {str(reply)[:200]}")
+    return reply
+
+
+def _epoch(value: Value | None) -> int:
+    """Return the number that was read as the epoch; what is none is 0: no epoch."""
+    text = b"" if value is None else bytes(value[:20])
+    return int(text) if text.isdigit() and int(text) < 1 << 63 else 0
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,1 @@
+"""Tests of what several hosts share, with real servers of Redis and Valkey where the machine has them."""

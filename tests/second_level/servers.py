@@ -1,0 +1,87 @@
+"""Starts real servers of Redis and Valkey for tests; each has a unix socket in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+from redis.exceptions import RedisError
+
+from mmcached.wire.closeable import Closeable
+from tests.house import REPOSITORY
+
+VALKEY = REPOSITORY / ".valkey"
+"""Where `make test-valkey` lays Debian's valkey-server."""
+PROGRAMS = ("redis-server", "valkey-server")
+STARTS_WITHIN_S = 30.0
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of redis-server or valkey-server, or None if this machine has none."""
+    own = VALKEY / "bin" / name
+    return str(own) if own.exists() else shutil.which(name)
+
+
+class Server(Closeable):
+    """One server, killed and started again as a test needs it; it keeps nothing on disk."""
+
+    def __init__(self, program: str, folder: Path, *options: str) -> None:
+        self.socket = folder / "socket"
+        self._command = [program, "--port", "0", "--unixsocket", str(self.socket), "--save", "", *options]
+        self._folder = folder
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self.socket.unlink(missing_ok=True)
+        self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        with self.client() as client:
+            await_answer(client)
+
+    def client(self) -> redis.Redis:
+        """Return plain redis-py: what a test does to a server behind our back."""
+        return redis.Redis(unix_socket_path=str(self.socket))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+
+
+def await_answer(client: redis.Redis) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while True:
+        with contextlib.suppress(RedisError):
+            if client.info():  # PING is answered by some that have not loaded, INFO needs to be let in
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError("the server does not answer")
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Yield a folder whose name is short: a unix socket's path may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="mmc-l2-", dir="/tmp") as folder:
+        yield Path(folder)

@@ -1,0 +1,109 @@
+"""Which server a URL names; what is no such URL is refused without its password."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmcached.second_level.redis.place import Place, read_place
+from mmcached.second_level.urls import check_url, make_backend, shown_url
+from mmcached.wire.errors import ConfigError
+
+PLACES = {
+    "redis://host": Place("one", (("host", 6379),)),
+    "redis://host:7000/3": Place("one", (("host", 7000),), db=3),
+    "redis://:p%40ss@[::1]:7000": Place("one", (("::1", 7000),), password="p@ss"),
+    "redis://me:p%2Fw@host": Place("one", (("host", 6379),), username="me", password="p/w"),
+    "redis://me:p@w@host": Place("one", (("host", 6379),), username="me", password="p@w"),
+    "rediss://host": Place("one", (("host", 6379),), tls={"ssl_check_hostname": True}),
+    "rediss://host?ssl_ca_certs=/ca.pem&ssl_check_hostname=0": Place(
+        "one", (("host", 6379),), tls={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}
+    ),
+    "redis://host?cluster=1": Place("cluster", (("host", 6379),)),
+    "unix:///run/redis.sock?db=2": Place("one", path="/run/redis.sock", db=2),
+    "unix://me:pw@/run/a%20b": Place("one", path="/run/a b", username="me", password="pw"),
+    "redis+sentinel://pw:x@a,b:7001/main/1?sentinel_password=s": Place(
+        "sentinel",
+        (("a", 26379), ("b", 7001)),
+        service="main",
+        db=1,
+        username="pw",
+        password="x",
+        sentinel_password="s",
+    ),
+    "rediss+sentinel://a/main": Place("sentinel", (("a", 26379),), service="main", tls={"ssl_check_hostname": True}),
+}
+REFUSED = (
+    "",
+    "localhost:6379",
+    "http://host",
+    "mmc:secret@host",
+    "redis://",
+    "redis:///1",
+    "redis://:secret@",
+    "redis://host:port",
+    "redis://host:0",
+    "redis://host:99999",
+    "redis://host/one",
+    "redis://host/1/2",
+    "redis://host/-1",
+    "redis://host?cluster=yes",
+    "redis://host/1?cluster=1",
+    "redis://host?db=1",
+    "redis://host?socket_timeout=5",
+    "redis://host?ssl_ca_certs=/ca.pem",
+    "redis://host?cluster=1&cluster=1",
+    "redis://host?cluster",
+    "redis://host#secret",
+    "redis://me:sec/ret@host",
+    "redis://me:sec?ret=secret@host",
+    "redis://me:sec#ret@host",
+    "redis://a,b",
+    "unix://run/redis.sock",
+    "unix://",
+    "unix:///",
+    "unix:///s?cluster=1",
+    "redis+sentinel://host",
+    "redis+sentinel://host:26379/",
+    "redis+sentinel://a,,b/main",
+    "redis+sentinel://a/main?cluster=1",
+)
+
+
+@pytest.mark.parametrize("url", PLACES)
+def test_a_url_names_a_server(url: str) -> None:
+    assert read_place(url) == PLACES[url]
+    check_url(url)
+    make_backend(url).close()  # nothing is opened
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_what_names_no_server_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_url(url)
+    assert str(refused.value).startswith("store_l2 = ")
+    assert "sec" not in str(refused.value)
+    assert "ret" not in str(refused.value)
+    with pytest.raises(ConfigError):
+        make_backend(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://host:1/2", "redis://host:1/2"),
+        ("redis://me:secret@host", "redis://me:***@host"),
+        ("redis://:secret@host", "redis://:***@host"),
+        ("redis://secret@host", "redis://***@host"),
+        ("redis://me:sec@r/e?t=1#@host/2", "redis://me:***@host/2"),
+        ("redis://host?sentinel_password=secret&cluster=1", "redis://host?sentinel_password=***&cluster=1"),
+        ("redis://host?sentinel%5fpassword=secret", "redis://host?sentinel%5fpassword=***"),
+        ("me:secret@host", "***"),
+        ("unix://me:secret@/run/s?db=1", "unix://me:***@/run/s?db=1"),
+    ],
+)
+def test_a_url_is_shown_without_what_is_secret(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_a_place_is_shown_without_what_is_secret() -> None:
+    assert "secret" not in repr(read_place("redis+sentinel://me:secret@host/main?sentinel_password=secret"))
