@@ -29,6 +29,7 @@ EXAMPLES: list[MmcachedError] = [
     errors.RequestAborted("cancelled"),
     errors.ComputationFailed("OutOfMemoryError", retryable=True),
     errors.PoisonousRequest(2, 2),
+    errors.SecondLevelNotFlushed("no answer"),
     errors.InvalidRequest("prompt", "", "must not be empty"),
     errors.EmptyImage("images[0]", 0, "has no bytes"),
     errors.CorruptImage("images[1]", "12 bytes", "is damaged"),

@@ -128,6 +128,7 @@ class Frontend(Closeable):
             self._connections,
             item_cache_from_config(config, None),
             records=self.store.records,
+            second_level=self.store.second_level,
             send=self._clients.try_send,
             clock=clock,
         )
@@ -138,6 +139,7 @@ class Frontend(Closeable):
         self._flushes = Flushes(
             self._connections,
             forget=self._forget,
+            second_level=self.store.second_level,
             min_interval_s=config.limits.flush_interval_s,
             max_per_peer=max_askers,
         )
@@ -152,13 +154,15 @@ class Frontend(Closeable):
     def poll(self, timeout_s: float) -> None:
         """Take one turn, waiting up to `timeout_s` for something to come."""
         has_more = self._clients.has_more or self._engines.has_more
-        wait_s = 0.0 if has_more else max(0.0, min(timeout_s, self._next_check - self._clock()))
+        next_due = min(self._next_check, self.store.second_level.next_deadline)
+        wait_s = 0.0 if has_more else max(0.0, min(timeout_s, next_due - self._clock()))
         has_come = bool(self._poller.poll(math.ceil(wait_s * 1000))) or has_more
         if has_come and self._is_at_rest:  # what was found meanwhile counts before what is put now evicts by it
             self._is_at_rest = False
             self._guard.call("what clients have found", self.store.records.poll_hits)
         self._serve_engines()
         self._serve_clients()
+        self.store.go_on(self._guard)
         self.requests.go_on(self._guard)
         now = self._clock()
         if now >= self._next_check:
@@ -322,6 +326,7 @@ class Frontend(Closeable):
             encoder_fingerprint=self._connections.encoder_fingerprint,
             item_fingerprint=self.requests.item_fingerprint,
             hasher_algorithm=self._config.mm_hasher_algorithm,
+            has_second_level=self.store.second_level.is_on,
         )
 
     def _tell_of_encoder(self, *, is_another: bool) -> None:

@@ -22,6 +22,7 @@ A digest cannot be read back, so the two names lie behind their record, too: for
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 
 EMBEDDINGS = "embeddings"
@@ -29,6 +30,7 @@ EMBEDDINGS = "embeddings"
 ROWS = "rows"
 """Name of the tensor in a record of rows that are on their way to one client."""
 _LENGTH = struct.Struct("<Q")
+_ROWS_KEY = re.compile(r"rows/[0-9a-f]{32}/\d+/\d+-\d+")
 
 
 def store_key(tenant: str, key: str) -> str:
@@ -57,6 +59,15 @@ def tenant_and_key(about: bytes) -> tuple[str, str] | None:
         return about[_LENGTH.size : end].decode("utf-8", "surrogatepass"), about[end:].decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return None
+
+
+def is_on_its_way(key: str) -> bool:
+    """Return whether a record holds rows on their way to one client, who drops it then: nobody else needs it.
+
+    >>> is_on_its_way(f"rows/{'0' * 32}/0/0-7"), is_on_its_way("rows/of mine")
+    (True, False)
+    """
+    return _ROWS_KEY.fullmatch(key) is not None
 
 
 def output_key(fingerprint: str, mm_hash: str) -> str:

@@ -245,6 +245,20 @@ class PoisonousRequest(MmcachedError):
         )
 
 
+class SecondLevelNotFlushed(MmcachedError):
+    """The service has forgotten everything, but the second level has not, as far as is known.
+
+    Nothing is fetched from it until it has: it is told again and again. Other hosts may go on finding what it has.
+    """
+
+    code = "second_level_not_flushed"
+    retryable = True
+
+    def __init__(self, error: str) -> None:
+        reason = f"the service is flushed, its second level is not: {error}; nothing is fetched until it is"
+        super().__init__(reason, error=error)
+
+
 class InvalidRequest(MmcachedError, ValueError):
     """The request can never be served as it is: names the field, the value and the limit."""
 

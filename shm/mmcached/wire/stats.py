@@ -77,6 +77,8 @@ METRICS: Mapping[str, str] = {
     "store_egress_rings": "rings of clients that are mapped, for large puts",
     "store_egress_bytes": "what these take together",
     "store_egress_records": "records read out of them",
+    "l2_parked": "requests that wait for the second level now",
+    "l2_fetches": "records wanted from the second level, by outcome; overtaken: somebody here has put it first",
     "store_claims": "clients told to compute what was not there",
     "store_waits": "requests that waited for another client's computation",
     "store_computing": "claims that are open",
@@ -177,6 +179,17 @@ class RingStats(Stats, frozen=True):
     lost_leases: Annotated[int, Metric("{ring}_lost_leases")] = 0
 
 
+class FetchStats(Stats, frozen=True):
+    """What the store has wanted from the second level: fetches by their end, and how many requests wait for one."""
+
+    parked: Annotated[Gauge, Metric("l2_parked")] = 0
+    hits: Annotated[int, Metric("l2_fetches", outcome="hit")] = 0
+    misses: Annotated[int, Metric("l2_fetches", outcome="miss")] = 0
+    late: Annotated[int, Metric("l2_fetches", outcome="late")] = 0
+    failed: Annotated[int, Metric("l2_fetches", outcome="failed")] = 0
+    overtaken: Annotated[int, Metric("l2_fetches", outcome="overtaken")] = 0
+
+
 class StoreStats(Stats, frozen=True):
     """The store that clients get from and put into. One query per key that is asked for, a hit is a key that has a
     record.
@@ -204,6 +217,7 @@ class StoreStats(Stats, frozen=True):
     hit_latency: Annotated[Histogram, Metric("hit_seconds")] = Histogram()
     put_latency: Annotated[Histogram, Metric("put_seconds")] = Histogram()
     ring: Annotated[RingStats, Ring("store", cache="store")] = RingStats()
+    fetches: FetchStats = FetchStats()
 
 
 class ClientStats(Stats, frozen=True):

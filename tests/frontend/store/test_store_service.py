@@ -532,6 +532,9 @@ class Sender:
             raise ChannelFull("it does not read")
         self.sent.append((peer, message))
 
+    def __contains__(self, peer: bytes) -> bool:
+        return True
+
     def try_send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> bool:
         return attempt(self.send, peer, message, payload)
 

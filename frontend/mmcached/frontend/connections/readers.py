@@ -40,7 +40,10 @@ Granted = list[tuple[Handle, LeaseId]]
 
 
 class Channel(Protocol):
-    """The readers' end of a socket with many peers; neither method waits."""
+    """The readers' end of a socket with many peers; no method waits."""
+
+    def __contains__(self, peer: bytes) -> bool:
+        """Return whether a peer is connected."""
 
     def send(self, peer: bytes, message: object, payload: Sequence[Frame] = ()) -> None:
         """Queue a message; raise PeerGone or ChannelFull if nothing was queued."""

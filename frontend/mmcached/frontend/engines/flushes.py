@@ -2,7 +2,8 @@
 
 A flush makes everything that is cached, or is being computed, unreachable; what runs goes on. The next one begins
 `min_interval_s` after the last: a client that flushes in a loop takes the caches from all, and no time. With a new
-epoch the clients' store gives up what is being computed, too.
+epoch the clients' store gives up what is being computed, too. A second level is told to forget, for all hosts; if it
+has not, who asks is told so, when all else is forgotten.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.engines.rounds import AnswerTo, EngineRounds
+from mmcached.frontend.store.second_level import SecondLevel
+from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Flushed
 from mmcached.wire.messages.engine import FlushEngine
 from mmcached.wire.messages.frontend import EngineFlushed
@@ -31,11 +34,13 @@ class Flushes(EngineRounds):
         connections: EngineConnections,
         *,
         forget: Callable[[bool], None],
+        second_level: SecondLevel,
         min_interval_s: float,
         max_per_peer: int,
     ) -> None:
         super().__init__(connections, max_per_peer)
         self._forget = forget
+        self._second_level = second_level
         self._min_interval_s = min_interval_s
         self._begins_epoch = False
         self._next_begin = float("-inf")
@@ -56,14 +61,17 @@ class Flushes(EngineRounds):
         self._next_begin = now + self._min_interval_s
         self._forget(self._begins_epoch)
         self._begins_epoch = False
+        self._second_level.begin_flush()
         connections = list(self._connections)
         for connection in connections:
             self._connections.tell(connection, FlushEngine(token))
         return connections
 
-    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | None:
+    def _outcome(self, missing: Sequence[EngineConnection]) -> AnswerTo | MmcachedError | None:
         # An engine that died has forgotten everything.
-        return Flushed if all(self._is_gone(connection) for connection in missing) else None
+        if not all(self._is_gone(connection) for connection in missing):
+            return None
+        return self._second_level.flush_error() if self._second_level.is_flushing else Flushed
 
     def _waits_for(self) -> str:
         return "flush"

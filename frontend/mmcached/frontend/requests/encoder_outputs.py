@@ -3,6 +3,7 @@
     in the store                                         loaded: nothing of the image is processed
     an open request of another engine has it encoded     the request waits, for `output_wait_s` at most
     the engine says that it has it in its own cache      nobody encodes it, and nobody waits but for an answer's name
+    the second level may have it                         the request waits until it has been fetched, or cannot be: once
     else                                                 this request's engine encodes and saves it: the request owns it
 
     owned ──put: kept──> gone, those who wait go on and find it
@@ -13,20 +14,23 @@ A look takes no lease: the engine does, and has the request sent again if the ou
 engine never wait for each other; it encodes an image once for all of them. An answer that names outputs waits for their
 puts in the same way.
 
-Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns.
+Knows nothing of sockets and pixels. Invariant: who waits does so for a key that somebody owns, or that is fetched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from mmcached.cache.checkpoints.checkpoint import max_embeds_per_item
 from mmcached.cache.store_keys import output_key, store_key
 from mmcached.frontend.engines.engine_connections import EngineConnection, EngineConnections
 from mmcached.frontend.requests.open_requests import OpenRequest
+from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.second_level import SecondLevel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import InvariantError
 from mmcached.wire.messages.frontend import Encode
@@ -53,6 +57,7 @@ class EncoderOutputs:
         config: ServiceConfig,
         records: RecordStore,
         connections: EngineConnections,
+        second_level: SecondLevel,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -61,12 +66,14 @@ class EncoderOutputs:
         self._max_embeds = max_embeds_per_item(config)
         self._records = records
         self._connections = connections
+        self._second_level = second_level
         self._clock = clock
         self._owners: dict[str, _Owner] = {}
         self._refused: dict[str, None] = {}  # lately, of nobody that was known
         self._waiting: dict[int, str] = {}  # number -> name of what it waits for
         self._give_up_at: dict[int, float] = {}
         self._ready: dict[int, None] = {}
+        self._number_to_fetch: dict[int, bool] = {}  # whether it is under way
         self.num_waits = 0
 
     @property
@@ -85,6 +92,29 @@ class EncoderOutputs:
             if 0 < num_embeds <= self._max_embeds:
                 found[key] = num_embeds
         return found
+
+    def has_to_fetch(self, request: OpenRequest, stored: Container[str]) -> bool:
+        """Return whether a request waits for what the second level may have; `take_ready` will name it. It does so
+        once.
+
+        Args:
+            stored: from `look`.
+        """
+        number, tenant = request.number, request.message.tenant
+        if number not in self._number_to_fetch and self._second_level.is_open:
+            missing = [
+                Wanted(name, tenant, output)
+                for key, name, output in self._names(request)
+                if key not in stored and name not in self._owners
+            ]
+            parked = Parked("", number, b"", partial(self._fetched, number), waits_elsewhere=True)
+            self._number_to_fetch[number] = self._second_level.park(parked, missing, claims=True)
+        return self._number_to_fetch.get(number, False)
+
+    def _fetched(self, number: int) -> None:
+        if self._number_to_fetch.get(number):
+            self._number_to_fetch[number] = False
+            self._ready[number] = None
 
     def has_to_wait(self, request: OpenRequest, engine: int, stored: Container[str]) -> bool:
         """Return whether a request for an engine waits for what another one encodes; `take_ready` will name it.
@@ -167,6 +197,7 @@ class EncoderOutputs:
         self._waiting.pop(number, None)
         self._ready.pop(number, None)
         self._give_up_at.pop(number, None)
+        self._number_to_fetch.pop(number, None)
         until = self._clock() + GRACE_S if has_ended else -inf
         for owner in self._owners.values():
             if owner.number == number:

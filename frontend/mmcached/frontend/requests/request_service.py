@@ -29,6 +29,7 @@ from mmcached.frontend.requests.preprocessing import preprocessing_from_config
 from mmcached.frontend.requests.request_builder import build_request
 from mmcached.frontend.requests.token_streams import TokenStreams
 from mmcached.frontend.store.record_store import RecordStore
+from mmcached.frontend.store.second_level import SecondLevel
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import (
     DeadlineExceeded,
@@ -71,6 +72,7 @@ class RequestService:
         items: ItemCache,
         *,
         records: RecordStore,
+        second_level: SecondLevel,
         send: Send,
         clock: Callable[[], float],
     ) -> None:
@@ -83,7 +85,7 @@ class RequestService:
         self._engines = EngineChoice(config, connections, self._requests)
         self._preprocessing = preprocessing_from_config(config, items)
         self._admission = Admission(config, self._requests, self._preprocessing)
-        self.outputs = EncoderOutputs(config, records, connections, clock=clock)
+        self.outputs = EncoderOutputs(config, records, connections, second_level, clock=clock)
         self.streams = TokenStreams(send)
         self._waiting: dict[int, None] = {}  # numbers of those that wait for an engine
         self.slow = SlowCalls(config.slow_log_ms, log.warning)
@@ -198,6 +200,8 @@ class RequestService:
                     self._preprocessing.leave(request.number, has_used=False)
                     request.answer = to_client.Encoded(request.message.request_id, [*self.outputs.keys(request)]), ()
                     return
+                if self.outputs.has_to_fetch(request, stored):
+                    return
                 given = self._preprocessing.advance(request, stored)
                 if given is None:
                     return
@@ -219,7 +223,7 @@ class RequestService:
         return [request for number in waiting if (request := self._requests.get(number)) is not None]
 
     def _take_ready(self) -> list[OpenRequest]:
-        """Return and forget those that have waited for what another engine encodes."""
+        """Return and forget those that have waited for what another engine encodes, or another host has."""
         ready = self.outputs.take_ready()
         return [request for number in ready if (request := self._requests.get(number)) is not None]
 

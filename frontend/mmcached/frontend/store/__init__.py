@@ -4,6 +4,8 @@ store_service   serves the clients' messages
 record_store    records under a tenant and a key
 claim_table     claims: a record that several clients lack is computed once
 record_sender   records on their way to clients
+second_level    the process that fetches and saves records beside this one
+fetch_table     what it is to fetch, and who waits for that        save_queue: what it is to save
 client_figures  what clients of each name have found and put
 egress_rings    the rings in which clients lay large puts
 """

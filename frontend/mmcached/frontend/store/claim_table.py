@@ -110,6 +110,10 @@ class ClaimTable:
     def clients(self) -> set[str]:
         return {one.client_id for one in self._all()}
 
+    def has(self, name: str) -> bool:
+        """Return whether somebody computes a record."""
+        return name in self._claims
+
     def ask(self, name: str, waiter: Waiter) -> int | None:
         """Ask for a record that is not there.
 

@@ -7,11 +7,13 @@
     RegisterEgressRing ──> EgressRingRegistered
     RegisterReader ──> ReaderRegistered  from then on the client gets what is there without asking
     HaveRecords ──> Present    DropRecord ──> Stored    DropClaim ──> (no answer)
+    TakeOrders ──> Orders      FetchesEnded, SecondLevelFlushed ──> (no answer): see `second_level`
 
 A record that is not kept (too large, no room) still goes to those who wait for it. A claim whose owner cannot be told,
-or is gone, passes to the next who waits. How records travel: `record_sender`.
+or is gone, passes to the next who waits. How records travel: `record_sender`. Where there is a second level, a message
+about keys without a record is served when those have been fetched, or cannot be.
 
-Invariants: each message is answered once; nothing here waits.
+Invariants: each message is answered once; nothing here waits, messages do.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
@@ -34,8 +37,10 @@ from mmcached.frontend.connections.rings import late_store_ring
 from mmcached.frontend.store.claim_table import ClaimTable, ClaimTransfer, Waiter
 from mmcached.frontend.store.client_figures import ClientFigures
 from mmcached.frontend.store.egress_rings import EgressRings
+from mmcached.frontend.store.fetch_table import Parked, Wanted
 from mmcached.frontend.store.record_sender import RecordSender
 from mmcached.frontend.store.record_store import RecordStore, Refusal
+from mmcached.frontend.store.second_level import SecondLevel
 from mmcached.shm import EncodedRecord
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
@@ -52,6 +57,7 @@ from mmcached.wire.latency import Latency
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.messages.parts import Inline
+from mmcached.wire.process.turns import Guard
 from mmcached.wire.slow_log import SlowCalls
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import StoreStats
@@ -95,6 +101,7 @@ class StoreService(Closeable):
         home: the run directory, which has the note of the ring.
     Attributes:
         claims, readers: what is computed, and the readers of the ring by client.
+        second_level: what is fetched and saved by another process.
         egress: the rings in which clients lay large puts.
         figures: hits, misses and puts by the names of clients.
         slow: puts that took too long.
@@ -119,6 +126,7 @@ class StoreService(Closeable):
         self.on_put: Callable[[str, bool], None] | None = None
         self._send = channel.try_send
         self._sender = RecordSender(self.records, self.readers, channel)
+        self.second_level = SecondLevel(config, channel, store_epoch=lambda: self.records.epoch, clock=clock)
         self._clock = clock
         self._put_latency = Latency()
         self.slow = SlowCalls(config.slow_log_ms, log.warning)
@@ -137,7 +145,41 @@ class StoreService(Closeable):
         return 0 if self.announcement is None else self.egress.max_ring_bytes
 
     def handle(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
-        """Serve one message of a client; what is wrong with it is answered or logged, and changes nothing."""
+        """Serve one message of a client, or let it wait; what is wrong with it is answered or logged, and changes
+        nothing.
+        """
+        if not self._is_parked(peer, message):
+            self._serve_now(peer, message, payload)
+
+    def go_on(self, guard: Guard) -> None:
+        """End a turn: tell the second level what there is to do, and serve what has waited for it."""
+        guard.call("the second level", self.second_level.go_on)
+        for one in self.second_level.fetches.take_ready():
+            error = guard.call("what has waited for the second level", one.go_on)
+            if error is not None and one.client_id:
+                self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(error)))
+
+    def _is_parked(self, peer: bytes, message: StoreMessage) -> bool:
+        """Have what a message asks for fetched, as far as it is not here; return whether the message waits for it."""
+        match message:
+            case _ if not self.second_level.is_open:
+                return False
+            case received.GetRecords(keys=keys, is_local=False) | received.ClaimRecords(keys=keys):
+                claims = isinstance(message, received.ClaimRecords)
+            case received.ClaimRecord(key=key):
+                keys, claims = [key], True
+            case _:
+                return False
+        wanted = (Wanted(store_key(message.tenant, key), message.tenant, key) for key in keys)
+        missing = [
+            one for one in wanted if not (self.claims.has(one.name) or self.records.has(message.tenant, one.key))
+        ]
+        go_on = partial(self._serve_now, peer, message, ())
+        waits_elsewhere = isinstance(message, received.ClaimRecord)
+        parked = Parked(message.client_id, message.request_id, peer, go_on, waits_elsewhere)
+        return bool(missing) and self.second_level.park(parked, missing, claims=claims)
+
+    def _serve_now(self, peer: bytes, message: StoreMessage, payload: Sequence[Frame]) -> None:
         try:
             self._serve(peer, message, payload)
         except MmcachedError as error:
@@ -162,6 +204,7 @@ class StoreService(Closeable):
                 self._send(peer, to_client.Present(message.request_id, present))
             case received.DropRecord():
                 is_dropped = self.records.drop(message.tenant, message.key)
+                self.second_level.saves.forget(store_key(message.tenant, message.key))
                 reason = "dropped" if is_dropped else "it had none"
                 self._send(peer, to_client.Stored(message.request_id, self.records.epoch, False, reason))
             case received.DropClaim():
@@ -171,8 +214,12 @@ class StoreService(Closeable):
             case received.RegisterEgressRing():
                 self.egress.register(message.client_id, peer, message.ring)
                 self._send(peer, to_client.EgressRingRegistered(message.request_id))
-            case received.TakeOrders() | received.FetchesEnded() | received.SecondLevelFlushed():
-                raise RemoteProtocolError("this service has no second level (store_l2)", type(message).__name__)
+            case received.TakeOrders():
+                self.second_level.take_orders(peer, message)
+            case received.FetchesEnded():
+                self.second_level.fetches_ended(message)
+            case received.SecondLevelFlushed():
+                self.second_level.flushed(message)
             case _:
                 assert_never(message)
 
@@ -186,8 +233,8 @@ class StoreService(Closeable):
         return found
 
     def _find(self, message: _Asking, keys: Sequence[str]) -> list[Handle | None]:
-        """As `_get`, but who reads the ring has looked, and counted, a moment ago."""
-        if not self.readers.has(message.client_id, message.incarnation):
+        """As `_get`, but who reads the ring has looked a moment ago; and counted, unless a miss may become a hit."""
+        if self.second_level.is_on or not self.readers.has(message.client_id, message.incarnation):
             return self._get(message, keys)
         return [self.records.find(message.tenant, key) for key in keys]
 
@@ -212,9 +259,10 @@ class StoreService(Closeable):
         if missing:
             # For the books as if each had been asked for alone.
             first = received.ClaimRecord(message.client_id, message.request_id, message.keys[missing[0]], 1.0, tenant)
-            names = [store_key(tenant, message.keys[index]) for index in missing]
-            tokens = self.claims.ask_many(names, Waiter(peer, first, math.inf))
-            for index, token in zip(missing, tokens, strict=True):
+            names = {index: store_key(tenant, message.keys[index]) for index in missing}
+            here = {i: name for i, name in names.items() if not self.second_level.fetches.is_elsewhere(name)}
+            tokens = self.claims.ask_many(list(here.values()), Waiter(peer, first, math.inf))
+            for index, token in zip(here, tokens, strict=True):
                 found[index] = token
             # What is pending is asked for again, and counts then.
             num_misses = sum(handles[index] is None and found[index] is not None for index in missing)
@@ -230,7 +278,11 @@ class StoreService(Closeable):
         encoded = self._record_of(message, payload)
         if message.claim:
             self.claims.check_token(message.claim, message.client_id, name)
-        refusal = self.records.put(message.tenant, message.key, encoded, epoch=message.store_epoch)
+        # What was fetched before the second level is flushed is no better than what was computed before a new epoch.
+        is_stale = self.second_level.is_flushing and self.second_level.is_peer(message.client_id)
+        is_new = not self.records.has(message.tenant, message.key)
+        refusal = self.records.put(message.tenant, message.key, encoded, epoch=-1 if is_stale else message.store_epoch)
+        place = self.records.find(message.tenant, message.key) if refusal is None else None
         if refusal is None:
             took_s = self._clock() - started
             self._put_latency.add(took_s)
@@ -240,11 +292,12 @@ class StoreService(Closeable):
             # It is of no use to those who wait either: somebody else must compute it from the new weights.
             self._transfer(self.claims.drop(message.claim, message.client_id))
         else:
-            found = encoded if refusal else self.records.find(message.tenant, message.key)
             for waiter in self.claims.finish(name):
-                self._sender.send_records(waiter.peer, waiter.message, [found])
+                self._sender.send_records(waiter.peer, waiter.message, [encoded if refusal else place])
         if self.on_put is not None:
             self.on_put(name, refusal is None)
+        wanted = Wanted(name, message.tenant, message.key)
+        self.second_level.was_put(message.client_id, wanted, place if is_new else None)
         answer = to_client.Stored(message.request_id, self.records.epoch, refusal is None, refusal or "")
         self._send(peer, answer)
 
@@ -275,10 +328,12 @@ class StoreService(Closeable):
 
     def _leave_others(self, peer: bytes, client_id: str) -> None:
         self.egress.leave(client_id, but_over=peer)
+        self.second_level.leave(client_id, but_over=peer)
         self._transfer(self.claims.leave(client_id, but_over=peer))
 
     def cancel(self, client_id: str, request_id: int) -> None:
         """A client does not wait any more; if it was told to compute meanwhile, the next who waits is."""
+        self.second_level.fetches.cancel(client_id, request_id)
         self._transfer(self.claims.cancel(client_id, request_id))
 
     def end_client(self, client_id: str) -> None:
@@ -286,10 +341,12 @@ class StoreService(Closeable):
         self.readers.leave(client_id)
         self.egress.leave(client_id)
         self.figures.leave(client_id)
+        self.second_level.leave(client_id)
         self._transfer(self.claims.leave(client_id))
 
     def clients(self) -> set[str]:
-        return self.claims.clients() | self.readers.owners() | self.egress.clients() | self.figures.clients()
+        of_parts = (self.claims.clients(), self.readers.owners(), self.egress.clients(), self.second_level.clients())
+        return set(self.figures.clients()).union(*of_parts)
 
     def _register_reader(self, peer: bytes, message: received.RegisterReader) -> None:
         self._leave_others(peer, message.client_id)
@@ -341,6 +398,7 @@ class StoreService(Closeable):
             self._transfer(self.claims.begin_epoch())
         else:
             self.records.clear()
+        self.second_level.forget()
 
     def stats(self) -> StoreStats:
         records = self.records
@@ -364,17 +422,21 @@ class StoreService(Closeable):
             hit_latency=records.hit_latency,
             put_latency=self._put_latency.histogram(),
             ring=records.ring.stats(),
+            fetches=self.second_level.stats(),
         )
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` if records or claims contradict themselves."""
         self.records.check_integrity()
         self.claims.check_integrity()
+        self.second_level.fetches.check_integrity()
 
     def close(self) -> None:
         """Fail those who wait, and remove the ring. A second call changes nothing."""
         for waiter in self.claims.take_all():
             self._fail(waiter, RequestAborted("the service stops; try again"))
+        for one in self.second_level.fetches.take_all():
+            self._send(one.peer, to_client.Failed(one.request_id, error_to_wire(RequestAborted("the service stops"))))
         self.egress.close()
         self.records.close()
         self._late_ring.close()

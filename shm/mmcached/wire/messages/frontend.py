@@ -169,6 +169,7 @@ class GetRecords(Message, frozen=True):
 
     Attributes:
         incarnation: the client as a reader; 0: it is none, the records come inline.
+        is_local: what this host has not is not fetched from the second level.
     """
 
     client_id: ClientId
@@ -176,6 +177,7 @@ class GetRecords(Message, frozen=True):
     keys: Keys
     tenant: Text = ""
     incarnation: Count = 0
+    is_local: bool = False
 
 
 class HaveRecords(Message, frozen=True):

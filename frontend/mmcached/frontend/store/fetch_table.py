@@ -1,0 +1,269 @@
+"""Keeps what is to be fetched from the second level, and who waits for it: each record once, however many want it.
+
+    park ──> asked ──a put of the name, whoever's; the second level says it has none; or the time is over──> ended
+               └──another host computes it──> elsewhere ──the same, with more time──> ended
+
+A message or request that is parked goes on when each of its fetches has ended, or is elsewhere, unless it would wait
+for another host too. It goes on once, and then finds what has come, or does without.
+
+After a fetch for somebody who would compute has ended without a record, this host computes it: for a while it is not
+fetched for such again. Sans I/O; knows nothing of messages.
+
+Invariant: who is parked waits for a fetch that is under way; each fetch ends by its deadline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from math import inf
+from typing import NamedTuple
+
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import InvariantError
+from mmcached.wire.messages.parts import Fetch
+
+MAX_FETCHES = 8192
+"""That are under way at a time; what more is missing is not fetched."""
+
+
+class Wanted(NamedTuple):
+    """A record that is not here; `name` is its `store_key`."""
+
+    name: str
+    tenant: str
+    key: str
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """One who waits.
+
+    Attributes:
+        client_id, request_id, peer: whose message it is, and over which connection; empty for what is no message.
+        go_on: called when there is nothing to wait for any more.
+        waits_elsewhere: also for what another host computes.
+        names: of the fetches for which it waits.
+    """
+
+    client_id: str
+    request_id: int
+    peer: bytes
+    go_on: Callable[[], object]
+    waits_elsewhere: bool
+    names: set[str] = field(default_factory=set, init=False)
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    number: int
+    wanted: Wanted
+    claims: bool
+    deadline: float
+    is_ordered: bool = False
+    parked: list[Parked] = field(default_factory=list)
+
+
+class FetchTable:
+    """The fetches of one store, by name.
+
+    Args:
+        clock: monotonic seconds.
+    Attributes:
+        num_ended: fetches by their end.
+    """
+
+    def __init__(self, config: ServiceConfig, clock: Callable[[], float]) -> None:
+        limits = config.limits
+        self._timeout_s = limits.l2_timeout_ms / 1000
+        self._claim_wait_s = limits.l2_claim_wait_ms / 1000
+        self._max_parked = config.max_num_requests
+        self._max_per_client = limits.max_requests_per_client
+        self._clock = clock
+        self._numbers = count(1)
+        # Each in the order of deadlines, which all fetches of a kind have from the moment that they come in.
+        self._asked: dict[str, _Fetch] = {}
+        self._elsewhere: dict[str, _Fetch] = {}
+        self._number_to_name: dict[int, str] = {}
+        self._to_order: dict[str, None] = {}
+        self._own_until: dict[str, float] = {}
+        self._parked: dict[Parked, None] = {}
+        self._ready: list[Parked] = []
+        self.num_ended: Counter[str] = Counter()
+
+    @property
+    def num_parked(self) -> int:
+        return len(self._parked)
+
+    @property
+    def has_orders(self) -> bool:
+        """A fetch has not been ordered yet."""
+        return bool(self._to_order)
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next fetch has to end."""
+        first = (next(iter(fetches.values()), None) for fetches in (self._asked, self._elsewhere))
+        return min((fetch.deadline for fetch in first if fetch is not None), default=inf)
+
+    def clients(self) -> set[str]:
+        return {one.client_id for one in self._parked if one.client_id}
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Return whether another host computes a record, as far as is known."""
+        return name in self._elsewhere
+
+    # ---- who waits
+
+    def park(self, one: Parked, missing: Iterable[Wanted], *, claims: bool) -> bool:
+        """Have records fetched; return whether there is something to wait for: then `go_on` is called, later.
+
+        Args:
+            claims: whoever waits would compute them.
+        """
+        if len(self._parked) >= self._max_parked or self._num_of(one.client_id) >= self._max_per_client:
+            return False
+        now = self._clock()
+        for wanted in missing:
+            fetch = self._asked.get(wanted.name)
+            if fetch is None and one.waits_elsewhere:
+                fetch = self._elsewhere.get(wanted.name)
+            if fetch is None and self._may_fetch(wanted.name, now, claims):
+                fetch = self._begin(wanted, now)
+            if fetch is not None:
+                fetch.claims |= claims and not fetch.is_ordered
+                fetch.parked.append(one)
+                one.names.add(wanted.name)
+        if not one.names:
+            return False
+        self._parked[one] = None
+        return True
+
+    def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
+        """Forget the messages of a client that is gone, or all but those over one connection; fetches go on."""
+        self._forget(lambda one: one.client_id == client_id and one.peer != but_over)
+
+    def cancel(self, client_id: str, request_id: int) -> None:
+        """Forget one message; an unknown one changes nothing."""
+        self._forget(lambda one: one.client_id == client_id and one.request_id == request_id)
+
+    def take_all(self) -> list[Parked]:
+        """End all fetches; return and forget all messages that wait."""
+        self.end_all()
+        return [one for one in self.take_ready() if one.client_id]
+
+    def take_ready(self) -> list[Parked]:
+        """Return and forget who has nothing to wait for any more."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    # ---- fetches
+
+    def take_orders(self, store_epoch: int, limit: int) -> list[Fetch]:
+        """Return what is to be fetched, and has not been ordered yet."""
+        now, orders = self._clock(), []
+        for name in list(islice(self._to_order, limit)):
+            del self._to_order[name]
+            fetch = self._asked[name]
+            fetch.is_ordered = True
+            timeout_ms = max(1, round(1000 * (fetch.deadline - now)))
+            orders.append(
+                Fetch(fetch.number, fetch.wanted.tenant, fetch.wanted.key, store_epoch, fetch.claims, timeout_ms)
+            )
+        return orders
+
+    def arrived(self, name: str, outcome: str) -> None:
+        """End a fetch: the store was offered the record; one that is not under way changes nothing."""
+        self._own_until.pop(name, None)
+        self._end(name, outcome)
+
+    def ended(self, number: int, outcome: str) -> None:
+        """Take note of what the second level says of a fetch; one that is not under way changes nothing."""
+        name = self._number_to_name.get(number)
+        if name is None:
+            return
+        if outcome != "elsewhere":
+            self._end(name, outcome)
+        elif (fetch := self._asked.pop(name, None)) is not None:
+            self._to_order.pop(name, None)
+            fetch.deadline = self._clock() + self._claim_wait_s
+            self._elsewhere[name] = fetch
+            waiting, fetch.parked = fetch.parked, [one for one in fetch.parked if one.waits_elsewhere]
+            self._release(name, [one for one in waiting if not one.waits_elsewhere])
+
+    def expire(self, now: float) -> bool:
+        """End the fetches whose time is over; return whether one of them was never answered."""
+        late = [name for name, fetch in _first_until(self._asked, now)]
+        for name in (*late, *[name for name, _ in _first_until(self._elsewhere, now)]):
+            self._end(name, "late")
+        while self._own_until and next(iter(self._own_until.values())) <= now:
+            del self._own_until[next(iter(self._own_until))]
+        return bool(late)
+
+    def end_all(self) -> None:
+        """End all fetches without a record, and forget which records this host computes."""
+        for name in [*self._asked, *self._elsewhere]:
+            self._end(name, "failed")
+        self._own_until.clear()
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` if somebody is parked for nothing, or a fetch is in two states."""
+        fetches = self._asked | self._elsewhere
+        if len(fetches) != len(self._asked) + len(self._elsewhere) or len(fetches) != len(self._number_to_name):
+            raise InvariantError(f"{len(fetches)} fetches, {len(self._number_to_name)} numbers")
+        if lost := [one.request_id for one in self._parked if not one.names or not one.names <= fetches.keys()]:
+            raise InvariantError(f"parked, but nothing is fetched for them: {lost}")
+        if not self._to_order.keys() <= self._asked.keys():
+            raise InvariantError("a fetch is to be ordered that is not asked for")
+
+    # ---- how
+
+    def _num_of(self, client_id: str) -> int:
+        return sum(one.client_id == client_id for one in self._parked) if client_id else 0
+
+    def _may_fetch(self, name: str, now: float, claims: bool) -> bool:
+        if name in self._elsewhere or len(self._number_to_name) >= MAX_FETCHES:
+            return False
+        return not claims or self._own_until.get(name, now) <= now
+
+    def _begin(self, wanted: Wanted, now: float) -> _Fetch:
+        fetch = self._asked[wanted.name] = _Fetch(next(self._numbers), wanted, False, now + self._timeout_s)
+        self._number_to_name[fetch.number] = wanted.name
+        self._to_order[wanted.name] = None
+        return fetch
+
+    def _end(self, name: str, outcome: str) -> None:
+        fetch = self._asked.pop(name, None) or self._elsewhere.pop(name, None)
+        if fetch is None:
+            return
+        self._to_order.pop(name, None)
+        del self._number_to_name[fetch.number]
+        self.num_ended[outcome] += 1
+        if fetch.claims and outcome not in ("hit", "overtaken"):
+            self._own_until.pop(name, None)  # it is the last of all now
+            self._own_until[name] = self._clock() + self._claim_wait_s
+        self._release(name, fetch.parked)
+
+    def _release(self, name: str, waiting: list[Parked]) -> None:
+        for one in waiting:
+            one.names.discard(name)
+            if not one.names and one in self._parked:
+                del self._parked[one]
+                self._ready.append(one)
+
+    def _forget(self, is_gone: Callable[[Parked], bool]) -> None:
+        for one in [one for one in self._parked if is_gone(one)]:
+            del self._parked[one]
+        self._ready = [one for one in self._ready if not is_gone(one)]
+        for fetch in chain(self._asked.values(), self._elsewhere.values()):
+            fetch.parked = [one for one in fetch.parked if one in self._parked]
+
+
+def _first_until(fetches: dict[str, _Fetch], now: float) -> Iterator[tuple[str, _Fetch]]:
+    """Yield those whose deadline is over; they are the first."""
+    for name, fetch in fetches.items():
+        if fetch.deadline > now:
+            return
+        yield name, fetch

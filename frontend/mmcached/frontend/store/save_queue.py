@@ -1,0 +1,79 @@
+"""Keeps what has been put and the second level shall have too, until it takes it; what is too much, or too old, goes.
+
+    put ──> waiting ──taken──> the second level's      or: dropped, the oldest first, and counted; forgotten by a flush
+
+It has names and places only: the records lie where they lie, and may have gone when their turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mmcached.wire.config import MIB
+from mmcached.wire.handle import Handle
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages.parts import Save
+
+
+class _Waiting(NamedTuple):
+    save: Save
+    since: float
+
+
+class SaveQueue:
+    """The records that wait, by name.
+
+    Args:
+        clock: monotonic seconds.
+    Attributes:
+        num_dropped: only rises; what a flush has forgotten is not dropped.
+    """
+
+    def __init__(self, limits: LimitsConfig, clock: Callable[[], float]) -> None:
+        self._max_waiting = limits.max_l2_waiting
+        self._max_bytes = limits.max_l2_waiting_mb * MIB
+        self._max_record_bytes = limits.max_l2_record_mb * MIB
+        self._max_age_s = limits.l2_save_age_s
+        self._clock = clock
+        self._waiting: dict[str, _Waiting] = {}
+        self._num_bytes = 0
+        self.num_dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, name: str, tenant: str, key: str, place: Handle) -> None:
+        """Let a record wait, and drop what waits before it as far as it is too much."""
+        if place.nbytes > self._max_record_bytes:
+            self.num_dropped += 1
+            return
+        self.forget(name)
+        self._waiting[name] = _Waiting(Save(tenant, key, place), self._clock())
+        self._num_bytes += place.nbytes
+        while len(self._waiting) > self._max_waiting or self._num_bytes > self._max_bytes:
+            self._drop_first()
+
+    def take(self, limit: int) -> list[Save]:
+        """Return and forget those that wait longest, as many as `limit`; drop what is too old."""
+        oldest = self._clock() - self._max_age_s
+        while self._waiting and next(iter(self._waiting.values())).since < oldest:
+            self._drop_first()
+        saves: list[Save] = []
+        while self._waiting and len(saves) < limit:
+            saves.append(self._waiting[name := next(iter(self._waiting))].save)
+            self.forget(name)
+        return saves
+
+    def forget(self, name: str) -> None:
+        """Let a record wait no more; an unknown one changes nothing."""
+        if (waiting := self._waiting.pop(name, None)) is not None:
+            self._num_bytes -= waiting.save.place.nbytes
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._num_bytes = 0
+
+    def _drop_first(self) -> None:
+        self.forget(next(iter(self._waiting)))
+        self.num_dropped += 1
