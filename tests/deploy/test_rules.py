@@ -25,6 +25,8 @@ def test_each_alert_fires_and_does_not() -> None:
         ("< 0.1 *", "< 0.3 *"),
         ("< 0.5 * mmcached", "< 0.9 * mmcached"),
         ("for: 15m", "for: 5m"),
+        ("circuit_open[5m]) > 0.5", "circuit_open[5m]) > 0.3"),
+        ('outcome=~"dropped|failed"', 'outcome=~"dropped"'),
     ],
 )
 def test_a_threshold_that_is_wrong_is_found(tmp_path: Path, right: str, wrong: str) -> None:
