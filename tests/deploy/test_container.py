@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +35,14 @@ def test_what_is_copied_into_the_image_is_there_and_not_ignored() -> None:
     assert {f"!{name}" for name in copied} == {line for line in ignored if line.startswith("!")}
     assert all((REPOSITORY / name).exists() for name in copied)
     assert re.findall(r"^USER (.+)$", text, re.MULTILINE) == ["${UID}:${UID}"]
+
+
+def test_a_store_alone_has_all_but_torch() -> None:
+    (code,) = re.findall(r'python3 -c "(.+?)" > service.txt', RECIPE.read_text().replace("\\\n", ""), re.DOTALL)
+    said = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    names = {re.split(r"[<>=]", line)[0] for line in said.stdout.splitlines()}
+    assert {"redis", "typer"} <= names
+    assert not {"torch", "mmcached"} & names
 
 
 def services(name: str) -> Any:
