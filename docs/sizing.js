@@ -8,7 +8,7 @@ function sizes(n) {
   const processes_gib = (192 + Math.min(1, n.workers) * 320 + n.workers * 512) / 1024;
   const memory_gib = store_gib + ring_gib + processes_gib;
   const fleet_gib = n.hosts * new_per_s * n.window_s * output_mib / 1024;
-  const second_gib = Math.max(0, Math.min(1, n.hosts - 1)) * 1.25 * fleet_gib;
+  const second_gib = Math.max(0, Math.min(1, n.hosts - 1)) * (1.25 * fleet_gib + 4 * n.hosts * output_mib / 1024);
   return {output_mib, new_per_s, store_gib, ring_gib, shm_gib, memory_gib, second_gib};
 }
 

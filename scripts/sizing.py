@@ -59,7 +59,7 @@ def sizes(n: Load) -> dict[str, float]:
     processes_gib = (192 + min(1, n.workers) * 320 + n.workers * 512) / 1024
     memory_gib = store_gib + ring_gib + processes_gib
     fleet_gib = n.hosts * new_per_s * n.window_s * output_mib / 1024
-    second_gib = max(0, min(1, n.hosts - 1)) * 1.25 * fleet_gib
+    second_gib = max(0, min(1, n.hosts - 1)) * (1.25 * fleet_gib + 4 * n.hosts * output_mib / 1024)
     return {
         "output_mib": output_mib,
         "new_per_s": new_per_s,
