@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from mmcached.frontend.connections.listening import listen_for_clients, message_limits
 from mmcached.frontend.store.store_service import StoreService as Store
 from mmcached.wire.config import ServiceConfig
@@ -30,7 +32,7 @@ from mmcached.wire.messages.frontend import (
 )
 from mmcached.wire.messages.parts import EncoderOutput, SavedRows, StreamedTokens, Tensor
 from mmcached.wire.paths import RunDir
-from mmcached.wire.process.turns import TurnShare
+from mmcached.wire.process.turns import Guard, TurnShare
 
 POLL_S = 0.002
 ALL = TurnShare(10_000, 60.0)
@@ -199,6 +201,9 @@ class StoreService(ServiceThread):
             self.desk.close()
 
     def check(self) -> None:
+        guard = Guard()
+        self.desk.go_on(guard)
+        assert not guard.num_faults
         self.desk.check(time.monotonic())
 
     def serve(self, peer: bytes, message: FromClient, payload: list[Any]) -> None:
@@ -222,7 +227,8 @@ class StoreService(ServiceThread):
                 ring, epoch, limits = self.desk.announcement, self.desk.records.epoch, message_limits(self.config)
                 egress_bytes = self.desk.max_egress_bytes
                 fingerprints = self.encoder_fingerprint, "p"
-                self._send(peer, Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes, *fingerprints))
+                welcome = Welcome("store", 258, 257, 64, 8192, ring, epoch, limits, egress_bytes, *fingerprints)
+                self._send(peer, replace(welcome, has_second_level=self.desk.second_level.is_on))
             case ClientBye():
                 self.desk.end_client(message.client_id)
             case Flush():

@@ -164,8 +164,12 @@ class Calls:
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
         tenant: str | None = None,
+        local: bool = False,
     ) -> Call[Hit | None]:
         """Return the record of a key, or None.
+
+        What this host's store has is found without asking the service. Where that has a second level, it is asked for
+        what is missing, and waits for `limits.l2_timeout_ms` at most.
 
         Args:
             view: tensors in place, without a copy, instead of owned ones. **Read them, never write**: an in-place
@@ -175,11 +179,13 @@ class Calls:
                 bfloat16 and no float8. "bytes": numpy arrays of their bytes.
             timeout_s: deadline of this call.
             tenant: whose record, if not this client's own tenant's.
+            local: what this host's store has not is missing, whatever the second level may have.
         Raises:
             InvalidRequest: a key or deadline that cannot be, or a dtype that the wanted library does not have.
             MmcachedError: with `fail_open=False`: why the service did not answer.
         """
-        return self._store.get(checked_key(key), reading_of(tensors, view), timeout_s, checked_tenant(tenant))
+        reading = reading_of(tensors, view)
+        return self._store.get(checked_key(key), reading, timeout_s, checked_tenant(tenant), local=local)
 
     def get_many(
         self,
@@ -188,9 +194,10 @@ class Calls:
         view: bool = False,
         tensors: Library = DEFAULT_LIBRARY,
         timeout_s: float | None = None,
+        local: bool = False,
     ) -> Call[list[Hit | None]]:
         """As `get` for up to 4096 keys, in their order."""
-        return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s)
+        return self._store.get_many(checked_keys(keys), reading_of(tensors, view), timeout_s, local=local)
 
     def open(
         self, token: str, *, view: bool = False, tensors: Library = DEFAULT_LIBRARY, timeout_s: float | None = None
@@ -212,9 +219,10 @@ class Calls:
     def contains_many(
         self, keys: Sequence[str], *, timeout_s: float | None = None, tenant: str | None = None
     ) -> Call[list[bool]]:
-        """Return which keys have a record; the service is not asked, unless its memory cannot be seen from here.
+        """Return which keys have a record on this host; the service is not asked, unless its memory cannot be seen from
+        here.
 
-        A hint: a record may come or go before it is asked for.
+        A hint: a record may come or go before it is asked for, and a second level may have others.
         """
         return self._store.contains_many(checked_keys(keys), timeout_s, checked_tenant(tenant))
 
@@ -228,7 +236,8 @@ class Calls:
     ) -> Verb[list[Hit | Claim | Pending]]:
         """Return for each key its record, or a claim to compute it, or that somebody computes it; waits for nobody.
 
-        For a scheduler: it claims what it will have computed. The record may be put by another process, which ends the
+        For a scheduler: it claims what it will have computed. What a second level has is a record too: for that the
+        answer waits for `limits.l2_timeout_ms` at most. The record may be put by another process, which ends the
         claim too. A claim passes on when this client drops it or dies, or after `limits.claim_timeout_s`. A pending key
         is asked for again later. It raises nothing for want of room or service: then it is a claim that is not
         exclusive, for who were told to wait would wait for nobody.
@@ -285,7 +294,8 @@ class Calls:
         tenant: str | None = None,
         store_epoch: int | None = None,
     ) -> Verb[Record]:
-        """Return the record of a key; if it has none, one caller on this host computes it while the others wait.
+        """Return the record of a key; if it has none, one caller on this host computes it while the others wait; with a
+        second level, as a rule, one caller on all its hosts.
 
         A caller that dies is replaced by one that waits. Who has waited for `timeout_s`, or finds no service, calls
         `fn` itself and stores nothing.
@@ -308,7 +318,7 @@ class Calls:
         )
 
     def drop(self, key: str, *, timeout_s: float | None = None, tenant: str | None = None) -> Verb[bool]:
-        """Forget the record of a key; return whether that is certain. Who reads it goes on."""
+        """Forget the record of a key on this host; return whether that is certain. Who reads it goes on."""
         return self._store.drop(checked_key(key), timeout_s, checked_tenant(tenant))
 
     # ---- the service
@@ -318,13 +328,21 @@ class Calls:
 
         As `flush`, but what is being computed now is not kept either, and generations that run go on.
         """
-        message, _ = yield from self._ask(Flush(self.contact.next_id(), True), timeout_s)
-        expect(message, Flushed)
-        self.contact.greet_again()  # which epoch it is
+        try:
+            message, _ = yield from self._ask(Flush(self.contact.next_id(), True), timeout_s)
+            expect(message, Flushed)
+        finally:
+            self.contact.greet_again()  # which epoch it is, also where the second level has not been flushed
 
     def flush(self, *, timeout_s: float = 30.0) -> Verb[None]:
         """Make the whole service forget what it has cached; requests that run start over, and end as they would
         have.
+
+        The second level forgets what it has from all hosts; what lies in the stores of other hosts stays there.
+
+        Raises:
+            SecondLevelNotFlushed: all is forgotten but what the second level has, of which nothing is found here until
+                it has forgotten that too.
         """
         message, _ = yield from self._ask(Flush(self.contact.next_id()), timeout_s)
         expect(message, Flushed)

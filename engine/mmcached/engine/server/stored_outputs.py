@@ -46,7 +46,8 @@ class StoredOutputs(Closeable):
             if self._client is None:
                 self._client = self._make_client()
             key = output_key(fingerprint, feature.mm_hash)
-            hit = self._client.get(key, view=True, tensors="bytes", tenant=message.tenant)
+            # It was there a moment ago; the loop waits for no other host.
+            hit = self._client.get(key, view=True, tensors="bytes", tenant=message.tenant, local=True)
             if hit is None or hit.token is None:  # too much is leased here already: it is a copy
                 has_all = False
             else:

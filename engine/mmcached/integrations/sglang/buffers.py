@@ -34,8 +34,11 @@ class Buffers:
         self._saver = saver
 
     def contains(self, keys: Sequence[str]) -> list[bool]:
-        """Return which keys have a record; a hint."""
-        return self._client.contains_many(keys)
+        """Return which keys have a record; a hint. What another host has is brought here, to be read next."""
+        are_known = self._client.contains_many(keys)
+        missing = [key for key, is_known in zip(keys, are_known, strict=True) if not is_known]
+        brought = iter(self._client.get_many(missing, view=True, tensors="numpy") if missing else ())
+        return [is_known or next(brought) is not None for is_known in are_known]
 
     def read(
         self, keys: Sequence[str], pointers: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]

@@ -79,11 +79,11 @@ class Contact(Closeable):
             return self._news.wait_for(lambda: self._is_there, timeout_s)
 
     def look_up(self, keys: list[str]) -> list[Hit | None]:
-        """Return what is there of some records, in place and under leases."""
+        """Return what this host has of some records, in place and under leases; what others have `ask` brings."""
         client = self._client
         if self._is_there and client is not None:
             try:
-                return client.get_many(keys, view=True, timeout_s=self._call_timeout_s)
+                return client.get_many(keys, view=True, timeout_s=self._call_timeout_s, local=True)
             except MmcachedError as error:
                 if error.retryable:
                     self._lose(error)

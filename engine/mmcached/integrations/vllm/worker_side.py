@@ -149,7 +149,9 @@ class WorkerSide:
         try:
             hit = self._client.open(load.token, view=view, timeout_s=timeout_s)
             if hit is None:  # not under that lease any more, or not in this rank's memory
-                hit = self._client.get(load.key, view=view, timeout_s=timeout_s if load.can_be_encoded else LAST_CALL_S)
+                is_needed = not load.can_be_encoded  # else the step waits for nobody
+                limit_s = LAST_CALL_S if is_needed else timeout_s
+                hit = self._client.get(load.key, view=view, timeout_s=limit_s, local=not is_needed)
             return None if hit is None else self._own(load, hit)
         except Exception as error:  # whatever a device raises, other ranks must hear that this one has not got it
             self._warn(f"an encoder output could not be loaded: {type(error).__name__}: {error}")

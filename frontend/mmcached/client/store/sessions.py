@@ -26,11 +26,13 @@ class StoreSessions:
     Attributes:
         present: the session; None before the first contact.
         egress: the client's ring for large puts.
+        has_second_level: what is not in the ring is asked for, as far as is known.
     """
 
     def __init__(self) -> None:
         self._store_epoch = 0
         self.egress = Egress()
+        self.has_second_level = False
         self._lock = threading.RLock()
         self.present: StoreSession | None = None
         self._is_over = False
@@ -57,6 +59,7 @@ class StoreSessions:
         match message:
             case Welcome():
                 self._store_epoch = message.store_epoch
+                self.has_second_level = message.has_second_level
             case Records() | Claimed() | Claims() | Stored():
                 self._store_epoch = max(self._store_epoch, message.store_epoch)
         if isinstance(message, Stored | Failed):

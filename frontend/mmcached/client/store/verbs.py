@@ -1,6 +1,6 @@
 """Says what each verb of the store asks, in which order, and what becomes of errors.
 
-    look into the ring ──a hit──> done, without a message
+    look into the ring ──a hit; or a miss, and no second level──> done, without a message
         └──> in contact ──the ring's session──> RegisterReader ──> look; or the verb's own request
 
 A service that is gone, full or late is a miss, unless the client is strict. A claim is dropped when its verb ends in
@@ -78,19 +78,33 @@ class StoreVerbs:
 
     # ---- the verbs; their arguments are checked
 
-    def get(self, key: str, reading: Reading, timeout_s: float | None, tenant: str | None = None) -> Call[Hit | None]:
+    def get(
+        self, key: str, reading: Reading, timeout_s: float | None, tenant: str | None = None, *, local: bool = False
+    ) -> Call[Hit | None]:
         tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
-        hits = self._find_and_count([key], reading, tenant)
-        return _only(self._ask_and_count([key], reading, deadline, tenant)) if hits is None else Done(hits[0])
+        asks = self._sessions.has_second_level and not local
+        hits = self._find_and_count([key], reading, tenant, asks)
+        if hits is not None and (hits[0] is not None or not asks):
+            return Done(hits[0])
+        return _only(self._ask_and_count([key], reading, deadline, tenant, local=local))
 
     def get_many(
-        self, keys: list[str], reading: Reading, timeout_s: float | None, tenant: str | None = None
+        self,
+        keys: list[str],
+        reading: Reading,
+        timeout_s: float | None,
+        tenant: str | None = None,
+        *,
+        local: bool = False,
     ) -> Call[list[Hit | None]]:
         tenant = self._tenant(tenant)
         deadline = None if timeout_s is None else self._contact.deadline(timeout_s)
-        hits = self._find_and_count(keys, reading, tenant)
-        return self._ask_and_count(keys, reading, deadline, tenant) if hits is None else Done(hits)
+        asks = self._sessions.has_second_level and not local
+        hits = self._find_and_count(keys, reading, tenant, asks)
+        if hits is not None and (None not in hits or not asks):
+            return Done(hits)
+        return self._ask_for_missing(keys, hits or [None] * len(keys), reading, deadline, tenant, local=local)
 
     @property
     def is_reader(self) -> bool:
@@ -208,41 +222,74 @@ class StoreVerbs:
             if grant is not None and not is_stored:
                 self._drop_claim(grant)
 
-    def _find_and_count(self, keys: list[str], reading: Reading, tenant: str) -> list[Hit | None] | None:
-        """Look into the ring, as a whole verb; None: the service must be asked."""
+    def _find_and_count(self, keys: list[str], reading: Reading, tenant: str, asks: bool) -> list[Hit | None] | None:
+        """Look into the ring, as a whole verb; None: it cannot be seen, or not yet.
+
+        Args:
+            asks: the service is asked for what is missing, and that is counted then.
+        """
         hits: list[Hit | None] | None
         try:
-            hits = self._find(keys, reading, tenant)
+            hits = self._find(keys, reading, tenant, counts_misses=not asks)
         except MmcachedError as error:
             if not self._is_miss("get", error):
                 raise
             hits = [None] * len(keys)
         if hits is not None:
-            self._guard.count_queries(len(keys), len(keys) - hits.count(None))
+            num_hits = len(keys) - hits.count(None)
+            self._guard.count_queries(num_hits if asks else len(keys), num_hits)
+        return hits
+
+    def _ask_for_missing(
+        self,
+        keys: list[str],
+        hits: list[Hit | None],
+        reading: Reading,
+        deadline: Deadline | None,
+        tenant: str,
+        *,
+        local: bool,
+    ) -> Verb[list[Hit | None]]:
+        missing = [index for index, hit in enumerate(hits) if hit is None]
+        try:
+            found = yield from self._ask_and_count(
+                [keys[index] for index in missing], reading, deadline, tenant, local=local
+            )
+        except BaseException:
+            hits.clear()  # the error's traceback would keep them, and their leases
+            raise
+        for index, hit in zip(missing, found, strict=True):
+            hits[index] = hit
         return hits
 
     def _ask_and_count(
-        self, keys: list[str], reading: Reading, deadline: Deadline | None, tenant: str
+        self, keys: list[str], reading: Reading, deadline: Deadline | None, tenant: str, *, local: bool
     ) -> Verb[list[Hit | None]]:
         misses: list[Hit | None] = [None] * len(keys)
-        verb = self._get(keys, reading, deadline or self._contact.deadline(None), tenant)
+        verb = self._get(keys, reading, deadline or self._contact.deadline(None), tenant, local=local)
         hits = yield from self._guarded("get", verb, misses)
         self._guard.count_queries(len(keys), len(keys) - hits.count(None))
         return hits
 
     # ---- each verb as it is while the service is there
 
-    def _get(self, keys: list[str], reading: Reading, deadline: Deadline, tenant: str) -> Verb[list[Hit | None]]:
+    def _get(
+        self, keys: list[str], reading: Reading, deadline: Deadline, tenant: str, *, local: bool
+    ) -> Verb[list[Hit | None]]:
         session = yield from self._in_contact(deadline)
         if session.ring is None or not keys:
             return [None] * len(keys)
-        if (found := self._find(keys, reading, tenant)) is not None:
+        asks = self._sessions.has_second_level and not local
+        found = self._find(keys, reading, tenant, counts_misses=not asks)
+        if found is not None and not asks:
             return found
-        hits: list[Hit | None] = []
-        for batch in _batches(keys):
-            ask = GetRecords(*self._ids(), batch, tenant, session.incarnation)
+        hits = found or [None] * len(keys)
+        for batch in _batches([index for index, hit in enumerate(hits) if hit is None]):
+            ask = GetRecords(*self._ids(), [keys[index] for index in batch], tenant, session.incarnation, local)
             message, payload = yield from self._contact.exchange(ask, deadline)
-            hits += self._open(session, expect(message, Records), payload, reading, len(batch))
+            opened = self._open(session, expect(message, Records), payload, reading, len(batch))
+            for index, hit in zip(batch, opened, strict=True):
+                hits[index] = hit
         return hits
 
     def _open_token(self, token: LeaseToken, reading: Reading, deadline: Deadline) -> Verb[Hit | None]:
@@ -312,10 +359,15 @@ class StoreVerbs:
 
     def _claim(self, key: str, reading: Reading, deadline: Deadline, tenant: str) -> Verb[Hit | Grant | None]:
         """Return a record or the right to compute it; None: neither, compute it without storing."""
-        if (hits := self._find([key], reading, tenant)) is not None and hits[0] is not None:
+        hits = self._find_before_asking(key, reading, tenant)
+        if hits is not None and hits[0] is not None:
             return hits[0]
         session = yield from self._in_contact(deadline)
-        if hits is None and (hits := self._find([key], reading, tenant)) is not None and hits[0] is not None:
+        if (
+            hits is None
+            and (hits := self._find_before_asking(key, reading, tenant)) is not None
+            and hits[0] is not None
+        ):
             return hits[0]
         ask = ClaimRecord(*self._ids(), key, deadline.timeout_s, tenant, session.incarnation)
         message, payload = yield from self._contact.exchange(ask, deadline)
@@ -378,6 +430,10 @@ class StoreVerbs:
         if session is None:
             return None
         return session.find(keys, self._tenant(tenant), reading, counts_misses=counts_misses)
+
+    def _find_before_asking(self, key: str, reading: Reading, tenant: str) -> list[Hit | None] | None:
+        """As `_find`; where what is missing may become a hit, the service counts it."""
+        return self._find([key], reading, tenant, counts_misses=not self._sessions.has_second_level)
 
     def _in_contact(self, deadline: Deadline) -> Verb[StoreSession]:
         """Greet, become a reader and announce it, as far as that has not been done.
