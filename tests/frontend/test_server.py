@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from mmcached.frontend.connections.rings import warn_of_small_shm
 from mmcached.frontend.engines.flushes import FLUSH_TIMEOUT_S
 from mmcached.frontend.requests.request_service import MAX_RESENDS
-from mmcached.frontend.server import CHECK_INTERVAL_S, REST_S
+from mmcached.frontend.server import CHECK_INTERVAL_S
 from mmcached.shm import ReaderEntry
 from mmcached.shm.segment.segment import Host
 from mmcached.wire.config import ServiceConfig
@@ -24,6 +24,7 @@ from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Inline, StreamedTokens
 from mmcached.wire.paths import RunDir
+from mmcached.wire.process.turns import REST_S
 from mmcached.wire.stats import EngineStats, RoleName, WorkerStats
 from mmcached.wire.vocabulary import IMAGE_TOKEN_ID
 from tests.cli.fake_view import page_of

@@ -28,11 +28,12 @@ from mmcached.wire.messages.engine import StepFailed, StepOutput, WorkerAttached
 from mmcached.wire.messages.parts import EncoderForm, Inline, TensorForm
 from mmcached.wire.messages.worker import Attach, ClearCaches, EmitEmbedding, EncodeItem, Shutdown
 from mmcached.wire.paths import RunDir
+from mmcached.wire.process.turns import REST_S
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.stats import RoleName, WorkerStats
 from mmcached.worker.devices import choose_device
 from mmcached.worker.payloads import PayloadReader
-from mmcached.worker.server import ENGINE_GONE, HELLO_S, REST_S, WorkerServer, main
+from mmcached.worker.server import ENGINE_GONE, HELLO_S, WorkerServer, main
 from mmcached.worker.steps.runner import ModelRunner
 from tests.clock import Clock, Sleeper
 from tests.shm.processes import wait_until
@@ -414,6 +415,7 @@ def test_a_process_whose_engine_is_killed_lets_go_of_the_entry(run_dir: Path, en
 import sys, msgspec
 from mmcached.shm import ReaderEntry
 from mmcached.wire.handle import RingAnnouncement
+from mmcached.wire.process.turns import REST_S
 entry = ReaderEntry.attach(msgspec.json.decode(sys.argv[1], type=RingAnnouncement))
 print(entry.reader_id, entry.incarnation, flush=True)
 sys.stdin.read()

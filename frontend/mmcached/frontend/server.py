@@ -57,7 +57,7 @@ from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as received
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
-from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import FrontendStats, RoleName
@@ -66,9 +66,8 @@ from mmcached.wire.vocabulary import END_TOKEN_ID, IMAGE_TOKEN_ID
 log = structlog.get_logger("mmcached.frontend")
 
 CHECK_INTERVAL_S = 0.25
-"""How often deaths and deadlines are looked at while anything is open, is said, or is read."""
-REST_S = 0.8
-"""How often at rest: to look alive, to a supervisor that looks each second. A death closes a connection: an event."""
+"""How often deaths and deadlines are looked at while anything is open, is said, or is read; at rest a death closes a
+connection, which is an event."""
 _UNBOUND = (
     received.GetStats
     | received.GetProcessorInfo
@@ -107,6 +106,7 @@ class Frontend(Closeable):
         self._is_draining = False
         self._last_check = -math.inf
         self._is_at_rest = False
+        self._rest_s = longest_rest_s(config.limits)
         self._late_ring = late_item_ring(config, run_dir.path)
         self._ring: RingWriter | NoRing = NoRing()
         self._asked_for_stats: list[tuple[bytes, int]] = []
@@ -180,7 +180,7 @@ class Frontend(Closeable):
 
     @property
     def _next_check(self) -> float:
-        return self._last_check + (REST_S if self._is_at_rest else CHECK_INTERVAL_S)
+        return self._last_check + (self._rest_s if self._is_at_rest else CHECK_INTERVAL_S)
 
     @property
     def _has_open(self) -> bool:

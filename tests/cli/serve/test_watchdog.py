@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmcached.cli.serve.watchdog import LOOK_INTERVAL_S, Watchdog
+from mmcached.cli.serve.watchdog import Watchdog
 from mmcached.shm.stats.page import RoleSnapshot
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.limits import LimitsConfig
@@ -17,8 +17,8 @@ CONFIG = ServiceConfig(limits=LimitsConfig(silence_timeout_s=5.0), step_timeout_
 class Watched:
     """A watchdog, a clock, and roles that beat or do not."""
 
-    def __init__(self, *names: RoleName) -> None:
-        self.watchdog = Watchdog(CONFIG)
+    def __init__(self, *names: RoleName, config: ServiceConfig = CONFIG) -> None:
+        self.watchdog = Watchdog(config)
         self.now = 100.0
         self.pids = {name: 1000 + index for index, name in enumerate(names)}
         self.beats = {name: (pid, self.now) for name, pid in self.pids.items()}
@@ -26,8 +26,8 @@ class Watched:
     def beat(self, name: RoleName) -> None:
         self.beats[name] = (self.pids[name], self.now)
 
-    def look(self, *, after_s: float = LOOK_INTERVAL_S) -> list[RoleName]:
-        self.now += after_s
+    def look(self, *, after_s: float | None = None) -> list[RoleName]:
+        self.now += self.watchdog.interval_s if after_s is None else after_s
         snapshots = {
             name: RoleSnapshot(pid, True, self.now - at, 0.0, 1, FrontendStats())
             for name, (pid, at) in self.beats.items()
@@ -45,7 +45,7 @@ class Watched:
 def test_a_silent_role_is_found_in_time(name: RoleName, limit_s: float) -> None:
     """A worker's limit is that of a step."""
     watched = Watched(name)
-    assert limit_s <= watched.first_overdue(name) <= limit_s + 2 * LOOK_INTERVAL_S
+    assert limit_s <= watched.first_overdue(name) <= limit_s + 2 * watched.watchdog.interval_s
 
 
 def test_a_role_that_beats_is_never_found() -> None:
@@ -53,6 +53,16 @@ def test_a_role_that_beats_is_never_found() -> None:
     for _ in range(100):
         assert watched.look() == []
         watched.beat(FRONTEND)
+
+
+@pytest.mark.parametrize("silence_s", [1.0, 2.0, 30.0])
+def test_a_role_that_rests_as_long_as_it_may_is_never_found(silence_s: float) -> None:
+    limits = LimitsConfig(silence_timeout_s=silence_s)
+    watched = Watched(FRONTEND, config=ServiceConfig(limits=limits))
+    for turn in range(200):
+        assert watched.look(after_s=watched.watchdog.interval_s / 7) == []
+        if turn % 8 == 0:  # a little later than it should
+            watched.beat(FRONTEND)
 
 
 def test_a_role_that_has_not_come_yet_may_take_as_long_as_a_start() -> None:

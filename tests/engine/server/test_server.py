@@ -12,7 +12,7 @@ import pytest
 from mmcached.engine import Request, Scheduler
 from mmcached.engine.server.item_frames import ItemFrames
 from mmcached.engine.server.probes import MAX_OPEN
-from mmcached.engine.server.server import POLL_INTERVAL_S, REST_S
+from mmcached.engine.server.server import POLL_INTERVAL_S
 from mmcached.shm import RingReader, RingWriter
 from mmcached.shm.stats.page import StatsPage, StatsPageReader
 from mmcached.shm.stats.service import stats_of
@@ -24,6 +24,7 @@ from mmcached.wire.messages import frontend as from_engine
 from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier, Feature, Inline
 from mmcached.wire.paths import RunDir
+from mmcached.wire.process.turns import REST_S
 from mmcached.wire.stats import EngineStats, RoleName
 from tests.clock import Clock, Sleeper
 from tests.engine.fake_peers import DEADLINE_S, Bench

@@ -17,8 +17,8 @@ Exit status: 0 after `Shutdown` or SIGTERM (the running step is finished and ans
 is no engine to serve: its byte is free, its connection is closed, another engine answers, or its entry is not what it
 announced. The caches die with the process: a worker serves one engine incarnation.
 
-Invariant: no wait is longer than `REST_S`, but for a step itself and the linger of the closing socket. A message, an
-engine's death and a signal end it: a worker at rest turns to look alive, to a supervisor that looks each second.
+Invariant: no wait is longer than a rest, but for a step itself and the linger of the closing socket. A message, an
+engine's death and a signal end it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from mmcached.wire.messages.worker import (
 )
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.process.turns import REST_S, longest_rest_s
 from mmcached.wire.sockets.channels import DealerChannel
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import RoleName
@@ -58,7 +59,6 @@ from mmcached.worker.attachment import Attachment
 from mmcached.worker.devices import choose_device
 from mmcached.worker.steps.runner import ModelRunner
 
-REST_S = 0.8
 HELLO_S = 0.5
 REFUSED = 1
 ENGINE_GONE = 3
@@ -97,7 +97,7 @@ def main(run_dir: Path, engine_index: int, rank: int) -> int:
         server = WorkerServer(runner, hello, context, paths.worker_address(engine_index), page)
         try:
             server.wake_on(stop)
-            status = server.run(lambda: stop.is_set)
+            status = server.run(lambda: stop.is_set, rest_s=longest_rest_s(config.limits))
         finally:
             server.close()
     # Else the interpreter, as it ends, goes through all of torch's objects in search of garbage: 0.4 s of each restart.

@@ -67,7 +67,7 @@ from mmcached.wire.messages import worker as to_worker
 from mmcached.wire.messages.parts import Barrier
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
-from mmcached.wire.process.turns import Guard, TurnShare, places
+from mmcached.wire.process.turns import REST_S, Guard, TurnShare, longest_rest_s, places
 from mmcached.wire.slow_log import SlowLog
 from mmcached.wire.sockets.channels import RouterChannel
 from mmcached.wire.sockets.frames import Frame
@@ -77,8 +77,6 @@ log = structlog.get_logger("mmcached.engine")
 
 POLL_INTERVAL_S = 0.25
 """The longest wait while a step is computed, whose deadline is looked at."""
-REST_S = 0.8
-"""The longest wait while none is: to look alive, to a supervisor that looks each second."""
 
 
 class EngineServer(Closeable):
@@ -108,6 +106,7 @@ class EngineServer(Closeable):
         self._results = Results()
         self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
         self._share = TurnShare.of(config.limits)
+        self._rest_s = longest_rest_s(config.limits)
         self._guard = Guard(ends=(InvariantError,))
         self._num_finished = 0
         self._num_steps_failed = 0
@@ -189,7 +188,7 @@ class EngineServer(Closeable):
         """Return the time until something is due by itself, at most `timeout_s`."""
         if self._steps.can_start or self._is_replaying:
             return 0.0
-        due_s = POLL_INTERVAL_S if self._steps.has_deadline else REST_S
+        due_s = POLL_INTERVAL_S if self._steps.has_deadline else self._rest_s
         return max(0.0, min(timeout_s, due_s, self._frontend.next_hello - self._clock()))
 
     def _publish(self, publisher: KVEventPublisher) -> None:

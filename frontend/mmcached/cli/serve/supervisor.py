@@ -32,7 +32,7 @@ from mmcached.cli.serve.role_group import RoleGroup
 from mmcached.cli.serve.seat import Seat
 from mmcached.cli.serve.service_manager import ServiceManager
 from mmcached.cli.serve.shm_room import host_without, require_room_for
-from mmcached.cli.serve.watchdog import LOOK_INTERVAL_S, Watchdog
+from mmcached.cli.serve.watchdog import Watchdog
 from mmcached.cli.watch.http_pages import AdminServer
 from mmcached.cli.watch.readiness_watch import ReadinessWatch
 from mmcached.cli.watch.service_status import ServiceView
@@ -51,7 +51,7 @@ from mmcached.wire.stats import RoleName, SupervisorStats
 log = structlog.get_logger("mmcached.supervisor")
 
 WAKE_INTERVAL_S = 0.25
-"""The longest wait while something is not as it should be, or has been asked; else `LOOK_INTERVAL_S`."""
+"""The longest wait while something is not as it should be, or has been asked; else the watchdog's interval."""
 TOUCH_INTERVAL_S = 3600.0
 
 
@@ -158,7 +158,7 @@ class Supervisor(Closeable):
         if self._readiness.is_ready:
             self._manager.works(now)
         if now >= self._next_look:
-            self._next_look = now + LOOK_INTERVAL_S
+            self._next_look = now + self._watchdog.interval_s
             self._look_for_trouble(now)
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class Supervisor(Closeable):
     def _wait_for_event(self) -> None:
         """Return when a child has died, a signal has come, or after a short while, so that due times are noticed."""
         is_at_rest = self._was_ready and self._readiness.is_at_rest and self._group.is_at_rest
-        self._group.wait(LOOK_INTERVAL_S if is_at_rest else WAKE_INTERVAL_S)
+        self._group.wait(self._watchdog.interval_s if is_at_rest else WAKE_INTERVAL_S)
         self._page.publish_if_due(self._stats)
 
     def _stats(self) -> SupervisorStats:

@@ -11,15 +11,19 @@ from collections.abc import Iterator, Mapping
 
 from mmcached.cli.watch.service_status import Snapshots
 from mmcached.wire.config import ServiceConfig
+from mmcached.wire.process.turns import longest_rest_s
 from mmcached.wire.stats import RoleName
-
-LOOK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """The silence of each process so far."""
+    """The silence of each process so far.
+
+    Attributes:
+        interval_s: between two looks.
+    """
 
     def __init__(self, config: ServiceConfig) -> None:
+        self.interval_s = longest_rest_s(config.limits)
         self._config = config
         self._silent_s: dict[tuple[RoleName, int], float] = {}
         self._last: float | None = None
@@ -27,7 +31,7 @@ class Watchdog:
     def overdue(
         self, pids: Mapping[RoleName, int], snapshots: Snapshots, now: float
     ) -> Iterator[tuple[RoleName, float]]:
-        """Yield the roles that have been silent for too long, and for how many seconds. Ask every `LOOK_INTERVAL_S`.
+        """Yield the roles that have been silent for too long, and for how many seconds. Ask every `interval_s`.
 
         Args:
             pids: of the roles that live.
@@ -39,7 +43,7 @@ class Watchdog:
         for name, pid in pids.items():
             snapshot = snapshots.get(name)
             has_come = snapshot is not None and snapshot.pid == pid
-            silent_s = former.get((name, pid), 0.0) + min(since_last, 2 * LOOK_INTERVAL_S)
+            silent_s = former.get((name, pid), 0.0) + min(since_last, 2 * self.interval_s)
             if has_come and snapshot is not None and snapshot.heartbeat_age_s <= since_last:
                 silent_s = 0.0
             self._silent_s[name, pid] = silent_s

@@ -23,7 +23,7 @@ from mmcached.wire.messages.frontend import Probe
 from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
 
-READY_INTERVAL_S = 5.0
+READY_INTERVAL_S = 10.0
 RETRY_INTERVAL_S = 0.25
 SLACK_S = 1.0
 """How much longer than its deadline an answer is waited for."""

@@ -27,7 +27,7 @@ from mmcached.wire.stats import FrontendStats, RoleName, ServiceStats, Superviso
 if TYPE_CHECKING:  # a command that is answered by the supervisor needs no page, with which numpy comes
     from mmcached.shm.stats.page import RoleSnapshot
 
-SILENT_AFTER_S = 2.0
+SILENT_AFTER_S = 5.0
 """A heartbeat older than this is worth a word when the service is not ready. A long step is silent, too."""
 
 State = Literal["starting", "running", "restarting", "failed", "ended", "stopped", "dead"]

@@ -5,6 +5,7 @@
         if raw is None:
             break
         error = guard.call("message", handle, *raw)     an unexpected exception ends this message, not the role
+    wait(longest_rest_s(limits))                        with nothing to do; longer looks dead
 
 A source that has more than its share waits for the next turn, behind deadlines, deaths and all other sources. Knows
 nothing of sockets or messages.
@@ -26,6 +27,16 @@ from mmcached.wire.limits import LimitsConfig
 _logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 MAX_PLACES = 6
+REST_S = 2.0
+
+
+def longest_rest_s(limits: LimitsConfig) -> float:
+    """Return how long a loop may wait while nothing is due: it turns to look alive, to whoever looks as often.
+
+    >>> longest_rest_s(LimitsConfig(silence_timeout_s=2.0))
+    0.5
+    """
+    return min(REST_S, limits.silence_timeout_s / 4)
 
 
 @dataclass(frozen=True, slots=True)
