@@ -27,7 +27,7 @@ from mmcached.cli.watch.service_status import (
     role_statuses,
     view_of_page,
 )
-from mmcached.cli.watch.status_table import WORK, show_status
+from mmcached.cli.watch.status_table import WORK, caches_of, show_status
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.latency import Latency
 from mmcached.wire.stats import (
@@ -201,3 +201,14 @@ def test_latencies_are_said_of_all_roles_together_and_not_of_what_was_never_done
 def test_every_latency_has_a_name_for_people() -> None:
     stats = ServiceStats(engines=[EngineStats(workers=[WorkerStats()])])
     assert histograms_of(stats).keys() == WORK.keys()
+
+
+def test_a_store_alone_shows_no_caches_of_engines() -> None:
+    assert caches_of(ServiceStats()) == ["store"]
+    assert caches_of(ServiceStats(engines=[EngineStats()])) == [
+        "processor",
+        "store",
+        "encoder",
+        "kv_prefix",
+        "tensor_prefix",
+    ]

@@ -35,7 +35,7 @@ def test_example_runs(
     Image.fromarray(np.full((50, 70, 3), 99, np.uint8)).save(tmp_path / "cat.png")
     monkeypatch.chdir(tmp_path)
     with LocalService(run_dir, small_config(world_size=1)):
-        exec(compile(code, "README.md", "exec"), {"run_dir": run_dir})
+        exec(compile(code.replace("/tmp/my-service", str(run_dir)), "README.md", "exec"), {})
         with Client(run_dir) as client:
             assert client.stats().processor.hits == 1, "the second call found the image in the processor cache"
     assert [line.count("torch.Size") for line in capsys.readouterr().out.splitlines()] == [1, 1]

@@ -59,6 +59,8 @@ def show_status(status: ServiceStatus, console: Console) -> None:
                 f"store, {name}: {client.hits:,} hits, {client.misses:,} misses, {client.puts:,} puts", highlight=False
             )
     for name, ring in (("ring", stats.ring), ("store", stats.store.ring)):
+        if not ring.data_bytes:
+            continue
         used = f"{ring.used_bytes:,} of {ring.data_bytes:,} B, {ring.chunks:,} items, {ring.leases:,} leases"
         console.print(f"{name}: {used}, {ring.evictions:,} evictions", highlight=False)
 
@@ -91,8 +93,10 @@ def _latencies(latency: dict[str, LatencyStatus]) -> Table:
 
 
 def caches_of(stats: ServiceStats) -> list[str]:
-    """Return the names of the caches to show: all, but a second level only where it has had something to do."""
-    return [cache for cache in CACHES if cache != "second_level" or stats.second_level != SecondLevelStats()]
+    """Return the names of the caches to show: a second level, and what engines have, only where there is one."""
+    queries, _ = queries_and_hits(stats)
+    has = {"store": True, "second_level": stats.second_level != SecondLevelStats()}
+    return [cache for cache in CACHES if has.get(cache, bool(stats.engines or queries[cache]))]
 
 
 def note_of(stats: ServiceStats) -> str:
