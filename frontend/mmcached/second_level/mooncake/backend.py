@@ -1,0 +1,172 @@
+"""Promises what `second_level.backend` says, of Mooncake Store.
+
+    mmcached:epoch              number │ number          pinned: it is not evicted; in two places, if there are two
+    mmcached:record:NAME        evicted when there is no room; Mooncake knows no time to live, and `ttl_s` is not kept
+    mmcached:claim:NAME         word │ end               of who was first; one whose end is over is anybody's
+
+A value may be changed while it is read. The checksum of a record finds that; of the epoch, that its halves differ.
+The end of a claim is in milliseconds of the wall clock: where hosts disagree on the time by more than a claim lasts,
+each of them computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused, Value, new_epoch
+from mmcached.second_level.mooncake.calls import Calls
+from mmcached.second_level.mooncake.client import Client
+from mmcached.wire.closeable import Closeable
+
+EPOCH = "mmcached:epoch"
+_RECORD, _CLAIM = "mmcached:record:", "mmcached:claim:"
+_EPOCH_VALUE = struct.Struct("<QQ")
+_CLAIM_VALUE = struct.Struct("<16sQ")
+MAX_CALLS = 8
+_LOOKS_AFTER_S = 0.002
+_MAX_LOOKS = 10
+"""At a claim that another host is just writing."""
+
+Result = TypeVar("Result")
+
+
+class MooncakeBackend(Closeable):
+    """Any number of threads may call; `MAX_CALLS` of their calls are made at a time.
+
+    Args:
+        start: returns a client, or raises BackendError; called again until it does.
+        wall_clock: seconds since 1970.
+    Attributes:
+        calls: those that are under way.
+    """
+
+    def __init__(self, start: Callable[[], Client], *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._start = start
+        self._wall_clock = wall_clock
+        self._word = secrets.token_bytes(16)
+        self.calls = Calls(MAX_CALLS)
+        self._starting = threading.Lock()
+        self._client: Client | None = None
+
+    def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
+        keys = [_RECORD + name for name in names]
+
+        def ask(client: Client) -> tuple[int, list[Value | None]]:
+            epoch, present = _look(client, keys)
+            return epoch, [_read_in_time(client, key, deadline) if key in present else None for key in keys]
+
+        return self._ask(ask, deadline)
+
+    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
+        keys = [_RECORD + name for name in names]
+
+        def ask(client: Client) -> tuple[int, list[Value | None]]:
+            epoch, present = _look(client, keys)
+            heads = dict(zip(present, client.read_heads(list(present), num_bytes), strict=True))
+            return epoch, [heads.get(key) for key in keys]
+
+        return self._ask(ask, deadline)
+
+    def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
+        value = b"".join(pieces)  # the pieces are the caller's, and the call may outlast him
+        self._ask(lambda client: client.write(_RECORD + name, value), deadline)
+
+    def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
+        key = _CLAIM + name
+
+        def ask(client: Client) -> bool:
+            now_ms, ttl_ms = round(self._wall_clock() * 1000), round(ttl_s * 1000)
+            mine = _CLAIM_VALUE.pack(self._word, now_ms + ttl_ms)
+            with contextlib.suppress(BackendRefused):  # where nobody can claim, each host computes
+                client.write_first(key, mine)
+                word, end_ms = _await_claim(client, key, deadline)
+                if word == self._word or 0 < end_ms - now_ms <= ttl_ms:
+                    return word == self._word
+                client.write(key, mine)
+            return True
+
+        return self._ask(ask, deadline)
+
+    def drop_claim(self, name: str, *, deadline: float) -> None:
+        key = _CLAIM + name
+
+        def ask(client: Client) -> None:
+            if _claim_of(client.read(key))[0] == self._word:
+                client.remove(key)
+
+        self._ask(ask, deadline)
+
+    def begin_epoch(self, *, deadline: float) -> int:
+        epoch = new_epoch()
+        self._ask(lambda client: client.write(EPOCH, _EPOCH_VALUE.pack(epoch, epoch), is_pinned=True), deadline)
+        return epoch
+
+    def close(self) -> None:
+        """Let nobody wait any more. A client that calls are stuck in stays open until the process ends."""
+        self.calls.close()
+        client, self._client = self._client, None
+        if client is None:
+            return
+        if len(self.calls):
+            client.leave_open()
+        else:
+            client.close()
+
+    def _ask(self, ask: Callable[[Client], Result], deadline: float) -> Result:
+        return self.calls.run(lambda: ask(self._started(deadline)), deadline)
+
+    def _started(self, deadline: float) -> Client:
+        """Return the client; one thread starts it, while others wait as long as they have time."""
+        if self._client is None:
+            if not self._starting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise BackendLate("Mooncake's client is being started")
+            try:
+                if self._client is None:
+                    self._client = self._start()
+            finally:
+                self._starting.release()
+        return self._client
+
+
+def _look(client: Client, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
+    """Return the epoch, and those keys under which something lies; without an epoch there are none."""
+    has_epoch, *found = client.look([EPOCH, *keys])
+    if not has_epoch:
+        return 0, {}
+    value = client.read(EPOCH)
+    if value is None or len(value) != _EPOCH_VALUE.size:
+        raise BackendError("Mooncake has lost the epoch, or it is being written")
+    epoch, same = _EPOCH_VALUE.unpack(value)
+    if epoch != same:
+        raise BackendError("a new epoch is being written")
+    return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
+
+
+def _read_in_time(client: Client, key: str, deadline: float) -> Value | None:
+    if time.monotonic() >= deadline:
+        raise BackendLate("Mooncake has not answered in time")
+    return client.read(key)
+
+
+def _await_claim(client: Client, key: str, deadline: float) -> tuple[bytes, int]:
+    """Return what is said of a claim that lies there, as soon as it can be read."""
+    for _ in range(_MAX_LOOKS):
+        value = client.read(key)
+        if value is not None or time.monotonic() + _LOOKS_AFTER_S >= deadline:
+            break
+        time.sleep(_LOOKS_AFTER_S)
+    return _claim_of(value)
+
+
+def _claim_of(value: Value | None) -> tuple[bytes, int]:
+    """Return whose a claim is, and when it ends; nobody's, if it is none."""
+    if value is None or len(value) != _CLAIM_VALUE.size:
+        return b"", 0
+    word, end_ms = _CLAIM_VALUE.unpack(value)
+    return word, end_ms

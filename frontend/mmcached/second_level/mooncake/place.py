@@ -1,0 +1,85 @@
+"""Reads from a URL which Mooncake Store is meant, and what this host lends it. Imports nothing of it.
+
+    mooncake://MASTER[:50051][?host=…][&segment_mb=512][&buffer_mb=128]
+
+    host          by which other hosts reach this one; if it is not said, the address that this host has to the master
+    segment_mb    memory that this process lends to the store, for all hosts; 0: others do, with `mooncake_client`
+    buffer_mb     memory that values pass through
+
+Whatever else is said is refused: a word that is not understood is a setting that would not hold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+SCHEME = "mooncake"
+PORT = 50051
+SHOWN_OPTIONS = frozenset({"host", "segment_mb", "buffer_mb"})
+SEGMENT_MB, BUFFER_MB = (0, 1 << 20), (64, 1 << 16)
+"""Least and most. A buffer holds a whole value, and a client has several at a time."""
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a master is, and what this process is to the store.
+
+    Attributes:
+        master: as host:port.
+        host: where others reach this process; "": to be found out.
+    """
+
+    master: str
+    host: str = ""
+    segment_bytes: int = 512 << 20
+    buffer_bytes: int = 128 << 20
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.master.rpartition(":")
+        return host, int(port)
+
+
+def read_place(url: str) -> Place:
+    """Return what a URL means; ValueError, without the URL, if it means nothing."""
+    parts = urlsplit(url)
+    if parts.fragment or parts.path.strip("/") or "@" in parts.netloc:
+        raise ValueError("must be mooncake://host:port, without a user and a path: Mooncake asks for no password")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if len(options) < bool(parts.query) + parts.query.count("&"):
+        raise ValueError("must have each option once, as name=value")
+    host = options.pop("host", "")
+    if host:
+        _check_host("host", host)
+    place = Place(
+        _master(parts.netloc),
+        host,
+        _megabytes("segment_mb", options.pop("segment_mb", "512"), SEGMENT_MB),
+        _megabytes("buffer_mb", options.pop("buffer_mb", "128"), BUFFER_MB),
+    )
+    if options:
+        raise ValueError(f"knows no option {next(iter(options))} with {SCHEME}://")
+    return place
+
+
+def _master(netloc: str) -> str:
+    host, colon, port = netloc.partition(":")
+    _check_host("master", host)
+    if colon and not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 1 << 16):
+        raise ValueError("must have a port between 1 and 65535")
+    return f"{host}:{int(port) if colon else PORT}"
+
+
+def _check_host(what: str, host: str) -> None:
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"must have a name or an IPv4 address as {what}")
+
+
+def _megabytes(name: str, text: str, limits: tuple[int, int]) -> int:
+    least, most = limits
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and least <= int(text) <= most):
+        raise ValueError(f"{name} must be between {least} and {most}")
+    return int(text) << 20
