@@ -24,7 +24,7 @@ def test_each_url_is_one(url: str) -> None:
 
 
 def test_the_page_has_all_kinds_of_urls() -> None:
-    assert {url.partition(":")[0] for url in URLS} == {"redis", "rediss", "unix", "redis+sentinel"}
+    assert {url.partition(":")[0] for url in URLS} == {"redis", "rediss", "unix", "redis+sentinel", "mooncake"}
     assert any("cluster=1" in url for url in URLS)
 
 
