@@ -50,8 +50,9 @@ from mmcached.wire.stats import RoleName, SupervisorStats
 
 log = structlog.get_logger("mmcached.supervisor")
 
-WAKE_INTERVAL_S = 0.25
-"""The longest wait while something is not as it should be, or has been asked; else the watchdog's interval."""
+WAKE_INTERVAL_S = 0.05
+"""The longest wait while something is not as it should be, or has been asked: a start waits for two answers. Else the
+watchdog's interval."""
 TOUCH_INTERVAL_S = 3600.0
 
 

@@ -24,7 +24,7 @@ from mmcached.wire.paths import RunDir
 from mmcached.wire.sockets.channels import DealerChannel
 
 READY_INTERVAL_S = 10.0
-RETRY_INTERVAL_S = 0.25
+RETRY_INTERVAL_S = 0.1
 SLACK_S = 1.0
 """How much longer than its deadline an answer is waited for."""
 
