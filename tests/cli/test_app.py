@@ -264,6 +264,7 @@ def test_serve_and_demo_take_every_layer(stand_in: str, own: list[str], file: Pa
 
 MODULES = {
     "frontend": "mmcached.frontend.server",
+    "second-level": "mmcached.second_level.process",
     "engine": "mmcached.engine.server.server",
     "worker": "mmcached.worker.server",
 }
@@ -280,7 +281,12 @@ server.main = run
 
 @pytest.mark.parametrize(
     ("role", "arguments", "handed"),
-    [("frontend", [], ""), ("engine", ["--index", "1"], "1"), ("worker", ["--rank", "2", "--index", "1"], "1 2")],
+    [
+        ("frontend", [], ""),
+        ("second-level", [], ""),
+        ("engine", ["--index", "1"], "1"),
+        ("worker", ["--rank", "2", "--index", "1"], "1 2"),
+    ],
 )
 def test_a_role_reads_the_run_directory_alone_and_imports_little(
     role: str, arguments: list[str], handed: str, run_dir: Path

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from mmcached.second_level.redis.place import Place, read_place
-from mmcached.second_level.urls import check_url, make_backend, shown_url
+from mmcached.second_level.urls import check_url, make_backend
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.shown_url import shown_url
 
 PLACES = {
     "redis://host": Place("one", (("host", 6379),)),

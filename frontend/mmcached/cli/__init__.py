@@ -19,7 +19,7 @@ Only the worker role, the demo's proof and what is placed on a Ray cluster impor
 
 import sys
 
-ROLES = ("frontend", "engine", "worker")
+ROLES = ("frontend", "second-level", "engine", "worker")
 
 
 def main() -> None:

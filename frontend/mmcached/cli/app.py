@@ -75,6 +75,10 @@ def serve(
     loaded = load(context, config, _as_arguments(workers, device))
     home = run_dir or default_run_dir()
     check_encoder(loaded.config)
+    if loaded.config.store_l2:
+        from mmcached.second_level.urls import make_backend
+
+        make_backend(loaded.config.store_l2).close()  # it judges the URL, and asks nobody
     chosen, note = fitted(loaded.config, loaded.origins, host_without(home))
     set_up_logging("supervisor", chosen)
     raise_descriptor_limit()

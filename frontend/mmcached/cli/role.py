@@ -1,4 +1,4 @@
-"""Runs one role alone, as the supervisor starts it: frontend, engine or worker. What to do is in the run directory.
+"""Runs one role alone, as the supervisor starts it; what to do is in the run directory.
 
 Imports no typer, and so nothing that comes with it: a role would carry it for life.
 """
@@ -31,7 +31,7 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog=f"mmcached {role}", allow_abbrev=False)
     parser.add_argument("--run-dir", type=Path, required=True, help="of the service; holds its config.json")
-    if role != "frontend":
+    if role in ("engine", "worker"):
         parser.add_argument("--index", type=int, default=0, metavar="ENGINE")
     if role == "worker":
         parser.add_argument("--rank", type=int, required=True)
@@ -39,12 +39,16 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     raise_descriptor_limit()
     directory = RunDir(given.run_dir)
     directory.check()
-    number = {"frontend": "", "engine": " {index}", "worker": " {index}.{rank}"}[role].format(**vars(given))
-    set_up_logging(role + number, ServiceConfig.load(directory.config))
+    number = {"engine": " {index}", "worker": " {index}.{rank}"}.get(role, "").format(**vars(given))
+    set_up_logging(role.replace("-", " ") + number, ServiceConfig.load(directory.config))
     if role == "frontend":
         from mmcached.frontend import server as frontend
 
         return frontend.main(given.run_dir)
+    if role == "second-level":
+        from mmcached.second_level import process as second_level
+
+        return second_level.main(given.run_dir)
     if role == "engine":
         from mmcached.engine.server import server as engine
 

@@ -7,6 +7,10 @@
     breaker            a server that fails time after time is left alone
     records            how a record is framed there
     shared_records     records above a server: epochs, parts, the breaker
+    process            the role: threads, and who orders what
+    fetching           from there into the store of this host
+    saving             from the store of this host to there
+    claims             who computes what nobody has
     first_level        the store of this host, as this process sees it
     counts             its figures
 

@@ -1,4 +1,4 @@
-"""Chooses the server that a URL names, and shows a URL without what is secret in it.
+"""Chooses the server that a URL names.
 
     redis:// rediss:// unix:// redis+sentinel:// rediss+sentinel://     Redis or Valkey: see `redis.place`
     mooncake://                                                         Mooncake Store: see `mooncake.place`
@@ -8,14 +8,16 @@ What a URL says is judged before anything is imported for it; an error never has
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from mmcached.second_level.backend import Backend
 from mmcached.second_level.mooncake import place as mooncake
 from mmcached.second_level.redis import place as redis
 from mmcached.wire.errors import ConfigError
+from mmcached.wire.shown_url import shown_url
 
 FIELD = "store_l2"
 SCHEMES = (*redis.SCHEMES, mooncake.SCHEME)
-_SHOWN_OPTIONS = redis.SHOWN_OPTIONS | mooncake.SHOWN_OPTIONS
 
 
 def make_backend(url: str) -> Backend:
@@ -30,6 +32,14 @@ def make_backend(url: str) -> Backend:
         return make(url)
     except ImportError as error:
         raise ConfigError(FIELD, shown_url(url), f"needs `pip install mmcached[{extra}]`: {error}") from None
+
+
+def check_installed(url: str) -> None:
+    """As `check_url`, and find what a URL takes; nothing of it is imported."""
+    check_url(url)
+    module = extra = "mooncake" if _scheme(url) == mooncake.SCHEME else "redis"
+    if find_spec(module) is None:
+        raise ConfigError(FIELD, shown_url(url), f"needs `pip install mmcached[{extra}]`")
 
 
 def check_url(url: str) -> None:
@@ -48,29 +58,6 @@ def check_url(url: str) -> None:
             redis.read_place(url)
     except ValueError as error:
         raise ConfigError(FIELD, shown_url(url), str(error)) from None
-
-
-def shown_url(url: str) -> str:
-    """Return a URL as people may see it: without what is secret, well formed or not.
-
-    >>> shown_url("redis://me:secret@host:6379/1?cluster=1&sentinel_password=secret")
-    'redis://me:***@host:6379/1?cluster=1&sentinel_password=***'
-    """
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        return "***"
-    # Up to the last @: one that is not encoded, or a slash, must not make the rest of a password visible.
-    credentials, at, place = rest.rpartition("@")
-    user, colon, _ = credentials.partition(":")
-    shown_user = f"{user}:***@" if colon else "***@" if at else ""
-    place, _, options = place.partition("#")[0].partition("?")
-    shown_options = "&".join(_shown_option(option) for option in options.split("&") if option)
-    return f"{scheme}://{shown_user}{place}{'?' if shown_options else ''}{shown_options}"
-
-
-def _shown_option(option: str) -> str:
-    name, equals, value = option.partition("=")
-    return f"{name}{equals}{value if name in _SHOWN_OPTIONS or not value else '***'}"
 
 
 def _scheme(url: str) -> str:

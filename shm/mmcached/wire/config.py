@@ -18,6 +18,7 @@ import msgspec
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.kv_events_config import KVEventsConfig
 from mmcached.wire.limits import LIMITS, LimitsConfig, check_range
+from mmcached.wire.shown_url import shown_url
 from mmcached.wire.version import PROTOCOL_VERSION, VERSION_FIELD, mismatch
 
 GIB = 1 << 30
@@ -299,7 +300,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def digest(self) -> str:
         """Return 16 hex digits that two processes compare to see whether they were started alike."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(self.shown())).hexdigest()[:16]
+
+    def shown(self) -> ServiceConfig:
+        """Return it as people may see it: without passwords."""
+        return msgspec.structs.replace(self, store_l2=shown_url(self.store_l2))
 
     def save(self, path: Path) -> None:
         fields = {VERSION_FIELD: PROTOCOL_VERSION, **msgspec.to_builtins(self)}

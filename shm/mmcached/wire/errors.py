@@ -16,6 +16,8 @@ from typing import ClassVar
 
 import msgspec
 
+from mmcached.wire.shown_url import shown_url
+
 Detail = str | int | float | bool | list[str]
 
 
@@ -285,9 +287,12 @@ class ImageTooLarge(InvalidRequest):
 
 
 class ConfigError(InvalidRequest):
-    """A setting outside what is possible."""
+    """A setting outside what is possible. A value that is a URL is shown without its password."""
 
     code = "config_error"
+
+    def __init__(self, field: str, value: Detail, limit: str) -> None:
+        super().__init__(field, shown_url(value) if isinstance(value, str) and "://" in value else value, limit)
 
 
 class InvariantError(MmcachedError):

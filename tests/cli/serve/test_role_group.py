@@ -59,10 +59,20 @@ def num_engines() -> int:
 
 
 @pytest.fixture
+def store_l2() -> str:
+    """The URL of a second level; as `world_size`."""
+    return ""
+
+
+@pytest.fixture
+def config(world_size: int, num_engines: int, store_l2: str) -> ServiceConfig:
+    return msgspec.structs.replace(CONFIG, world_size=world_size, data_parallel_size=num_engines, store_l2=store_l2)
+
+
+@pytest.fixture
 def group(
-    directory: RunDir, readiness: ReadinessWatch, world_size: int, num_engines: int, monkeypatch: pytest.MonkeyPatch
+    directory: RunDir, readiness: ReadinessWatch, config: ServiceConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RoleGroup]:
-    config = msgspec.structs.replace(CONFIG, world_size=world_size, data_parallel_size=num_engines)
     popen = subprocess.Popen
 
     def sleeping(command: list[str], **options: object) -> subprocess.Popen[bytes]:
@@ -279,3 +289,53 @@ def test_a_user_s_word_counts(wanted: str | None, variable: str, monkeypatch: py
 def test_the_c_library_copies_past_the_caches() -> None:
     listed = subprocess.run([LOADER, "--list-tunables"], env=PAST_CACHES, capture_output=True, text=True, check=True)
     assert "glibc.cpu.x86_non_temporal_threshold: 0x200000 " in listed.stdout
+
+
+L2 = pytest.mark.parametrize("store_l2", ["redis://cache"])
+
+
+@L2
+def test_the_second_level_is_started_again_for_ever_and_alone(group: RoleGroup, readiness: ReadinessWatch) -> None:
+    assert [str(role.name) for role in group.roles] == ["frontend", "second level", "engine 0", "worker 0.0"]
+    (second,) = group.second_level
+    others = [role for role in group.roles if role is not second]
+    readiness.not_ready_since = since = time.monotonic()
+    now = since
+    for number in range(4 * CONFIG.max_restarts):
+        die(second)
+        group.keep_alive(now)
+        assert second.due is not None
+        assert second.due - now <= CONFIG.restart_backoff_max_s
+        group.keep_alive(now := second.due)
+        assert (second.is_alive, second.num_restarts) == (True, number + 1)
+    assert all(role.is_alive and role.num_restarts == 0 for role in others)
+    assert readiness.not_ready_since == since, "the service is as ready as it was"
+
+
+@L2
+def test_a_start_does_not_wait_for_the_second_level(group: RoleGroup) -> None:
+    (second,) = group.second_level
+    die(second)
+    now = time.monotonic()
+    group.require(now)
+    assert second.due is not None
+    group.require(now)
+    group.require(second.due)
+    assert second.is_alive
+    die(group.frontend)
+    with pytest.raises(ServiceUnavailable, match="frontend ended"):
+        group.require(now)
+
+
+@L2
+def test_the_second_level_is_ended_last(group: RoleGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    terminate = Role.terminate
+
+    def noted(role: Role) -> None:
+        ended.append(str(role.name))
+        terminate(role)
+
+    monkeypatch.setattr(Role, "terminate", noted)
+    group.stop(0.0, is_hurried=lambda: False)
+    assert ended == ["frontend", "engine 0", "worker 0.0", "second level"]

@@ -103,6 +103,7 @@ def server_facts(path: Path, config: ServiceConfig, status: ServiceStatus | None
         "is_running": status is not None,
         "config": "saved" if RunDir(path).config.exists() else "defaults",
         "config_digest": config.digest(),
+        "store_l2": config.shown().store_l2,
         **{name: getattr(config, name) for name in _LIMITS},
     }
     if status is not None:

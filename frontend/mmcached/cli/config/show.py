@@ -44,13 +44,14 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Also what is for our own tests only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
 ) -> None:
-    """Print every setting as a service started with the same flags, environment and file would have it.
+    """Print every setting as a service started with the same flags, environment and file would have it; a URL without
+    its password.
 
     Every setting is a flag here, as it is for `serve`.
     """
     loaded = load(context, config)
     if as_json:
-        plain = msgspec.to_builtins(loaded.config)
+        plain = msgspec.to_builtins(loaded.config.shown())
         typer.echo(json.dumps({"config": plain, "origins": loaded.origins} if origin else plain, indent=2))
     else:
         typer.echo("\n".join(_toml_lines(loaded, with_origin=origin, everything=everything)))
@@ -69,7 +70,7 @@ def load(context: typer.Context, file: Path | None, more: tuple[str, ...] = ()) 
 def _toml_lines(loaded: LoadedConfig, *, with_origin: bool, everything: bool) -> list[str]:
     # What somebody has set is shown: the output is a file that gives the same configuration.
     paths = [path for path in SETTINGS if everything or path not in INTERNAL or loaded.origins[path] != DEFAULT]
-    lines = {path: _line(path, attrgetter(path)(loaded.config)) for path in paths}
+    lines = {path: _line(path, attrgetter(path)(loaded.config.shown())) for path in paths}
     width = max(map(len, lines.values()))
     said = {path: loaded.origins[path] if with_origin else describe(path) for path in paths}
     return [f"{line:{width}}  # {said[path]}" for path, line in lines.items()]

@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from mmcached.wire.config import ServiceConfig
 
 
@@ -26,9 +28,10 @@ class RestartPolicy:
         self._deaths: list[float] = []
 
     @classmethod
-    def from_config(cls, config: ServiceConfig) -> RestartPolicy:
+    def from_config(cls, config: ServiceConfig, *, gives_up: bool = True) -> RestartPolicy:
+        """Return the policy of a role; one that does without `gives_up` is started again for ever."""
         return cls(
-            max_restarts=config.max_restarts,
+            max_restarts=config.max_restarts if gives_up else sys.maxsize,
             window_s=config.restart_window_s,
             backoff_s=config.restart_backoff_s,
             backoff_max_s=config.restart_backoff_max_s,

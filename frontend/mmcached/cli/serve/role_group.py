@@ -1,13 +1,14 @@
 """The processes of one service: started together, started again one by one when they die, ended in order.
 
     frontend
+    second level                      if there is one; its death is nobody else's
     engine 0, worker 0.0 … 0.N-1      a group: when the engine dies, its workers end by themselves, or are killed
     engine 1, worker 1.0 … 1.N-1      as many groups as there are engines; none: the frontend alone is a store
 
 A role that dies is started again after a backoff, and given up when it dies too often; a worker's death for which its
-engine has found the request does not count. If a group lives and nothing goes through it for long, it is killed. If
-nothing goes through any, the frontend is killed too the second time (at once where it is alone). A process that cannot
-be made is tried again for ever.
+engine has found the request does not count. The second level is never given up, and nobody waits for it. If a group
+lives and nothing goes through it for long, it is killed. If nothing goes through any, the frontend is killed too the
+second time (at once where it is alone). A process that cannot be made is tried again for ever.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class RoleGroup(Closeable):
 
     Attributes:
         roles: in the order in which they are started.
+        second_level: what stands between the store and a server that several hosts share; one at most.
         engines: by index; none without workers.
     """
 
@@ -65,8 +67,11 @@ class RoleGroup(Closeable):
         self._was_restarted = False
         self._selector = selectors.DefaultSelector()
         self.frontend = self._make_role(RoleName("frontend"), "frontend")
+        self.second_level = (
+            [self._make_role(RoleName("second_level"), "second-level", gives_up=False)] if config.store_l2 else []
+        )
         self.engines = [self._make_group(index) for index in range(config.num_engines)]
-        self.roles = [self.frontend, *(role for group in self.engines for role in group.roles)]
+        self.roles = [self.frontend, *self.second_level, *(role for group in self.engines for role in group.roles)]
 
     def start(self) -> None:
         """Start all roles."""
@@ -87,15 +92,17 @@ class RoleGroup(Closeable):
         self._selector.select(timeout_s)
 
     def require(self, now: float) -> None:
-        """Start what could not be started yet; nothing that died is tried twice.
+        """Start what could not be started yet; nothing that died is tried twice, but the second level.
 
         Raises:
-            ServiceUnavailable: a role has died.
+            ServiceUnavailable: another role has died.
         """
         for role in self.roles:
             if role.due is not None and role.due <= now:
                 self._spawn(role)
-            elif role.process is not None and not role.is_alive:
+            elif role.due is None and role in self.second_level and not role.is_alive:
+                self._reap(role, now)
+            elif role.due is None and role.process is not None and not role.is_alive:
                 status = role.process.returncode
                 raise ServiceUnavailable(
                     f"{role.name} ended with status {status} before the service was ready; see its log"
@@ -149,6 +156,7 @@ class RoleGroup(Closeable):
         self._end([self.frontend], drain_timeout_s + TERMINATE_GRACE_S, is_hurried)
         self._end([group.engine for group in self.engines], TERMINATE_GRACE_S, is_hurried)
         self._end([worker for group in self.engines for worker in group.workers], TERMINATE_GRACE_S, is_hurried)
+        self._end(self.second_level, TERMINATE_GRACE_S, is_hurried)
 
     def close(self) -> None:
         """Let go of the processes' descriptors. A second call does nothing."""
@@ -162,11 +170,12 @@ class RoleGroup(Closeable):
         ]
         return EngineGroup(self._make_role(RoleName("engine", index), "engine", *of_engine), workers)
 
-    def _make_role(self, name: RoleName, *arguments: str) -> Role:
+    def _make_role(self, name: RoleName, *arguments: str, gives_up: bool = True) -> Role:
         num_workers = self._config.num_engines * self._config.world_size
         num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
         command = [*arguments, "--run-dir", str(self._run_dir)]
-        return Role(name, command, RestartPolicy.from_config(self._config), num_threads=num_threads)
+        policy = RestartPolicy.from_config(self._config, gives_up=gives_up)
+        return Role(name, command, policy, num_threads=num_threads)
 
     def _spawn(self, role: Role) -> None:
         """Start a role; if the system has no descriptor, process or memory for it now, try again later."""
@@ -196,13 +205,15 @@ class RoleGroup(Closeable):
             log.error("role died once too often: given up", name=str(role.name), status=status)
             raise ServiceUnavailable(f"{role.name} died too often, the last time with status {status}; see its log")
         log.warning("role died: started again", name=str(role.name), status=status, in_s=delay)
+        if role in self.second_level:
+            return
         touched = self.engines if group is None else [group]
         self._readiness.forgive(each.index for each in touched)
         if group is not None and role is group.engine:
             group.engine_died(now)
 
     def _group_of(self, role: Role) -> EngineGroup | None:
-        return None if role is self.frontend else self.engines[role.name.engine]
+        return self.engines[role.name.engine] if role.name.kind in ("engine", "worker") else None
 
     def _end(self, roles: Sequence[Role], grace_s: float, is_hurried: Callable[[], bool]) -> None:
         """SIGTERM, wait, SIGKILL what is left."""

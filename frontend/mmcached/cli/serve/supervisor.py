@@ -132,6 +132,7 @@ class Supervisor(Closeable):
         groups = f"engine and {num_workers} worker(s)"
         groups = groups if num_engines == 1 else f"{num_engines} engines with {num_workers} worker(s) each"
         roles = f"frontend, {groups}" if num_engines else "the frontend alone, a store,"
+        roles = f"{roles} and the second level" if self.config.store_l2 else roles
         start = f"starting {roles} in {self.run_dir}"
         with self._working(start) as self._tell:
             self._say(start)

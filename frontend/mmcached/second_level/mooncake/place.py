@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 SCHEME = "mooncake"
 PORT = 50051
-SHOWN_OPTIONS = frozenset({"host", "segment_mb", "buffer_mb"})
 SEGMENT_MB, BUFFER_MB = (0, 1 << 20), (64, 1 << 16)
 """Least and most. A buffer holds a whole value, and a client has several at a time."""
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")

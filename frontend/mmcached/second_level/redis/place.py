@@ -22,7 +22,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 PORT, SENTINEL_PORT = 6379, 26379
-SHOWN_OPTIONS = frozenset({"cluster", "db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
 _TLS_PATHS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _BOOLEANS: Mapping[str, bool] = {"1": True, "true": True, "0": False, "false": False}
 

@@ -1,0 +1,234 @@
+"""Fetches what the frontend has ordered: from the second level into the store of this host.
+
+    ordered ── found ──> put ──> "hit"
+        ├── nothing there ──> "miss";  if somebody would compute it: is another host at it?
+        │                        ├── no: this one claims it ──> "miss"
+        │                        └── yes ──> "elsewhere" ── looks again, in growing intervals ──> found, or claimed here
+        └── "late", or "failed"
+
+What is due at the same moment is asked for together, split among the threads that there are. Nobody waits here for
+another host: what is elsewhere comes due again. Knows nothing of products; a second level that is not asked for a while
+has failed. Invariant: each fetch of a frontend that lives ends once with something else than "elsewhere".
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from mmcached.cache.store_keys import store_key
+from mmcached.second_level.backend import BackendError, BackendLate
+from mmcached.second_level.claims import Claims
+from mmcached.second_level.counts import Counts
+from mmcached.second_level.first_level import FirstLevel
+from mmcached.second_level.shared_records import Found, Missed, SharedRecords
+from mmcached.shm.store.codec import EncodedRecord, adopt
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.errors import MmcachedError, RemoteProtocolError
+from mmcached.wire.messages.parts import Fetch, FetchEnd
+
+log = logging.getLogger("mmcached.second_level")
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.05
+"""How soon what another host computes is looked for again, for the first time, and at last."""
+Outcome = Literal["hit", "miss", "late", "failed"]
+_FIGURES = {"hit": "gets_hit", "miss": "gets_missed", "late": "gets_late", "failed": "gets_failed"}
+
+
+@dataclass(slots=True)
+class Task:
+    """One fetch under way.
+
+    Attributes:
+        deadline: of the present look, in monotonic seconds.
+        give_up: until then another host that computes it is waited for.
+        life: of the frontend that has ordered it; see `Fetching.begin_life`.
+        interval_s: until the next look, where another host computes it; 0.0: not known yet that one does.
+    """
+
+    order: Fetch
+    name: str
+    deadline: float
+    give_up: float
+    life: int
+    interval_s: float = 0.0
+    outcome: Outcome | None = None
+
+
+class _Due(NamedTuple):
+    at: float
+    number: int
+    task: Task
+
+
+class Fetching(Closeable):
+    """The fetches of one process.
+
+    Args:
+        claim_wait_s: how long what another host computes is waited for; 0.0: not at all, and nothing is claimed.
+        num_threads: that call `run`.
+    """
+
+    def __init__(
+        self,
+        first: FirstLevel,
+        records: SharedRecords,
+        claims: Claims,
+        counts: Counts,
+        *,
+        claim_wait_s: float,
+        num_threads: int,
+    ) -> None:
+        self._first = first
+        self._records = records
+        self._claims = claims
+        self._counts = counts
+        self._claim_wait_s = claim_wait_s
+        self._num_threads = num_threads
+        self._numbers = itertools.count()
+        self._due: list[_Due] = []
+        self._changed = threading.Condition()
+        self._life = 0
+        self._is_closed = False
+
+    def begin_life(self) -> None:
+        """Forget what was ordered: the frontend is another, or has flushed. What is found meanwhile is not put."""
+        with self._changed:
+            self._life += 1
+            self._due.clear()
+
+    def order(self, fetches: Sequence[Fetch], now: float) -> None:
+        """Take orders that have come just now."""
+        with self._changed:
+            for each in fetches:
+                deadline, give_up = now + each.timeout_ms / 1000, now + self._claim_wait_s
+                task = Task(each, store_key(each.tenant, each.key), deadline, give_up, self._life)
+                heapq.heappush(self._due, _Due(now, next(self._numbers), task))
+            self._changed.notify(min(len(fetches), self._num_threads))
+
+    def run(self) -> None:
+        """Fetch until `close`; a thread's whole work."""
+        while tasks := self._take():
+            try:
+                self._fetch(tasks)
+            except Exception:
+                self._counts.add(faults=1)
+                log.exception("fetches have failed as nobody expected")
+                self._end([task for task in tasks if task.outcome is None], "failed")
+
+    def close(self) -> None:
+        """Let the threads end. A second call changes nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _take(self) -> list[Task]:
+        """Return this thread's share of what is due, waiting for it; nothing: it is over."""
+        with self._changed:
+            while not self._is_closed:
+                now = time.monotonic()
+                num_due = sum(each.at <= now for each in self._due)
+                if num_due:
+                    share = -(-num_due // self._num_threads)
+                    return [heapq.heappop(self._due).task for _ in range(share)]
+                self._changed.wait(self._due[0].at - now if self._due else None)
+            return []
+
+    def _fetch(self, tasks: list[Task]) -> None:
+        names = [task.name for task in tasks]
+        try:
+            with self._counts.timed("get"):
+                found = self._records.get_many(names, deadline=max(task.deadline for task in tasks))
+        except BackendError as error:
+            self._end(tasks, "late" if isinstance(error, BackendLate) else "failed")
+            return
+        # First what is not there: its answer need not wait for what is.
+        missing = [task for task, record in zip(tasks, found, strict=True) if isinstance(record, Missed)]
+        self._end([task for task in missing if not self._is_elsewhere(task)], "miss")
+        for task, record in zip(tasks, found, strict=True):
+            if isinstance(record, Found):
+                self._end([task], self._put(task, record))
+            elif record.reason != "absent":
+                log.warning("a record of the second level is of no use: %s", record.reason)
+
+    def _put(self, task: Task, found: Found) -> Outcome:
+        """Put what was found into the store of this host."""
+        order = task.order
+        self._counts.add(bytes_read=found.nbytes)
+        try:
+            if task.life != self._life:
+                return "miss"
+            self._first.put(order.tenant, order.key, encoded_of(found), order.store_epoch)
+        except MmcachedError as error:
+            if isinstance(error, RemoteProtocolError):
+                log.warning("a record of the second level cannot be read: %s", error)
+            return "failed"
+        return "hit"
+
+    def _is_elsewhere(self, task: Task) -> bool:
+        """Return whether another host computes what is missing; if so it is looked for again."""
+        if not task.order.claims or not self._claim_wait_s or task.life != self._life:
+            return False
+        now = time.monotonic()
+        if now >= task.give_up:
+            self._end([task], "late")
+            return True
+        try:
+            is_ours = self._claims.take(task.name, deadline=task.deadline)
+        except BackendError:
+            self._counts.add(claims_failed=1)
+            return False
+        self._counts.add(**{"claims_taken" if is_ours else "claims_elsewhere": 1})
+        if is_ours and not task.interval_s:
+            return False
+        if is_ours:  # who had claimed it may have saved it since the last look
+            task.order = replace(task.order, claims=False)
+            self._look_again(task, now)
+            return True
+        if not task.interval_s:
+            self._first.ended([FetchEnd(task.order.number, "elsewhere")])
+        task.interval_s = min(2 * task.interval_s, LAST_LOOK_S) or FIRST_LOOK_S
+        self._look_again(task, now + task.interval_s)
+        return True
+
+    def _look_again(self, task: Task, at: float) -> None:
+        with self._changed:
+            if task.life == self._life:
+                task.deadline = at + task.order.timeout_ms / 1000
+                heapq.heappush(self._due, _Due(at, next(self._numbers), task))
+                self._changed.notify()
+
+    def _end(self, tasks: Sequence[Task], outcome: Outcome) -> None:
+        """Say and count the end of some fetches; those of a former frontend nobody asks for any more."""
+        if not tasks:
+            return
+        for task in tasks:
+            task.outcome = outcome
+        self._counts.add(queries=len(tasks), **{_FIGURES[outcome]: len(tasks)})
+        ends = [FetchEnd(task.order.number, outcome) for task in tasks if task.life == self._life]
+        self._first.ended(ends)
+
+
+def encoded_of(found: Found) -> EncodedRecord:
+    """Return a record that was found, judged like anybody's, ready to be put; parts are put together.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    if len(found.pieces) == 1:
+        return adopt(np.frombuffer(found.pieces[0], np.uint8))
+    whole = np.empty(found.nbytes, np.uint8)
+    end = 0
+    for piece in found.pieces:
+        whole[end : end + piece.nbytes] = np.frombuffer(piece, np.uint8)
+        end += piece.nbytes
+    return adopt(whole)

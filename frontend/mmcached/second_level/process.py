@@ -1,0 +1,173 @@
+"""Runs the second level of one store: takes orders from the frontend, and has threads fetch, save and flush.
+
+    frontend ──orders, one long poll after the other──> orders' thread ──┬──> threads that fetch ──┐
+       ▲                                                                ├──> thread that saves ───┼──> server
+       └── puts, ends of fetches ── the same connection <────────────────┴──> flushes, itself ─────┘
+
+The main thread publishes figures, and looks for signals. Without a frontend, or without a server, the process waits for
+the next. It holds nothing that anybody would miss: whatever is under way when it dies is computed once more.
+
+Invariant: what a former frontend has ordered reaches no other one.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mmcached.second_level.backend import BackendError
+from mmcached.second_level.claims import Claims
+from mmcached.second_level.counts import Counts
+from mmcached.second_level.fetching import Fetching
+from mmcached.second_level.first_level import FirstLevel
+from mmcached.second_level.saving import Saving
+from mmcached.second_level.shared_records import SharedRecords
+from mmcached.second_level.urls import make_backend
+from mmcached.shm.stats.publisher import StatsPublisher
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.config import MIB, ServiceConfig
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.messages.client import Orders
+from mmcached.wire.paths import RunDir
+from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.stats import RoleName, SecondLevelStats
+
+log = logging.getLogger("mmcached.second_level")
+
+REST_S = 0.8
+"""The longest wait of the main thread, which a supervisor that looks each second takes for a sign of life."""
+POLL_S = 30.0
+"""How long the frontend is asked to wait before it says that there is nothing to do."""
+AGAIN_S = 0.2
+"""The pause after a failed contact."""
+FLUSH_S = 5.0
+DRAIN_S = 2.0
+"""How long saves may go on at the end."""
+JOIN_S = 2.0
+NUM_FETCHERS = 4
+NUM_SAVERS = 2
+
+
+class SecondLevel(Closeable):
+    """The threads between one store and one server; they begin with `start`.
+
+    Args:
+        records: of the server; closed by `close`.
+    """
+
+    def __init__(self, directory: RunDir, config: ServiceConfig, records: SharedRecords) -> None:
+        self._records = records
+        self._counts = Counts()
+        self._first = FirstLevel(directory)
+        wait_s = config.limits.l2_claim_wait_ms / 1000
+        claims = Claims(records, self._counts, ttl_s=wait_s)
+        self._fetching = Fetching(
+            self._first, records, claims, self._counts, claim_wait_s=wait_s, num_threads=NUM_FETCHERS
+        )
+        self._saving = Saving(self._first, records, claims, self._counts, config.limits)
+        self._is_over = threading.Event()
+        works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders)]
+        works += [(f"fetch {number}", self._fetching.run) for number in range(NUM_FETCHERS)]
+        works += [(f"save {number}", self._saving.run) for number in range(NUM_SAVERS)]
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether all threads run, and can still say something."""
+        return not self._first.is_broken and all(thread.is_alive() for thread in self._threads)
+
+    def stats(self) -> SecondLevelStats:
+        waiting = self._saving.waiting
+        return self._counts.stats(
+            circuit_open=self._records.breaker.state != "closed",
+            waiting_saves=waiting.num_records,
+            waiting_bytes=waiting.num_bytes,
+        )
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no more orders, and wait so long for saves; say what is dropped."""
+        self._is_over.set()
+        self._fetching.close()
+        if num_dropped := self._saving.drain(timeout_s):
+            log.warning("%d records were not saved in the second level: the service has stopped", num_dropped)
+
+    def close(self) -> None:
+        """End everything. A second call changes nothing."""
+        self._is_over.set()
+        self._fetching.close()
+        self._saving.close()
+        self._first.close()
+        self._records.close()
+        give_up = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _take_orders(self) -> None:
+        was_there = True
+        while not self._is_over.is_set():
+            try:
+                orders = self._first.take_orders(POLL_S)
+            except MmcachedError as error:
+                self._begin_life()
+                if was_there and not self._is_over.is_set():
+                    log.info("no orders: %s", error)
+                was_there = False
+                self._is_over.wait(AGAIN_S)
+                continue
+            was_there = True
+            self._begin(orders)
+
+    def _begin(self, orders: Orders) -> None:
+        now = time.monotonic()
+        if orders.flush:
+            self._begin_life()
+            self._first.flushed(orders.flush, self._flush(now + FLUSH_S))
+        self._fetching.order(orders.fetches, now)
+        self._saving.order(orders.saves, now)
+
+    def _flush(self, deadline: float) -> str:
+        """Have nothing of before found in the second level; return why that has failed, or nothing."""
+        try:
+            self._records.begin_epoch(deadline=deadline)
+        except BackendError as error:
+            self._counts.add(flushes_failed=1)
+            log.warning("the second level was not flushed: %s", error)
+            return str(error)
+        self._counts.add(flushes_done=1)
+        return ""
+
+    def _begin_life(self) -> None:
+        self._fetching.begin_life()
+        self._saving.begin_life()
+
+
+def main(run_dir: Path) -> int:
+    """Run the second level of a run directory until SIGTERM; return the exit status."""
+    directory = RunDir(run_dir)
+    config = ServiceConfig.load(directory.config)
+    max_bytes = config.limits.max_l2_record_mb * MIB
+    stop = StopFlag()
+    page = StatsPublisher(directory.stats_page, RoleName("second_level"))
+    records = SharedRecords(make_backend(config.store_l2), max_bytes=max_bytes, ttl_s=config.store_l2_ttl_s)
+    with stop, page, SecondLevel(directory, config, records) as level:
+        level.start()
+        poller = select.poll()
+        poller.register(stop.fileno(), select.POLLIN)
+        while not stop.is_set and level.is_alive:
+            page.publish_if_due(level.stats)
+            poller.poll(1000 * REST_S)
+        if not stop.is_set:
+            log.error("a thread has ended as nobody expected; the supervisor starts the next process")
+            return 1
+        level.drain(DRAIN_S)
+        page.publish(level.stats)
+    return 0

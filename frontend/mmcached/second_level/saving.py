@@ -1,0 +1,168 @@
+"""Saves in the second level what others have put into the store of this host, behind their backs.
+
+    ordered ──queue, bounded in records and bytes──> leased ──> written, or there already      "kept"
+        └── too many, too old, too large, gone from the store ───────────────────────────────> "dropped"
+
+A record is read in place, under a lease of this process; its end is the end of a claim that was made for it. Knows
+nothing of products. What is queued or under way is dropped without a word to anybody: whoever needs it computes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mmcached.cache.store_keys import store_key
+from mmcached.second_level.backend import BackendError
+from mmcached.second_level.claims import Claims
+from mmcached.second_level.counts import Counts
+from mmcached.second_level.first_level import FirstLevel
+from mmcached.second_level.shared_records import SharedRecords
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.config import MIB
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.limits import LimitsConfig
+from mmcached.wire.messages.parts import Save
+
+log = logging.getLogger("mmcached.second_level")
+
+PUT_S = 5.0
+"""The longest that a record may take on its way; its lease lasts no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One save; `epoch` is the second level's when it was ordered, `arrived` in monotonic seconds."""
+
+    order: Save
+    arrived: float
+    epoch: int
+    life: int
+
+
+class Waiting(NamedTuple):
+    """What waits to be saved."""
+
+    num_records: int
+    num_bytes: int
+
+
+class Saving(Closeable):
+    """The saves of one process."""
+
+    def __init__(
+        self, first: FirstLevel, records: SharedRecords, claims: Claims, counts: Counts, limits: LimitsConfig
+    ) -> None:
+        self._first = first
+        self._records = records
+        self._claims = claims
+        self._counts = counts
+        self._limits = limits
+        self._queue: deque[_Task] = deque()
+        self._num_bytes = 0
+        self._num_busy = 0
+        self._changed = threading.Condition()
+        self._life = 0
+        self._is_closed = False
+
+    @property
+    def waiting(self) -> Waiting:
+        with self._changed:
+            return Waiting(len(self._queue), self._num_bytes)
+
+    def begin_life(self) -> None:
+        """Drop what was ordered: the frontend is another, or has flushed."""
+        with self._changed:
+            self._life += 1
+            self._counts.add(puts_dropped=len(self._queue))
+            self._clear()
+
+    def order(self, saves: Sequence[Save], now: float) -> None:
+        """Take orders that have come just now."""
+        limits, num_dropped = self._limits, 0
+        with self._changed:
+            for each in saves:
+                is_full = len(self._queue) >= limits.max_l2_waiting
+                has_room = self._num_bytes + each.place.nbytes <= limits.max_l2_waiting_mb * MIB
+                if is_full or not has_room or each.place.nbytes > limits.max_l2_record_mb * MIB:
+                    num_dropped += 1
+                    continue
+                self._queue.append(_Task(each, now, self._records.epoch, self._life))
+                self._num_bytes += each.place.nbytes
+            self._changed.notify_all()
+        self._counts.add(puts_dropped=num_dropped)
+
+    def run(self) -> None:
+        """Save until `close`; a thread's whole work."""
+        while (task := self._take()) is not None:
+            try:
+                self._save(task)
+            except Exception:
+                self._counts.add(faults=1)
+                log.exception("a save has failed as nobody expected")
+            finally:
+                with self._changed:
+                    self._num_busy -= 1
+                    self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait until all is saved, or so long; return how many records are dropped."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue and not self._num_busy, timeout_s)
+            num_left = len(self._queue) + self._num_busy
+            self._counts.add(puts_dropped=len(self._queue))
+            self._clear()
+        return num_left
+
+    def close(self) -> None:
+        """Let the threads end. A second call changes nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._clear()
+            self._changed.notify_all()
+
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._num_bytes = 0
+
+    def _take(self) -> _Task | None:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._queue) or self._is_closed)
+            if not self._queue:
+                return None
+            task = self._queue.popleft()
+            self._num_bytes -= task.order.place.nbytes
+            self._num_busy += 1
+            return task
+
+    def _save(self, task: _Task) -> None:
+        name = store_key(task.order.tenant, task.order.key)
+        now = time.monotonic()
+        deadline = now + PUT_S
+        try:
+            is_kept = now - task.arrived <= self._limits.l2_save_age_s and self._write(task, name, deadline)
+            self._counts.add(**{"puts_kept" if is_kept else "puts_dropped": 1})
+            self._claims.drop(name, deadline=deadline)
+        except BackendError as error:
+            self._counts.add(puts_failed=1)
+            log.debug("a record was not saved: %s", error)
+
+    def _write(self, task: _Task, name: str, deadline: float) -> bool:
+        """Write a record as it lies in the store; return whether the second level has it now."""
+        try:
+            lent = self._first.lend(task.order.place)
+        except MmcachedError as error:
+            log.info("a record was not saved: %s", error)
+            return False
+        if lent is None or task.life != self._life:
+            return False
+        with self._counts.timed("put"):
+            kept = self._records.save(name, [lent.data], as_of=task.epoch, deadline=deadline)
+        if kept == "kept":
+            self._counts.add(bytes_written=lent.nbytes)
+        return kept != "outdated"

@@ -1,0 +1,177 @@
+"""The second level beside a real frontend: what one host computes another one finds, and no death leaves anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmcached.client import Client
+from mmcached.client.store.egress import MIN_BYTES
+from mmcached.shm.crash_points import VARIABLE
+from mmcached.shm.stats.page import StatsPage, StatsPageReader
+from mmcached.wire.errors import MmcachedError
+from mmcached.wire.stats import RoleName, SecondLevelStats
+from tests.client.records import is_equal, numbers
+from tests.integration.processes import DEADLINE_S, eventually
+from tests.second_level.frontends import NOWHERE, Fleet, FrontendThread, config_of, second_level_process
+from tests.second_level.servers import Server
+
+ROLE = RoleName("second_level")
+LARGE = {"x": np.arange(4 * MIN_BYTES, dtype=np.uint8)}
+
+
+@pytest.fixture
+def fleet(run_dir: Path) -> Iterator[Fleet]:
+    with Fleet(run_dir) as fleet:
+        yield fleet
+        fleet.server.released.set()
+
+
+def never() -> dict[str, Any]:
+    raise AssertionError("it was computed before")
+
+
+def kept(level: Any) -> int:
+    stats: SecondLevelStats = level.stats()
+    return stats.puts_kept
+
+
+@pytest.mark.parametrize("record", [numbers(3), LARGE], ids=["small", "large"])
+def test_what_one_host_computes_another_one_finds(fleet: Fleet, record: dict[str, Any]) -> None:
+    (ann, of_ann), (bob, of_bob) = fleet.host("a"), fleet.host("b")
+    ann.get_or_compute("k", lambda: record)
+    eventually(lambda: kept(of_ann), lambda count: count == 1, "a save")
+    assert is_equal(bob.get_or_compute("k", never, tensors="numpy"), record)
+    eventually(lambda: of_bob.stats().gets_hit, lambda count: count == 1, "a hit")
+    bob.get_or_compute("l", lambda: record)
+    eventually(lambda: kept(of_bob), lambda count: count == 1, "what was fetched is not saved again")
+    assert fleet.server.claims == {}
+
+
+def test_a_flush_reaches_the_second_level_and_fails_where_it_does_not(fleet: Fleet) -> None:
+    ann, of_ann = fleet.host("a")
+    bob, _ = fleet.host("b")
+    ann.get_or_compute("k", lambda: numbers(1))
+    eventually(lambda: kept(of_ann), lambda count: count == 1, "a save")
+    bob.flush()
+    assert is_equal(bob.get_or_compute("k", lambda: numbers(2), tensors="numpy"), numbers(2))
+    fleet.server.fault = "the server is full"
+    with pytest.raises(MmcachedError, match="the server is full"):
+        ann.invalidate()
+    stats = of_ann.stats()
+    assert (stats.flushes_done, stats.flushes_failed >= 1) == (0, True)
+
+
+def test_the_next_frontend_has_orders_for_the_same_process(run_dir: Path, fleet: Fleet) -> None:
+    fleet.server.released.set()
+    first = FrontendThread(run_dir / "a", config_of())
+    level = fleet.level(first)
+    first.close()
+    with FrontendThread(run_dir / "a", config_of()) as second, Client(run_dir / "a") as client:
+        second.await_level()
+        client.get_or_compute("k", lambda: LARGE)
+        eventually(lambda: kept(level), lambda count: count == 1, "a save")
+        assert level.is_alive
+        client.drop("k")
+        assert is_equal(client.get_or_compute("k", never, tensors="numpy"), LARGE)
+
+
+def test_without_a_server_everything_is_a_miss_and_saves_are_lost(fleet: Fleet) -> None:
+    ann, of_ann = fleet.host("a")
+    fleet.server.fault = "no server"
+    for number in range(6):
+        assert is_equal(ann.get_or_compute(f"k{number}", lambda: numbers(1)), numbers(1))
+    eventually(lambda: of_ann.stats().puts_failed, lambda count: count == 6, "six losses")
+    assert (of_ann.stats().circuit_open, of_ann.is_alive) == (1, True)
+
+
+# ---- as a process
+
+
+@pytest.fixture
+def host(run_dir: Path, own_server: Server) -> Iterator[FrontendThread]:
+    with FrontendThread(run_dir, config_of(own_server.url)) as frontend:
+        yield frontend
+
+
+def kinds_in(server: Server) -> list[bytes]:
+    """Return what lies in a server: the second word of each key."""
+    with server.client() as client:
+        return sorted(name.split(b":")[1] for name in client.scan_iter())
+
+
+def test_a_process_killed_in_the_middle_of_a_put_leaves_nothing(host: FrontendThread, own_server: Server) -> None:
+    with Client(host.directory.path) as client:
+        with second_level_process(host.directory):
+            host.await_level()
+            client.get_or_compute("k", lambda: LARGE)
+            eventually(lambda: kinds_in(own_server), lambda kinds: kinds == [b"epoch", b"record"], "a save")
+        host.await_loss()
+        client.drop("k")
+        with second_level_process(host.directory, **{VARIABLE: "put.mid_payload"}) as process:
+            host.await_level()
+            assert is_equal(client.get_or_compute("k", lambda: LARGE, tensors="numpy"), LARGE)
+            assert process.wait(DEADLINE_S) == -signal.SIGKILL
+            host.await_rest()
+
+
+def test_a_process_killed_in_the_middle_of_a_save_holds_no_lease(host: FrontendThread, own_server: Server) -> None:
+    with Client(host.directory.path) as client, second_level_process(host.directory) as process:
+        host.await_level()
+        own_server.stop()
+        assert client.put("k", LARGE)
+        eventually(lambda: host.stats.ring.leases, lambda leases: leases == 1, "a lease of the save")
+        process.kill()
+        host.await_rest()
+        own_server.go_on()
+        assert client.put("l", LARGE)
+
+
+def test_a_process_ends_in_order_and_says_nothing_secret(run_dir: Path) -> None:
+    with (
+        FrontendThread(run_dir, config_of(log_level="debug")) as frontend,
+        StatsPage.create(frontend.directory.stats_page) as page,
+        second_level_process(frontend.directory) as process,
+        StatsPageReader(page.path) as reader,
+        Client(run_dir) as client,
+    ):
+        frontend.await_level()
+        client.get_or_compute("k", lambda: numbers(1))
+        eventually(lambda: reader.read().get(ROLE), has_failed, "a failed fetch on the page")
+        command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert b"hunter2" in NOWHERE.encode()
+    assert b"hunter2" not in command + log
+    assert os.stat(frontend.directory.config).st_mode & 0o077 == 0
+
+
+def has_failed(snapshot: Any) -> bool:
+    return snapshot is not None and snapshot.is_attached and snapshot.stats.gets_failed + snapshot.stats.gets_late > 0
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("redos://user:hunter2@host", "must begin with one of"), ("redis://user:hunter2@host/x", "database")],
+)
+def test_serve_refuses_what_is_no_server_without_its_password(run_dir: Path, url: str, words: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmcached", "serve", "--run-dir", str(run_dir), "--workers", "0", "--store-l2", url],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "store_l2 = " in ended.stderr
+    assert words in ended.stderr
+    assert "hunter2" not in ended.stderr

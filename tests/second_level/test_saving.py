@@ -1,0 +1,161 @@
+"""What becomes of a save: written as it lies in the store, or dropped; and no lease outlasts it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmcached.cache.store_keys import store_key
+from mmcached.second_level import saving
+from mmcached.second_level.records import HEAD_BYTES
+from mmcached.wire.messages.parts import Save
+from tests.client.records import every_dtype, numbers
+from tests.integration.processes import DEADLINE_S, eventually
+from tests.second_level.hosts import Host, a_host
+from tests.second_level.plain_server import PlainServer
+
+NAME = store_key("t", "k")
+MIB = np.zeros(1 << 20, np.uint8)
+
+
+@pytest.fixture
+def server() -> Iterator[PlainServer]:
+    server = PlainServer()
+    yield server
+    server.released.set()
+
+
+@pytest.fixture
+def host(run_dir: Path, server: PlainServer) -> Iterator[Host]:
+    with a_host(run_dir, server) as host:
+        yield host
+
+
+def order(host: Host, *saves: Save) -> None:
+    host.saving.order(saves, time.monotonic())
+
+
+def hold(server: PlainServer, what: str) -> tuple[threading.Event, threading.Event]:
+    """Have the server's next such call wait; return what says that it has come, and what lets it go on."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(name: str) -> None:
+        if name == what:
+            entered.set()
+            assert go_on.wait(DEADLINE_S)
+
+    server.before = wait
+    return entered, go_on
+
+
+def test_a_record_is_saved_byte_for_byte_without_a_hit(host: Host, server: PlainServer) -> None:
+    save = host.put("k", every_dtype())
+    lent = host.first.lend(save.place)
+    assert lent is not None
+    expected = lent.tobytes()
+    del lent
+    order(host, save)
+    stats = host.await_stats(lambda stats: stats.puts_kept == 1, "a save")
+    assert server.values[NAME][HEAD_BYTES:] == expected
+    assert (stats.bytes_written, stats.put_latency.num, stats.waiting_saves) == (len(expected), 1, 0)
+    host.service.call(host.service.desk.records.poll_hits)
+    assert host.service.desk.stats().hits == 0
+
+
+def test_what_is_there_already_is_not_sent_again(host: Host, server: PlainServer) -> None:
+    save = host.put("k", numbers(3))
+    for number in (1, 2):
+        order(host, save)
+        stats = host.await_stats(lambda stats: stats.puts_kept == number, "a save")  # noqa: B023 (it is called at once)
+    server.values.clear()
+    assert stats.bytes_written == save.place.nbytes
+
+
+def test_its_end_is_the_end_of_a_claim_of_this_host_alone(host: Host, server: PlainServer) -> None:
+    server.claims[store_key("t", "theirs")] = theirs = object()
+    host.fetching.order([host.fetch(1, claims=True)], time.monotonic())
+    host.await_ends((1, "miss"))
+    assert list(server.claims) == [store_key("t", "theirs"), NAME]
+    order(host, host.put("k", numbers(3)), host.put("theirs", numbers(3)))
+    host.await_stats(lambda stats: stats.puts_kept == 2, "two saves")
+    assert server.claims == {store_key("t", "theirs"): theirs}
+
+
+def test_what_has_gone_from_the_store_is_dropped(host: Host, server: PlainServer) -> None:
+    save = host.put("k", numbers(3))
+    host.client.drop("k", tenant="t")
+    order(host, save)
+    host.await_stats(lambda stats: stats.puts_dropped == 1, "a drop")
+    assert server.values == {}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"l2_save_age_s": 0.0}, {"max_l2_record_mb": 0}, {"max_l2_waiting": 0}, {"max_l2_waiting_mb": 0}],
+    ids=["too old", "too large", "too many", "too many bytes"],
+)
+def test_what_is_beyond_a_limit_is_dropped(run_dir: Path, server: PlainServer, limits: dict[str, float]) -> None:
+    with a_host(run_dir, server, **limits) as host:
+        order(host, host.put("k", {"x": MIB}))
+        host.await_stats(lambda stats: stats.puts_dropped == 1, "a drop")
+    assert server.values == {}
+
+
+def test_what_waits_is_bounded_and_counted(run_dir: Path, server: PlainServer) -> None:
+    entered, go_on = hold(server, "get_heads")
+    with a_host(run_dir, server, max_l2_waiting_mb=2) as host:
+        saves = [host.put(f"k{number}", {"x": MIB[: 1 << 19]}) for number in range(6)]
+        order(host, saves[0])
+        assert entered.wait(DEADLINE_S)
+        order(host, *saves[1:])
+        stats = host.stats()
+        assert (stats.waiting_saves, stats.puts_dropped) == (3, 2)
+        assert stats.waiting_bytes == sum(save.place.nbytes for save in saves[1:4])
+        go_on.set()
+        stats = host.await_stats(lambda stats: stats.puts_kept == 4, "four saves")
+        assert (stats.waiting_saves, stats.waiting_bytes) == (0, 0)
+
+
+def test_a_server_that_fails_costs_the_record_and_no_lease(host: Host, server: PlainServer) -> None:
+    server.fault = "full"
+    order(host, host.put("k", numbers(3)))
+    host.await_stats(lambda stats: stats.puts_failed == 1, "a failure")
+    assert host.service.leases == 0
+
+
+def test_a_server_that_hangs_holds_one_lease_for_a_bounded_time(
+    host: Host, server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "PUT_S", 0.05)
+    server.is_stuck.set()
+    order(host, host.put("k", numbers(3)))
+    host.await_stats(lambda stats: stats.puts_failed == 1, "a failure")
+    eventually(lambda: host.service.leases, lambda leases: leases == 0, "no lease")
+
+
+def test_what_was_flushed_meanwhile_is_not_saved(host: Host, server: PlainServer) -> None:
+    entered, go_on = hold(server, "get_heads")
+    order(host, host.put("k", numbers(3)))
+    assert entered.wait(DEADLINE_S)
+    order(host, host.put("l", numbers(4)))
+    host.saving.begin_life()
+    server.epoch = 7
+    go_on.set()
+    stats = host.await_stats(lambda stats: stats.puts_dropped + stats.puts_kept == 2, "two ends")
+    assert (stats.puts_dropped, stats.puts_kept) == (1, 1), "the one under way is saved in the epoch that it had"
+
+
+def test_the_end_waits_for_saves_and_says_what_it_drops(host: Host, server: PlainServer) -> None:
+    entered, go_on = hold(server, "get_heads")
+    order(host, host.put("k", numbers(3)), host.put("l", numbers(4)))
+    assert entered.wait(DEADLINE_S)
+    assert host.saving.drain(0.0) == 2
+    assert host.stats().puts_dropped == 1
+    go_on.set()
+    assert host.saving.drain(DEADLINE_S) == 0
+    assert list(server.values) == [NAME]
