@@ -115,10 +115,11 @@ def test_what_waits_is_bounded_and_counted(run_dir: Path, server: PlainServer) -
         order(host, *saves[1:])
         stats = host.stats()
         assert (stats.waiting_saves, stats.puts_dropped) == (3, 2)
-        assert stats.waiting_bytes == sum(save.place.nbytes for save in saves[1:4])
+        assert stats.waiting_bytes == sum(save.place.nbytes for save in saves[3:])
         go_on.set()
         stats = host.await_stats(lambda stats: stats.puts_kept == 4, "four saves")
         assert (stats.waiting_saves, stats.waiting_bytes) == (0, 0)
+        assert set(server.values) == {store_key("t", f"k{number}") for number in (0, 3, 4, 5)}, "the oldest go"
 
 
 def test_a_server_that_fails_costs_the_record_and_no_lease(host: Host, server: PlainServer) -> None:

@@ -70,6 +70,7 @@ class SecondLevel(Closeable):
         )
         self._saving = Saving(self._first, records, claims, self._counts, config.limits)
         self._is_over = threading.Event()
+        self._circuit = "closed"
         works: list[tuple[str, Callable[[], None]]] = [("orders", self._take_orders)]
         works += [(f"fetch {number}", self._fetching.run) for number in range(NUM_FETCHERS)]
         works += [(f"save {number}", self._saving.run) for number in range(NUM_SAVERS)]
@@ -83,6 +84,14 @@ class SecondLevel(Closeable):
     def is_alive(self) -> bool:
         """Whether all threads run, and can still say something."""
         return not self._first.is_broken and all(thread.is_alive() for thread in self._threads)
+
+    def tell_of_circuit(self) -> None:
+        """Log once that the server is left alone, with the reason; and that it is asked again."""
+        circuit = "closed" if self._records.breaker.state == "closed" else "open"
+        if circuit != self._circuit:
+            self._circuit = circuit
+            reason = f", it fails time after time: {self._records.breaker.reason}" if circuit == "open" else ""
+            log.warning("circuit %s%s", circuit, reason)
 
     def stats(self) -> SecondLevelStats:
         waiting = self._saving.waiting
@@ -164,6 +173,7 @@ def main(run_dir: Path) -> int:
         poller.register(stop.fileno(), select.POLLIN)
         while not stop.is_set and level.is_alive:
             page.publish_if_due(level.stats)
+            level.tell_of_circuit()
             poller.poll(1000 * REST_S)
         if not stop.is_set:
             log.error("a thread has ended as nobody expected; the supervisor starts the next process")

@@ -83,17 +83,19 @@ class Saving(Closeable):
             self._clear()
 
     def order(self, saves: Sequence[Save], now: float) -> None:
-        """Take orders that have come just now."""
+        """Take orders that have come just now; what is too much drops the oldest."""
         limits, num_dropped = self._limits, 0
         with self._changed:
             for each in saves:
-                is_full = len(self._queue) >= limits.max_l2_waiting
-                has_room = self._num_bytes + each.place.nbytes <= limits.max_l2_waiting_mb * MIB
-                if is_full or not has_room or each.place.nbytes > limits.max_l2_record_mb * MIB:
+                if each.place.nbytes > limits.max_l2_record_mb * MIB:
                     num_dropped += 1
                     continue
                 self._queue.append(_Task(each, now, self._records.epoch, self._life))
                 self._num_bytes += each.place.nbytes
+            # The oldest go: they would be the first to be too old.
+            while len(self._queue) > limits.max_l2_waiting or self._num_bytes > limits.max_l2_waiting_mb * MIB:
+                self._num_bytes -= self._queue.popleft().order.place.nbytes
+                num_dropped += 1
             self._changed.notify_all()
         self._counts.add(puts_dropped=num_dropped)
 

@@ -5,6 +5,7 @@ memory     /dev/shm, memory limits, what the dead have left
 kernel     locks, atomics, confinement, pages, clock
 resources  descriptors, locked memory, cores, torch and CUDA
 service    the run directory, versions, a real round trip, a real request
+second_level  the server behind several hosts, if there is one
 checkup    the table of all checks, and their run
 command    the verb
 """

@@ -78,6 +78,17 @@ class RedisBackend(Closeable):
         self._order(_command(EPOCH, "SET", EPOCH, epoch), deadline)
         return epoch
 
+    def memory(self, *, deadline: float) -> tuple[int, str]:
+        """Return the server's limit of memory in bytes, 0 if it has none, and what it does when that is reached.
+
+        Raises:
+            BackendError: as of every call, and if this user may not ask.
+        """
+        (reply,) = self._exchange([_command(EPOCH, "INFO", "memory")], deadline)
+        lines = (line.partition(":") for line in bytes(_value(reply) or b"").decode().splitlines())
+        said = {name: value for name, _, value in lines}
+        return int(said.get("maxmemory", "0")), said.get("maxmemory_policy", "")
+
     def close(self) -> None:
         self._nodes.close()
 
