@@ -34,12 +34,13 @@ from mmcached.wire.errors import MmcachedError
 from mmcached.wire.messages.client import Orders
 from mmcached.wire.paths import RunDir
 from mmcached.wire.process.signals import StopFlag
+from mmcached.wire.process.turns import longest_rest_s
 from mmcached.wire.stats import RoleName, SecondLevelStats
 
 log = logging.getLogger("mmcached.second_level")
 
-REST_S = 0.8
-"""The longest wait of the main thread, which a supervisor that looks each second takes for a sign of life."""
+BUSY_S = 0.2
+"""How often figures are published while there are new ones."""
 POLL_S = 30.0
 """How long the frontend is asked to wait before it says that there is nothing to do."""
 AGAIN_S = 0.2
@@ -171,10 +172,13 @@ def main(run_dir: Path) -> int:
         level.start()
         poller = select.poll()
         poller.register(stop.fileno(), select.POLLIN)
+        rest_s = longest_rest_s(config.limits)
+        last = level.stats()
         while not stop.is_set and level.is_alive:
-            page.publish_if_due(level.stats)
+            page.publish(level.stats)
             level.tell_of_circuit()
-            poller.poll(1000 * REST_S)
+            former, last = last, level.stats()
+            poller.poll(1000 * (rest_s if last == former else BUSY_S))
         if not stop.is_set:
             log.error("a thread has ended as nobody expected; the supervisor starts the next process")
             return 1
