@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mmcached.second_level.redis.place import Place, read_place
-from mmcached.second_level.urls import check_url, make_backend
+from mmcached.second_level.urls import check_installed, check_url, make_backend
 from mmcached.wire.errors import ConfigError
 from mmcached.wire.shown_url import shown_url
 
@@ -124,3 +124,12 @@ def test_a_url_whose_product_is_not_installed_says_what_to_install(monkeypatch: 
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=rf"store_l2.*pip install mmcached\[{extra}\]"):
             make_backend(url)
+
+
+def test_what_is_not_installed_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installed("redis://host")
+    monkeypatch.setattr("mmcached.second_level.urls.find_spec", lambda name: None)
+    for url, extra in (("redis://me:secret@host", "redis"), ("mooncake://host", "mooncake")):
+        with pytest.raises(ConfigError, match=rf"store_l2.*pip install mmcached\[{extra}\]") as refused:
+            check_installed(url)
+        assert "secret" not in str(refused.value)

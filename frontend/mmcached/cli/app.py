@@ -76,9 +76,9 @@ def serve(
     home = run_dir or default_run_dir()
     check_encoder(loaded.config)
     if loaded.config.store_l2:
-        from mmcached.second_level.urls import make_backend
+        from mmcached.second_level.urls import check_installed
 
-        make_backend(loaded.config.store_l2).close()  # it judges the URL, and asks nobody
+        check_installed(loaded.config.store_l2)
     chosen, note = fitted(loaded.config, loaded.origins, host_without(home))
     set_up_logging("supervisor", chosen)
     raise_descriptor_limit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from mmcached.cli.doctor.finding import Finding, Host
@@ -78,6 +79,8 @@ def _try(backend: Backend) -> _Trial:
 
 def _when_full(backend: Backend) -> str:
     """Return what is wrong with how a server ends when it is full; empty if nothing is, or it does not say."""
+    if find_spec("redis") is None:
+        return ""
     from mmcached.second_level.redis.backend import RedisBackend
 
     if not isinstance(backend, RedisBackend):
