@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,8 @@ from mmcached.integrations.ray.encoder_actor import EncoderActor
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ConfigError, ErrorInfo
-from mmcached.worker.encoders.actor_table import Answer, Report
+from mmcached.worker.encoders.actor_table import Report
+from mmcached.worker.encoders.pieces import cut, join
 from mmcached.worker.encoders.reference import ReferenceEncoder
 from mmcached.worker.encoders.remote import pack
 from mmcached.worker.model.encoder import VisionEncoder
@@ -38,15 +40,14 @@ def test_it_describes_itself(actor: EncoderActor) -> None:
 
 
 def test_it_answers_all_and_says_how_many_wait(actor: EncoderActor) -> None:
-    async def ask() -> list[Answer]:
-        return await asyncio.gather(*(actor.encode(pack(RECORD), 6) for _ in range(3)))
+    async def ask() -> Any:
+        return await asyncio.gather(*(actor.encode(6, 2, *cut(pack(RECORD), 1)) for _ in range(3)))
 
     answers = asyncio.run(ask())
-    assert [num_open for _, num_open, *_ in answers] == [2, 1, 0]
-    for fingerprint, _, error, outputs in answers:
-        assert (fingerprint, error) == (LOCAL.fingerprint, b"")
-        assert outputs is not None
-        decoded = codec.decode(outputs, tensors="torch")
+    assert [num_open for (_, num_open, _), *_ in answers] == [2, 1, 0]
+    for (fingerprint, _, error), *pieces in answers:
+        assert (fingerprint, error, len(pieces)) == (LOCAL.fingerprint, b"", 2)
+        decoded = codec.decode(join(pieces), tensors="torch")
         assert torch.equal(decoded[EMBEDDINGS], LOCAL.encode(RECORD, 6)[EMBEDDINGS])
 
 
@@ -59,8 +60,8 @@ def test_it_answers_all_and_says_how_many_wait(actor: EncoderActor) -> None:
     ],
 )
 def test_an_error_is_an_answer(actor: EncoderActor, packed: np.ndarray, code: str) -> None:
-    _, _, error, outputs = asyncio.run(actor.encode(packed, 5))
-    assert outputs is None
+    (_, _, error), *pieces = asyncio.run(actor.encode(5, 1, packed))
+    assert join(pieces).nbytes == 0
     assert msgspec.msgpack.decode(error, type=ErrorInfo).code == code
 
 

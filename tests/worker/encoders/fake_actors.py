@@ -10,7 +10,8 @@ import msgspec
 
 from mmcached.integrations.ray.encoder_actor import EncoderActor
 from mmcached.wire.config import ModelConfig, ServiceConfig
-from mmcached.worker.encoders.actor_table import Answer, Bytes1D, Lost
+from mmcached.worker.encoders.actor_table import Answer, Lost
+from mmcached.worker.encoders.pieces import Bytes1D, cut, join, num_pieces
 
 MODEL = ModelConfig(hidden_size=8, num_heads=2, encoder_width=12, patch_size=2, max_patches_per_image=9)
 
@@ -58,8 +59,14 @@ class FakeActor:
     def describe(self) -> FakeCall:
         return FakeCall(self._alive(lambda: asyncio.run(self._actor.describe())))
 
-    def encode(self, record: Bytes1D, num_embeds: int) -> FakeCall:
-        make = self._alive(lambda: self.change(asyncio.run(self._actor.encode(record, num_embeds))))
+    def encode(self, record: Bytes1D, num_embeds: int, output_bytes: int) -> FakeCall:
+        number = num_pieces(output_bytes)
+
+        def answer() -> Answer:
+            head, *pieces = asyncio.run(self._actor.encode(num_embeds, number, *cut(record, 1)))
+            return self.change((*head, join(pieces)))
+
+        make = self._alive(answer)
         self.calls.append(FakeCall(make, is_held=self.is_slow))
         return self.calls[-1]
 
@@ -84,8 +91,10 @@ class FakeCluster:
         self.found = list(found)
         self.is_unreachable = False
         self.num_closed = 0
+        self.num_looks = 0
 
     def actors(self) -> Sequence[FakeActor]:
+        self.num_looks += 1
         if self.is_unreachable:
             raise Lost("the cluster does not answer")
         return self.found

@@ -16,7 +16,7 @@ class Named:
     def describe(self) -> FakeCall:
         return FakeCall(lambda: b"")
 
-    def encode(self, record: object, num_embeds: int) -> FakeCall:
+    def encode(self, record: object, num_embeds: int, output_bytes: int) -> FakeCall:
         return FakeCall(lambda: None, is_held=True)
 
 

@@ -143,6 +143,15 @@ def be_another(answer: Answer) -> Answer:
     return "f" * 32, *answer[1:]
 
 
+def test_actors_answer_while_the_cluster_does_not(make: Make) -> None:
+    cluster = FakeCluster(FakeActor("a"))
+    encoder = make(cluster)
+    cluster.is_unreachable = True
+    before = cluster.num_looks
+    while cluster.num_looks < before + 3:
+        assert_right(encoder)
+
+
 @pytest.mark.parametrize("change", [lie, be_another])
 def test_an_answer_that_is_no_output_of_this_encoder_is_not_taken(make: Make, change: Callable[..., Answer]) -> None:
     cluster = FakeCluster(FakeActor("a"))

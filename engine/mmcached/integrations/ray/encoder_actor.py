@@ -11,17 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import ComputationFailed, MmcachedError, error_to_wire
 from mmcached.worker.devices import choose_device
-from mmcached.worker.encoders.actor_table import Answer, Bytes1D, Report
+from mmcached.worker.encoders.actor_table import Report
 from mmcached.worker.encoders.making import make_encoder
+from mmcached.worker.encoders.pieces import Bytes1D, cut, join
 from mmcached.worker.encoders.remote import pack
 from mmcached.worker.model.bounds import check_bounds
 from mmcached.worker.model.encoder import VisionEncoder
+
+NOTHING = np.empty(0, np.uint8)
 
 
 class EncoderActor:
@@ -54,30 +58,33 @@ class EncoderActor:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    async def encode(self, record: Bytes1D, num_embeds: int) -> Answer:
+    async def encode(self, num_embeds: int, num_returned: int, *pieces: Bytes1D) -> tuple[Any, ...]:
         """Encode one item, when those that came before are done.
 
         Args:
-            record: of the item, as the codec encodes it.
+            num_returned: in so many pieces the outputs are wanted.
+            pieces: of the item's record, as the codec encodes it.
+        Returns:
+            an `Answer` without outputs; then their pieces.
         """
         self._num_open += 1
         try:
             async with self._turn:
-                error, outputs = await asyncio.to_thread(self._encode, record, num_embeds)
+                error, outputs = await asyncio.to_thread(self._encode, join(pieces), num_embeds)
         finally:
             self._num_open -= 1
-        return self._encoder.fingerprint, self._num_open, error, outputs
+        return (self._encoder.fingerprint, self._num_open, error), *cut(outputs, num_returned)
 
-    def _encode(self, packed: Bytes1D, num_embeds: int) -> tuple[bytes, Bytes1D | None]:
+    def _encode(self, packed: Bytes1D, num_embeds: int) -> tuple[bytes, Bytes1D]:
         try:
             outputs = self._encoder.encode(codec.decode(packed, tensors="torch"), num_embeds)
             return b"", pack({name: tensor.cpu() for name, tensor in outputs.items()})
         except MmcachedError as failed:
-            return _error(failed), None
+            return _error(failed), NOTHING
         except Exception as failed:
             self._end_if_the_device_is_dead()
             is_memory = isinstance(failed, (MemoryError, torch.OutOfMemoryError))
-            return _error(ComputationFailed(type(failed).__name__, retryable=is_memory)), None
+            return _error(ComputationFailed(type(failed).__name__, retryable=is_memory)), NOTHING
 
     def _end_if_the_device_is_dead(self) -> None:
         """End the process, for Ray to start it anew, if nothing can be computed in it any more."""

@@ -188,7 +188,9 @@ class Placement:
         try:
             return self._ask(name, deadline)
         except (self._ray.exceptions.RayError, ValueError) as error:
-            raise ServiceUnavailable(f"{name} does not answer: {type(error).__name__}: {error}") from error
+            # The lines before the last one are where it happened, in an actor's process.
+            reason = (str(error).strip().splitlines() or [""])[-1][:300]
+            raise ServiceUnavailable(f"{name} does not answer: {type(error).__name__}: {reason}") from error
 
     def _look(self, name: str, deadline: float) -> Placed:
         try:

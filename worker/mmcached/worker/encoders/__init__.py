@@ -6,6 +6,7 @@
     making      chooses one of them, as a configuration says
     remote      asks actors, perhaps on other hosts, each image of the least loaded
     actor_table     which actors answer, and what each has to do
+    pieces      what is small travels in the messages of a call
     ray_actors      finds and calls them on a Ray cluster
     tower       loads the vision part of a checkpoint, and asks it
     families    which models of Transformers are known: how they take images, and what they return for them

@@ -13,12 +13,9 @@ from itertools import count
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mmcached.wire.messages.parts import EncoderForm
-
-Bytes1D = npt.NDArray[np.uint8]
+from mmcached.worker.encoders.pieces import Bytes1D
 
 
 class Lost(Exception):
@@ -44,11 +41,12 @@ class Actor(Protocol):
     def describe(self) -> Call:
         """Ask for its `Report`, as MessagePack."""
 
-    def encode(self, record: Bytes1D, num_embeds: int) -> Call:
+    def encode(self, record: Bytes1D, num_embeds: int, output_bytes: int) -> Call:
         """Ask for an `Answer`.
 
         Args:
             record: of the item, as `mmcached.shm.store.codec` encodes it.
+            output_bytes: about so many are expected.
         """
 
 
@@ -66,9 +64,9 @@ class Report(msgspec.Struct, frozen=True):
     num_open: int
 
 
-Answer = tuple[str, int, bytes, Bytes1D | None]
+Answer = tuple[str, int, bytes, Bytes1D]
 """The actor's fingerprint; the calls that are still open there; an `ErrorInfo` as MessagePack, or nothing; the outputs
-as an encoded record."""
+as an encoded record, or nothing."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ServiceUnavailable
-from mmcached.worker.encoders.actor_table import Actor, Bytes1D, Call, Lost
+from mmcached.worker.encoders.actor_table import Actor, Call, Lost
+from mmcached.worker.encoders.pieces import HEAD_BYTES, Bytes1D, cut, join, num_pieces
 
 PREFIX = "encoder-"
 """What the names of encoder actors begin with."""
@@ -96,36 +97,45 @@ class RayActor:
     def describe(self) -> Call:
         return self._call("describe")
 
-    def encode(self, record: Bytes1D, num_embeds: int) -> Call:
-        return self._call("encode", record, num_embeds)
+    def encode(self, record: Bytes1D, num_embeds: int, output_bytes: int) -> Call:
+        number = num_pieces(output_bytes + HEAD_BYTES)
+        sent = cut(record, num_pieces(record.nbytes))
+        return self._call("encode", num_embeds, number, *sent, num_returns=1 + number)
 
-    def _call(self, method: str, *arguments: object) -> Call:
+    def _call(self, method: str, *arguments: object, num_returns: int = 1) -> Call:
         import ray
 
         try:
-            return RayCall(self._name, getattr(self._handle, method).remote(*arguments))
+            made = getattr(self._handle, method).options(num_returns=num_returns).remote(*arguments)
+            return RayCall(self._name, made)
         except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
             raise Lost(f"{self._name}: {type(error).__name__}") from error
 
 
 class RayCall:
-    """One call."""
+    """One call.
 
-    def __init__(self, name: str, reference: Any) -> None:
+    Args:
+        made: the reference to what it returns; of `encode` several.
+    """
+
+    def __init__(self, name: str, made: Any) -> None:
         self._name = name
-        self._reference = reference
+        self._made = made
+        self._first = made[0] if isinstance(made, list) else made
 
     def is_over(self) -> bool:
         import ray
 
-        over, _ = ray.wait([self._reference], timeout=0, fetch_local=False)
+        over, _ = ray.wait([self._first], timeout=0, fetch_local=False)
         return bool(over)
 
     def result(self, timeout_s: float) -> Any:
         import ray
 
         try:
-            return ray.get(self._reference, timeout=timeout_s)
+            found = ray.get(self._made, timeout=timeout_s)
         except (ray.exceptions.RayError, RuntimeError, OSError) as error:
             # With its first line only: the rest is a report for whoever has started the actor.
             raise Lost(f"{self._name}: {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}") from error
+        return (*found[0], join(found[1:])) if isinstance(found, list) else found

@@ -24,8 +24,9 @@ import torch
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ErrorInfo, RemoteProtocolError, ServiceUnavailable, error_from_wire
-from mmcached.worker.encoders.actor_table import Actor, ActorTable, Answer, Bytes1D, Call, Lost, Report, most_common
+from mmcached.worker.encoders.actor_table import Actor, ActorTable, Answer, Call, Lost, Report, most_common
 from mmcached.worker.encoders.encoder import Measured, Outputs, outputs_in
+from mmcached.worker.encoders.pieces import Bytes1D
 
 LOOK_S = 1.0
 """Time between two looks for actors while there is work."""
@@ -126,7 +127,10 @@ class RemoteEncoder(Closeable):
             self._cluster.close()
 
     def _ask(self, packed: Bytes1D, num_embeds: int, besides: str = "") -> tuple[str, Call]:
-        return self._table.ask(self._fingerprint, lambda actor: actor.encode(packed, num_embeds), besides=besides)
+        nbytes = num_embeds * self._measured.embedding_bytes
+        return self._table.ask(
+            self._fingerprint, lambda actor: actor.encode(packed, num_embeds, nbytes), besides=besides
+        )
 
     def _finish(self, first: tuple[str, Call] | Lost, packed: Bytes1D, num_embeds: int, began: float) -> Outputs:
         name = ""
@@ -150,7 +154,7 @@ class RemoteEncoder(Closeable):
             fingerprint, num_open, error, outputs = self._answer(call, deadline)
             if fingerprint != self._fingerprint:
                 raise Lost(f"{name} has another fingerprint by now")
-            found = self._read(outputs, num_embeds) if outputs is not None and not error else None
+            found = None if error else self._read(outputs, num_embeds)
             if found is None and not error:
                 raise Lost(f"{name} has answered what is no output of the image")
         except Lost:
@@ -180,8 +184,7 @@ class RemoteEncoder(Closeable):
             try:
                 self._look()
             except Lost as lost:
-                _logger.warning("no look at the encoder actors: %s", lost)
-                self._table.looked([])
+                _logger.warning("no look at the encoder actors: %s; those that are known are asked", lost)
             self._is_closed.wait(LOOK_S)
             self._is_wanted.wait(REST_S)
             self._is_wanted.clear()
