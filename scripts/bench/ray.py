@@ -5,7 +5,8 @@ step      the sixteen images of a step, by actors on two other nodes
 service   an embedding of a new image: a service that asks an actor, against one that encodes by itself
 
 A cluster of three nodes on this machine: each has an object store of its own, so an item and its outputs cross as they
-would between hosts, but for the network. One thread computes, here and there. All share the machine's cores.
+would between hosts, but for the network. One thread computes, here and there, and no actor is nicer than who asks,
+as Ray's are by default. All share the machine's cores.
 """
 
 from __future__ import annotations
@@ -183,5 +184,5 @@ SECTIONS = {"one": one, "step": step, "service": services}
 
 
 if __name__ == "__main__":
-    harness.begin_with({"OMP_NUM_THREADS": "1"})
+    harness.begin_with({"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"})
     harness.main("encoders elsewhere", SECTIONS, lambda undo: SECTIONS, rounds=(ROUNDS, QUICK_ROUNDS), bounds=BOUNDS)
