@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -109,6 +110,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         private_shm()
         config.get_terminal_writer()._file = sys.__stderr__
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Distribute files, and what shares a service, in the processes of `make test`."""
+    from tests.house.distribution import ByFileAndService  # where there is no xdist, this is not called
+
+    return ByFileAndService(config, log)
 
 
 TAKE_LONG = ("tests/integration/", "tests/world/", "tests/cli/")

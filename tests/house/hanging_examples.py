@@ -1,4 +1,4 @@
-"""A test that hangs, for `test_lost_process.py` to run in a child pytest.
+"""A test that hangs, for `test_processes.py` to run in a child pytest.
 
 Not named test_*: the suite itself does not collect it.
 """

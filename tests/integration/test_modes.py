@@ -1,4 +1,4 @@
-"""Every mode of the processor cache with real processes, once; the whole matrix runs in one process, or in the soak."""
+"""The processor cache's modes with real processes (lru: `test_restarts`); `test_bit_identical` and the soak more."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from tests.integration.workloads import assert_same, play, random_rounds
 
 def test_shm_with_real_processes(lasting_service: ChildService) -> None:
     play_in(lasting_service.run_dir, "shm")
-
-
-def test_lru_with_real_processes(lasting_lru_service: ChildService) -> None:
-    play_in(lasting_lru_service.run_dir, "lru")
 
 
 @pytest.mark.soak  # they share no state between processes

@@ -25,7 +25,7 @@ MAX_TOKENS = 80
 
 @pytest.fixture
 def service(run_dir: Path, tmp_path: Path) -> Iterator[ChildService]:
-    config = small_config(restart_backoff_s=0.05)
+    config = small_config(world_size=1, restart_backoff_s=0.05)
     with faulty_service(run_dir / "s", config, tmp_path / "config.json", DEADLY_WORKER) as service:
         yield service
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from mmcached.client import CacheMiss, Client, Generation, RowRange, RowsWanted
+from tests.cli.test_app import mmcached
 from tests.integration.local_service import LocalService
 from tests.integration.processes import DEADLINE_S, small_config
 
@@ -114,21 +115,18 @@ def finish(process: subprocess.Popen[str]) -> int:
     return process.wait(DEADLINE_S)
 
 
-def test_every_command_works_as_shown(run_dir: Path, tmp_path: Path) -> None:
+def test_every_command_works_as_shown(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real service; the verbs that look at it in this process, where none costs imports."""
+    monkeypatch.chdir(tmp_path)
     process = start(run_dir / "s")
     try:
         verbs = [words for words in commands() if words[0] not in ("serve", "bench")]  # that takes a minute
         shown = ["config", "config", "doctor", "status", "top", "ping", "info", "keys", "shm", "flush", "drain"]
         assert [words[0] for words in verbs] == shown
         for words in verbs:
-            done = mmcached(in_run_dir(words, run_dir / "s"), tmp_path)
+            done = mmcached(*in_run_dir(words, run_dir / "s"))
             assert done.returncode == 0, (words, done.stdout, done.stderr)
         assert process.wait(DEADLINE_S) == 0, "the last verb was drain"
-        assert mmcached(["ping", "--run-dir", str(run_dir / "s")]).returncode == 2, "there is no service any more"
+        assert mmcached("ping", "--run-dir", str(run_dir / "s")).returncode == 2, "there is no service any more"
     finally:
         assert finish(process) == 0
-
-
-def mmcached(words: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmcached", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=folder)

@@ -1,5 +1,5 @@
 """`kill -9` of each role in mid-traffic: what was open ends right or retryably, and soon the service answers right
-again.
+again. No counter goes backwards.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from tests.integration.processes import (
     small_config,
     stats_of,
 )
+from tests.integration.test_lifecycle import kill_a_client
+from tests.integration.test_modes import play_in
+from tests.integration.test_watching import Key, counters, get
 from tests.integration.workloads import photo
 
 QUESTIONS = [(f"{index}: compare <image> with <image>, at length", (index % 4, (index + 1) % 4)) for index in range(8)]
@@ -99,44 +102,87 @@ def assert_right_or_retryable(outcomes: Sequence[Outcome], wanted: Sequence[Sequ
             assert outcome.retryable, repr(outcome)
 
 
-async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[list[int]]) -> None:
+class CountersOf:
+    """The counters of a service's metrics page: none ever falls, and none is lost."""
+
+    def __init__(self, service: ChildService) -> None:
+        self._service = service
+        self.last: dict[Key, float] = {}
+
+    def look(self, when: str) -> None:
+        now = counters(get(self._service, "/metrics")[1])
+        assert self.last.keys() <= now.keys(), when
+        assert not [key for key, value in self.last.items() if now[key] < value], when
+        self.last = now
+
+    def restarts(self) -> dict[str, float]:
+        return {
+            dict(labels)["role"]: value
+            for (name, labels), value in self.last.items()
+            if name == "mmcached_process_restarts_total"
+        }
+
+
+async def kill_in_mid_traffic(service: ChildService, victim: int, wanted: list[list[int]], seen: CountersOf) -> None:
     """Keep asking; kill once requests are open; go on until every answer is right again."""
+    seen.look("before the kill")
     async with AsyncClient(service.run_dir) as client, AsyncClient(service.run_dir) as watcher:
         traffic = asyncio.create_task(ask_all(client))
         while (await watcher.stats()).requests_open < len(QUESTIONS):
             assert not traffic.done(), "the questions were answered before the kill"
         os.kill(victim, signal.SIGKILL)
+        seen.look("while it is dead")
         assert_right_or_retryable(await asyncio.wait_for(traffic, DEADLINE_S), wanted)
         give_up = asyncio.get_running_loop().time() + DEADLINE_S
         while True:
             outcomes = await asyncio.wait_for(ask_all(client), DEADLINE_S)
             assert_right_or_retryable(outcomes, wanted)
             if all(isinstance(outcome, Generation) for outcome in outcomes):
-                return
+                break
             assert asyncio.get_running_loop().time() < give_up, outcomes
             await asyncio.sleep(0.05)
+    eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness")
+    seen.look("after it is back")
 
 
 @pytest.mark.parametrize(
     ("mode", "roles"),
     [
         ("shm", ["worker 0", "engine", "frontend"]),
-        ("lru", ["engine"]),
         pytest.param("lru", ["frontend", "worker 1"], marks=pytest.mark.soak),
     ],
 )
 def test_kill_of_each_role(run_dir: Path, tmp_path: Path, mode: str, roles: list[str], wanted: list[list[int]]) -> None:
     """A client that is idle meanwhile needs no care: its next call just works."""
     config = small_config(mm_processor_cache_type=mode, restart_backoff_s=0.05, mm_shm_inline_max_kb=0)
-    service = ChildService(run_dir / "s", config, tmp_path / "config.json")
-    with service, Client(service.run_dir) as idle:
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
+        kill_in_turn(service, mode, roles, wanted)
+
+
+def test_without_a_ring(run_dir: Path, tmp_path: Path, wanted: list[list[int]]) -> None:
+    """A workload, a client that is killed and an engine that is, in one service: each start takes seconds."""
+    config = small_config(world_size=1, mm_processor_cache_type="lru", restart_backoff_s=0.05)
+    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
+        play_in(service.run_dir, "lru")
+        kill_a_client(service.run_dir, mode="lru")
+        kill_in_turn(service, "lru", ["engine"], wanted)
+
+
+def kill_in_turn(service: ChildService, mode: str, roles: list[str], wanted: list[list[int]]) -> None:
+    """Kill roles of a service, each in mid-traffic, and then stop it: nothing is left."""
+    seen = CountersOf(service)
+    with Client(service.run_dir) as idle:
         before = idle.generate("before and after").tokens
         rings, victims = set[Path](), list[int]()
         for role in roles:
             kind, _, rank = role.partition(" ")
             victims.append(role_pids(service.process.pid)[kind][int(rank or 0)])
             rings |= segments_of(descendants(service.process.pid))
-            asyncio.run(kill_in_mid_traffic(service, victims[-1], wanted))
+            asyncio.run(kill_in_mid_traffic(service, victims[-1], wanted, seen))
+        killed = {
+            {"engine": "engine 0", "worker 0": "worker 0.0", "worker 1": "worker 0.1"}.get(role, role) for role in roles
+        }
+        assert {role for role, number in seen.restarts().items() if number} >= killed
         assert (
             eventually(lambda: try_to_generate(idle), lambda tokens: tokens is not None, "an answer to the idle")
             == before
@@ -152,7 +198,7 @@ def test_kill_of_each_role(run_dir: Path, tmp_path: Path, mode: str, roles: list
         assert service.stop() == 0
     assert not [pid for pid in [*victims, *everybody] if is_alive(pid)]
     assert not [path for path in rings if path.exists()]
-    assert not list((run_dir / "s").glob("*.sock"))
+    assert not list(service.run_dir.glob("*.sock"))
 
 
 def try_to_generate(client: Client) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Health, metrics and status of a real service: ready only if the data path works, and counters that survive a kill."""
+"""Health, metrics and status of a real service: ready only if the data path works. (`test_restarts`: counters.)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,7 @@ from mmcached.cli.serve.child_service import ChildService
 from mmcached.cli.serve.first_request import TINY_PNG
 from mmcached.client import Client, Generation
 from tests.deploy.metric_uses import unknown
-from tests.integration.processes import DEADLINE_S, eventually, is_alive, role_pids, small_config
-from tests.integration.test_restarts import try_to_generate
+from tests.integration.processes import DEADLINE_S, eventually, role_pids
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -53,14 +52,6 @@ def counters(page: str) -> dict[Key, float]:
         if family.type == "counter"
         for sample in family.samples
     }
-
-
-def queries_of(cache: str, found: dict[Key, float]) -> float:
-    return sum(
-        value
-        for (name, labels), value in found.items()
-        if name == "mmcached_cache_queries_total" and ("cache", cache) in labels
-    )
 
 
 def test_dashboard_and_alerts_use_what_a_service_exports(lasting_service: ChildService) -> None:
@@ -96,61 +87,6 @@ def test_stopped_engine_makes_it_not_ready_although_every_process_lives(lasting_
     finally:
         os.kill(engine, signal.SIGCONT)
     eventually(lambda: get(service, "/readyz")[0], lambda status: status == 200, "readiness after SIGCONT")
-
-
-def living(service: ChildService, kind: str) -> tuple[list[int], int]:
-    return role_pids(service.process.pid)[kind], get(service, "/readyz")[0]
-
-
-def is_replaced(victim: int, num: int, found: tuple[list[int], int]) -> bool:
-    pids, readiness = found
-    return victim not in pids and len(pids) == num and readiness == 200
-
-
-def test_deaths_of_all_roles_and_a_worker_that_hangs(run_dir: Path, tmp_path: Path) -> None:
-    """One service for both: each start takes seconds."""
-    config = small_config(restart_backoff_s=0.05, step_timeout_s=3.0)
-    with ChildService(run_dir / "s", config, tmp_path / "config.json") as service:
-        _kill_all_roles_and_count(service)
-        _stop_a_worker(service)
-
-
-def _stop_a_worker(service: ChildService) -> None:
-    """A step past its deadline ends the group; a worker that is stopped cannot end by itself, so it is killed."""
-    with Client(service.run_dir) as client:
-        wanted = eventually(lambda: try_to_generate(client), lambda tokens: tokens is not None, "an answer")
-        victim = role_pids(service.process.pid)["worker"][1]
-        os.kill(victim, signal.SIGSTOP)
-        answer = eventually(lambda: try_to_generate(client), lambda tokens: tokens is not None, "an answer")
-    assert answer == wanted
-    assert not is_alive(victim)
-
-
-def _kill_all_roles_and_count(service: ChildService) -> None:
-    """No counter goes backwards."""
-    with Client(service.run_dir) as client:
-        for index in range(3):
-            client.generate(f"{index} <image>", [TINY_PNG], max_tokens=3)
-        client.generate("the last <image>", [TINY_PNG], max_tokens=3)
-    before = eventually(
-        lambda: counters(get(service, "/metrics")[1]),
-        lambda found: queries_of("processor", found) >= 5,
-        "the figures of all requests",
-    )
-    for kind in ("worker", "engine", "frontend"):
-        pids = role_pids(service.process.pid)[kind]
-        victim, num = pids[0], len(pids)
-        os.kill(victim, signal.SIGKILL)
-        page = counters(get(service, "/metrics")[1])
-        eventually(partial(living, service, kind), partial(is_replaced, victim, num), f"a new {kind}")
-        after = counters(get(service, "/metrics")[1])
-        assert before.keys() <= page.keys() <= after.keys()
-        assert not [key for key in before if page[key] < before[key]], "while it was dead"
-        assert not [key for key in page if after[key] < page[key]], "after it was back"
-        before = after
-    restarts = {labels: value for (name, labels), value in before.items() if name == "mmcached_process_restarts_total"}
-    assert restarts[(("role", "frontend"),)] == 1
-    assert restarts[(("role", "engine 0"),)] == 1
 
 
 def test_status_without_a_service_exits_2(run_dir: Path) -> None:

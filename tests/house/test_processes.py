@@ -1,4 +1,4 @@
-"""A test process that ends in the middle ends the run, which names the test: `make test` runs them so."""
+"""The test processes of `make test`: one that ends in the middle ends the run; those of one service are one's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import REPOSITORY, hanging_examples, isolation
+from tests.house import REPOSITORY, distribution, hanging_examples, isolation
 
 EXAMPLES = Path(hanging_examples.__file__)
 
@@ -23,3 +23,10 @@ def test_a_test_that_hangs_says_where_and_ends_the_run() -> None:
     assert "threading.Event().wait()" in ended.stderr
     assert f"crashed while running 'tests/house/{EXAMPLES.name}::test_hangs'" in ended.stdout
     assert "1 failed" in ended.stdout
+
+
+def test_the_files_of_the_lasting_service_go_to_one_process() -> None:
+    scheduler = distribution.ByFileAndService.__new__(distribution.ByFileAndService)
+    files = (f"tests/integration/test_{name}.py" for name in ("modes", "watching", "demo", "poison"))
+    scopes = [scheduler._split_scope(f"{file}::test_it[1::2]") for file in files]
+    assert scopes == ["lasting_service"] * 2 + ["tests/integration/test_demo.py", "tests/integration/test_poison.py"]

@@ -1,0 +1,27 @@
+"""Distributes tests among the processes of `make test`: a file at a time, and all that share a service to one of them.
+
+A session's service (`tests/integration/conftest.py`) would start once in each process that has a test of it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from xdist.scheduler import LoadFileScheduling
+
+from tests.house import REPOSITORY
+
+_SHARED = "lasting_service"
+
+
+class ByFileAndService(LoadFileScheduling):
+    """Gives out files, and the files that name the shared service as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return _SHARED if _shares_a_service(file) else file
+
+
+@cache
+def _shares_a_service(file: str) -> bool:
+    return file.startswith("tests/integration/") and _SHARED in (REPOSITORY / file).read_text()
