@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.house import REPOSITORY
 
 _SHARED = "lasting_service"
 
 
-class ByFileAndService(LoadFileScheduling):
+class ByFileAndService(LoadFileScheduling):  # type: ignore[misc]
     """Gives out files, and the files that name the shared service as one."""
 
     def _split_scope(self, nodeid: str) -> str:
