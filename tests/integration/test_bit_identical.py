@@ -87,11 +87,15 @@ def play_twice(config: ServiceConfig, seed: int, run_dir: Path) -> ServiceStats:
 
 
 def is_short(mode: str, world_size: int, pool: str, steps: str) -> bool:
-    """Return whether it is played outside the soak too: each mode under each pressure with one worker or two by turns,
-    and with four under the hardest.
+    """Return whether it is played outside the soak too: each mode under each pressure with one worker or two by turns.
+
+    Modes that share something between processes: with four under the hardest, too; the others: under two pressures.
     """
+    is_hardest = (pool, steps) == ("preempting", "chunked")
+    if mode in ("off", "processor_only") and not is_hardest and (pool, steps) != ("roomy", "one step"):
+        return False
     if world_size == 4:
-        return (pool, steps) == ("preempting", "chunked")
+        return is_hardest and mode in ("lru", "shm")
     turn = list(MODES).index(mode) + list(POOLS).index(pool) + list(STEPS).index(steps)
     return world_size == 1 + turn % 2
 

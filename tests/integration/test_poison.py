@@ -1,4 +1,4 @@
-"""Prompts that kill their workers, in a real service: they fail, streams beside them go on right, nobody gives up.
+"""Prompts that kill their workers, in a real service: they fail, streams beside them go on right, row for row.
 
 One service for all of it: each death takes seconds, and the supervisor's count of them is what it is about.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
@@ -30,9 +31,10 @@ def service(run_dir: Path, tmp_path: Path) -> Iterator[ChildService]:
         yield service
 
 
-async def stream(client: AsyncClient, prompt: str, has_begun: asyncio.Event) -> list[int]:
-    """Return the tokens of a generation whose rows are streamed: in order, each once, no row after its token."""
+async def stream(client: AsyncClient, prompt: str, has_begun: asyncio.Event) -> tuple[list[int], torch.Tensor]:
+    """Return the tokens of a generation and its streamed rows, joined: each once, in order, none after its token."""
     heard: list[int] = []
+    rows: list[torch.Tensor] = []
     end = 0
     came: list[tuple[int, int]] = []  # of each range its first row, and how many tokens had been heard
     options = {"hidden_states": RowsWanted(delivery="delta"), "timeout_s": DEADLINE_S}
@@ -41,6 +43,7 @@ async def stream(client: AsyncClient, prompt: str, has_begun: asyncio.Event) -> 
             case RowRange():
                 assert piece.first == end
                 end = piece.end
+                rows.append(piece.tensor)
                 came.append((piece.first, len(heard)))
             case Generation():
                 last = piece.rows["hidden_states"]
@@ -49,15 +52,16 @@ async def stream(client: AsyncClient, prompt: str, has_begun: asyncio.Event) -> 
                 last_of_prompt = piece.num_prompt_tokens - 1  # its row gives the first token
                 late = [(first, num) for first, num in came if max(0, first - last_of_prompt) < num]
                 assert not late, f"rows after the token that they gave: {late}"
+                return heard, torch.cat([*rows, last.tensor])
             case _:
                 heard += piece
                 has_begun.set()
-    return heard
+    raise AssertionError("a stream without an end")
 
 
 async def among_innocents(
     run_dir: Path, poisons: list[str]
-) -> tuple[list[list[int]], list[Generation | BaseException]]:
+) -> tuple[list[tuple[list[int], torch.Tensor]], list[Generation | BaseException]]:
     """Return what innocent streams and, begun while all of them run, poisonous requests come to."""
     async with AsyncClient(run_dir) as client:
         begun = [asyncio.Event() for _ in INNOCENTS]
@@ -75,7 +79,8 @@ async def among_innocents(
 def test_who_kills_workers_fails_and_everybody_else_is_answered_rightly(service: ChildService) -> None:
     wanted, _ = asyncio.run(among_innocents(service.run_dir, []))
     answers, failed = asyncio.run(among_innocents(service.run_dir, [f"one {POISON}", f"two {POISON}"]))
-    assert answers == wanted
+    assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in wanted]
+    assert all(torch.equal(rows, right) for (_, rows), (_, right) in zip(answers, wanted, strict=True))
     assert [type(error) for error in failed] == [PoisonousRequest] * 2, failed
     workers = role_pids(service.process.pid)
     with Client(service.run_dir) as client, pytest.raises(PoisonousRequest):

@@ -1,13 +1,11 @@
 """Hidden states as they are computed, through whole services: each row once and in order, and bit for bit the rows of a
-service without caches; cold and warm, preempted, with a worker killed, to a client that reads slowly.
+service without caches; cold and warm, preempted, to a client that reads slowly. (With workers killed: `test_poison`.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -19,14 +17,13 @@ import pytest
 import torch
 
 from mmcached.cli.demo.run import all_caches_off
-from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import AsyncClient, Client, Generation, RowRange, RowsWanted
 from mmcached.client.results import Piece
 from mmcached.wire.config import ModelConfig, ServiceConfig
 from mmcached.wire.errors import InvalidRequest
 from mmcached.wire.stats import ServiceStats
 from tests.integration.local_service import LocalService
-from tests.integration.processes import DEADLINE_S, eventually, leases_of, role_pids, small_config, stats_of
+from tests.integration.processes import DEADLINE_S, eventually, leases_of, small_config, stats_of
 from tests.integration.workloads import photo
 
 KEYS = ["hidden_states", "hidden_states.layer_0", "hidden_states.layer_1"]
@@ -344,21 +341,3 @@ def test_bad_input_names_field_value_and_limit_and_the_service_goes_on(
             assert (details["field"], details["value"]) == (where, value)
             assert limit in str(details["limit"])
         assert client.generate("hello", max_tokens=1, hidden_states=RowsWanted(KEYS)).rows.keys() == set(KEYS)
-
-
-@pytest.mark.slow
-def test_a_stream_outlives_a_worker(run_dir: Path, tmp_path: Path, wanted: dict[str, Generation]) -> None:
-    """What it has had is computed again, and not told again."""
-    settings = config(restart_backoff_s=0.05, world_size=1)
-    with ChildService(run_dir / "s", settings, tmp_path / "config.json") as service, Client(service.run_dir) as client:
-        joined = Joined()
-        victim = role_pids(service.process.pid)["worker"][0]
-        for number, piece in enumerate(client.generate_stream(PROMPT, [photo(0)], MAX_TOKENS, hidden_states=DELTA)):
-            joined.take(piece)
-            if number == 9:
-                os.kill(victim, signal.SIGKILL)
-        joined.assert_is(wanted[PROMPT])
-        (worker,) = at_rest(service.run_dir).engines[0].workers
-        assert worker.tokens_computed >= wanted[PROMPT].num_prompt_tokens, "another one has gone on with it"
-        assert victim not in role_pids(service.process.pid)["worker"]
-        assert service.stop() == 0
