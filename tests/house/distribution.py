@@ -18,10 +18,11 @@ class ByFileAndService(LoadFileScheduling):  # type: ignore[misc]
     """Gives out files, and the files that name the shared service as one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return _SHARED if _shares_a_service(file) else file
+        return given_out_with(nodeid.partition("::")[0])
 
 
 @cache
-def _shares_a_service(file: str) -> bool:
-    return file.startswith("tests/integration/") and _SHARED in (REPOSITORY / file).read_text()
+def given_out_with(file: str) -> str:
+    """Return the name of all that goes to a process together with this file."""
+    is_shared = file.startswith("tests/integration/") and _SHARED in (REPOSITORY / file).read_text()
+    return _SHARED if is_shared else file

@@ -26,7 +26,5 @@ def test_a_test_that_hangs_says_where_and_ends_the_run() -> None:
 
 
 def test_the_files_of_the_lasting_service_go_to_one_process() -> None:
-    scheduler = distribution.ByFileAndService.__new__(distribution.ByFileAndService)
-    files = (f"tests/integration/test_{name}.py" for name in ("modes", "watching", "demo", "poison"))
-    scopes = [scheduler._split_scope(f"{file}::test_it[1::2]") for file in files]
-    assert scopes == ["lasting_service"] * 2 + ["tests/integration/test_demo.py", "tests/integration/test_poison.py"]
+    files = [f"tests/integration/test_{name}.py" for name in ("modes", "watching", "demo", "poison")]
+    assert [*map(distribution.given_out_with, files)] == ["lasting_service"] * 2 + files[2:]
