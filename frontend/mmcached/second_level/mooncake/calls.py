@@ -1,4 +1,4 @@
-"""Ends calls by their deadlines that cannot be cut off: each runs in a thread that may stay behind in it.
+"""Ends calls by their deadlines that cannot be cut off: each is made in a thread that may stay behind in it.
 
 A call into Mooncake is over when Mooncake says so: seconds after its master has died or stopped. Who has made it waits
 no longer than his deadline, and what it returns then is dropped. The threads are few; while each of them is in a call
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from mmcached.second_level.backend import BackendError, BackendLate
@@ -19,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Calls(Closeable):
-    """The calls that are made now, each in a thread that lives no longer than it.
+    """The threads, which are started as they are needed, and the calls that are made now.
 
     Args:
         limit: of threads.
@@ -27,6 +28,8 @@ class Calls(Closeable):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._num_threads = 0
+        self._made: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         self._running: set[_Call[Any]] = set()
         self._turn = threading.Condition()
         self._is_closed = False
@@ -49,26 +52,32 @@ class Calls(Closeable):
         with self._turn:
             self._await_thread(deadline)
             self._running.add(call)
-        try:
-            threading.Thread(target=self._make, args=(call,), name="mmc-l2-mooncake", daemon=True).start()
-        except BaseException:
-            self._end(call)
-            raise
-        with self._turn:
-            self._wait(lambda: call.is_over, deadline)
+            if len(self._running) > self._num_threads:
+                threading.Thread(target=self._make_calls, name="mmc-l2-mooncake", daemon=True).start()
+                self._num_threads += 1
+        self._made.put(call)
         return call.result()
 
     def close(self) -> None:
-        """Let nobody wait any more; a call that is stuck goes on alone."""
+        """Let nobody wait any more; a thread that is stuck ends when it comes back."""
         with self._turn:
+            if self._is_closed:
+                return
             self._is_closed = True
+            for call in self._running:
+                call.give_up()
             self._turn.notify_all()
+        for _ in range(self._num_threads):
+            self._made.put(None)
 
     def _await_thread(self, deadline: float) -> None:
         def is_settled() -> bool:
-            return len(self._running) < self._limit or self._are_stuck()
+            return self._is_closed or len(self._running) < self._limit or self._are_stuck()
 
-        self._wait(is_settled, deadline)
+        if not self._turn.wait_for(is_settled, _left_s(deadline)):
+            raise _late()
+        if self._is_closed:
+            raise _closed()
         if len(self._running) >= self._limit:
             raise BackendError(f"Mooncake holds up all {self._limit} threads that ask it")
 
@@ -76,23 +85,13 @@ class Calls(Closeable):
         now = time.monotonic()
         return all(call.deadline <= now for call in self._running)
 
-    def _wait(self, is_so: Callable[[], bool], deadline: float) -> None:
-        if not self._turn.wait_for(lambda: self._is_closed or is_so(), max(0.0, deadline - time.monotonic())):
-            raise BackendLate("Mooncake has not answered in time")
-        if self._is_closed:
-            raise BackendError("the second level is closed")
-
-    def _make(self, call: _Call[Any]) -> None:
-        try:
+    def _make_calls(self) -> None:
+        while (call := self._made.get()) is not None:
             call.make()
-        finally:
-            self._end(call)
-
-    def _end(self, call: _Call[Any]) -> None:
-        with self._turn:
-            call.is_over = True
-            self._running.discard(call)
-            self._turn.notify_all()
+            with self._turn:
+                self._running.discard(call)
+                self._turn.notify()
+            call.is_over.set()
 
 
 class _Call(Generic[Result]):
@@ -100,18 +99,39 @@ class _Call(Generic[Result]):
 
     def __init__(self, ask: Callable[[], Result], deadline: float) -> None:
         self.deadline = deadline
-        self.is_over = False
+        self.is_over = threading.Event()
         self._ask = ask
         self._result: list[Result] = []
         self._error: BaseException | None = None
 
     def make(self) -> None:
+        """Call the function; `is_over` is the caller's to set."""
         try:
             self._result.append(self._ask())
         except BaseException as error:
             self._error = error
 
+    def give_up(self) -> None:
+        """Have nobody wait for it."""
+        self._error = _closed()
+        self.is_over.set()
+
     def result(self) -> Result:
+        """Wait until it is over; return what came of it, or raise it."""
+        if not self.is_over.wait(_left_s(self.deadline)):
+            raise _late()
         if self._error is not None:
             raise self._error
         return self._result[0]
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _late() -> BackendLate:
+    return BackendLate("Mooncake has not answered in time")
+
+
+def _closed() -> BackendError:
+    return BackendError("the second level is closed")
