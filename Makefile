@@ -8,7 +8,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 PEER_AREAS := ring caches kv scheduler prefix sidecar ray
-AREAS ?= $(PEER_AREAS) encode eviction flood idle
+AREAS ?= $(PEER_AREAS) encode eviction flood idle second_level
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 # The tests start hundreds of processes, and one that may keep no bytecode compiles each module anew.
@@ -46,7 +46,7 @@ BUILD_PINNED := $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test pytest lint test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
+.PHONY: help demo test pytest lint test-valkey test-vllm test-sglang test-transformers test-ray test-mooncake test-packaging docs test-docs soak test-aarch64 test-web test-deploy chaos explore bench bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ lint: $(INSTALLED) ## style, types and layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-valkey: $(INSTALLED) ## the second level with Valkey as well as Redis (Debian; 40 MB)
+	tests/second_level/valkey.sh
+	$(BIN)/python -m pytest -m "not chaos" tests/second_level
 
 test-vllm: $(VLLM_HOST_INSTALLED) ## the adapter for vLLM in real engines on the CPU (4 GB)
 	$(VLLM_HOST)/$(HOST_PYTEST) tests/hosts/vllm
@@ -119,7 +123,7 @@ bench-peers: $(PEERS_INSTALLED) ## all that has a peer beside it: vLLM, vllm-omn
 	@set -e; for area in $(PEER_AREAS); do echo "== $$area"; $(PEERS)/bin/python -m scripts.bench.$$area; done
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .deploy-tools .mooncake .valkey $(PEERS) $(VLLM_HOST) $(TRANSFORMERS_HOST) $(RAY_HOST) $(MOONCAKE_HOST) $(RELEASE) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Dependency groups and build constraints need pip 25.3; a fresh venv starts with whatever came with the interpreter.

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -34,7 +35,7 @@ class Server(Closeable):
     """One server, killed and started again as a test needs it; it keeps nothing on disk."""
 
     def __init__(self, program: str, folder: Path, *options: str) -> None:
-        self.socket = folder / "socket"
+        self.socket = folder / f"socket{len(list(folder.iterdir()))}"
         self._command = [program, "--port", "0", "--unixsocket", str(self.socket), "--save", "", *options]
         self._folder = folder
         self.start()
@@ -66,7 +67,21 @@ class Server(Closeable):
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
+        self.go_on()
         self.kill()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many ports that nobody has now; those of a cluster have another one 10,000 above."""
+    with contextlib.ExitStack() as undo:
+        ports: list[int] = []
+        while len(ports) < count:
+            probe = undo.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            if port < 55_000:
+                ports.append(port)
+        return ports
 
 
 def await_answer(client: redis.Redis) -> None:

@@ -59,7 +59,7 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of all connections. A second call changes nothing."""
+        """Let go of all connections, of one in use when its call ends. A second call changes nothing."""
 
 
 def new_epoch() -> int:

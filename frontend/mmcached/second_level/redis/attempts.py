@@ -67,23 +67,24 @@ class Attempts(Generic[Made]):
             self.turn.notify_all()
 
     def _attempt(self) -> None:
-        made, error = None, "the attempt to reach Redis failed"
+        made, error = None, ""
         try:
             made = self._make()
         except BackendError as known:
             error = str(known)
-        finally:
-            with self.turn:
-                self._is_making = False
-                if made is None:
-                    self._num_failed += 1
-                    self._last_error = error
-                elif not self.is_closed:
-                    self._keep(made)
-                    made = None
-                self.turn.notify_all()
-            if made is not None:
-                self._discard(made)
+        except Exception as strange:  # what a server says of itself may make redis-py raise anything
+            error = f"Redis says what is not understood: {type(strange).__name__}: {strange}"
+        with self.turn:
+            self._is_making = False
+            if made is None:
+                self._num_failed += 1
+                self._last_error = error
+            elif not self.is_closed:
+                self._keep(made)
+                made = None
+            self.turn.notify_all()
+        if made is not None:
+            self._discard(made)
 
 
 class Connections:

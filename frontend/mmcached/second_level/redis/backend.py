@@ -62,20 +62,22 @@ class RedisBackend(Closeable):
         return epoch, [value or None for value in values]
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:
-        self._order(_command(_RECORD + name, "SET", _RECORD + name, list(pieces), "PX", _ms(ttl_s)), deadline)
+        self._set(_command(_RECORD + name, "SET", _RECORD + name, list(pieces), "PX", _ms(ttl_s)), deadline)
 
     def claim(self, name: str, *, ttl_s: float, deadline: float) -> bool:
         key = _CLAIM + name
         commands = [_command(key, "SET", key, self._word, "NX", "PX", _ms(ttl_s)), _command(key, "GET", key)]
         was_set, owner = (_good(reply) for reply in self._exchange(commands, deadline))
-        return was_set is not None or (not isinstance(owner, int) and owner == self._word.encode())
+        return was_set == b"OK" or owner == self._word.encode()
 
     def drop_claim(self, name: str, *, deadline: float) -> None:
-        self._order(_command(_CLAIM + name, "EVAL", _DROP_OWN, 1, _CLAIM + name, self._word), deadline)
+        key = _CLAIM + name
+        (reply,) = self._exchange([_command(key, "EVAL", _DROP_OWN, 1, key, self._word)], deadline)
+        _good(reply)
 
     def begin_epoch(self, *, deadline: float) -> int:
         epoch = new_epoch()
-        self._order(_command(EPOCH, "SET", EPOCH, epoch), deadline)
+        self._set(_command(EPOCH, "SET", EPOCH, epoch), deadline)
         return epoch
 
     def memory(self, *, deadline: float) -> tuple[int, str]:
@@ -92,9 +94,11 @@ class RedisBackend(Closeable):
     def close(self) -> None:
         self._nodes.close()
 
-    def _order(self, command: _Command, deadline: float) -> None:
+    def _set(self, command: _Command, deadline: float) -> None:
         (reply,) = self._exchange([command], deadline)
-        _good(reply)
+        answer = _good(reply)
+        if answer != b"OK":
+            raise BackendError(f"Redis does not confirm what it was told to keep: {str(answer)[:20]}")
 
     def _values(self, commands: Sequence[_Command], deadline: float) -> tuple[int, list[Value | None]]:
         """Return the epoch that the first command asks for, and what the others do."""

@@ -65,7 +65,7 @@ class Link:
     def is_usable(self) -> bool:
         """Return whether the server has neither closed the connection nor said what nobody asked."""
         socket = self._replies.socket
-        if socket is None or self.is_owed:
+        if socket is None or self.is_owed or self._replies.has_unread:
             return False
         socket.settimeout(0)
         try:

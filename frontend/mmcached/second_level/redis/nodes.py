@@ -22,6 +22,7 @@ from mmcached.second_level.redis.attempts import Attempts, Connections
 from mmcached.second_level.redis.link import TIMEOUTS, Link, tls_options
 from mmcached.second_level.redis.place import Address, Place
 
+NUM_SLOTS = 16_384
 Slots = Mapping[int, Address]
 
 
@@ -104,11 +105,11 @@ class _Cluster:
 
 def _slots_from(place: Place, address: Address) -> Slots:
     with _client(place, address, place.username, place.password) as client:
-        answer: Mapping[tuple[int, int], Mapping[str, Any]] = client.cluster("SLOTS")
-    slots = {}
-    for (first, last), servers in answer.items():
-        host, port = servers["primary"][:2]
-        slots.update(dict.fromkeys(range(first, last + 1), (host or address[0], port)))
+        answer = client.execute_command("CLUSTER SLOTS")
+    slots: dict[int, Address] = {}
+    for first, last, (host, port, *_), *_ in answer:  # the first server of each range is its master
+        shown = host.decode() if isinstance(host, bytes) else host
+        slots.update(dict.fromkeys(range(first, min(last, NUM_SLOTS - 1) + 1), (shown or address[0], port)))
     return slots
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from redis._parsers import BaseParser
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from mmcached.second_level.backend import BackendError, BackendLate, Value
 from mmcached.second_level.records import MAX_VALUE_BYTES
@@ -40,6 +41,11 @@ class Replies(BaseParser):
         self._handshake_ends_at = 0.0
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._end = 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether more has come than was read."""
+        return self._end > self._start
 
     def on_connect(self, connection: Any) -> None:
         """Take over the socket of a connection that has just been opened; redis-py calls it."""
@@ -73,8 +79,7 @@ class Replies(BaseParser):
         if kind == b":":
             return _number(rest)
         if kind == b"-":
-            error: Exception = self.parse_error(rest.decode(errors="replace"))
-            return error
+            return _error(rest.decode(errors="replace"))
         raise BackendError(f"Redis answers what is no reply: {kind + rest[:16]!r}")
 
     def _line(self, deadline: float) -> tuple[bytes, bytes]:
@@ -152,6 +157,14 @@ def wait_until(socket: Any, deadline: float) -> None:
     if left_s <= 0:
         raise BackendLate("Redis has not answered in time")
     socket.settimeout(left_s)
+
+
+def _error(text: str) -> Exception:
+    try:
+        error: Exception = BaseParser.parse_error(text)
+    except (ValueError, IndexError):  # redis-py takes the text of some apart
+        return ResponseError(text)
+    return error
 
 
 def _number(text: bytes) -> int:
