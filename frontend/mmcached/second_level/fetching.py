@@ -38,6 +38,8 @@ from mmcached.wire.messages.parts import Fetch, FetchEnd
 
 log = logging.getLogger("mmcached.second_level")
 
+MAX_TOGETHER = 8
+"""Of one call, which ends as a whole: records that came in time must not wait for those that do not."""
 FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.05
 """How soon what another host computes is looked for again, for the first time, and at last."""
 Outcome = Literal["hit", "miss", "late", "failed"]
@@ -138,7 +140,7 @@ class Fetching(Closeable):
                 now = time.monotonic()
                 num_due = sum(each.at <= now for each in self._due)
                 if num_due:
-                    share = -(-num_due // self._num_threads)
+                    share = min(MAX_TOGETHER, -(-num_due // self._num_threads))
                     return [heapq.heappop(self._due).task for _ in range(share)]
                 self._changed.wait(self._due[0].at - now if self._due else None)
             return []
@@ -154,7 +156,8 @@ class Fetching(Closeable):
         # First what is not there: its answer need not wait for what is.
         missing = [task for task, record in zip(tasks, found, strict=True) if isinstance(record, Missed)]
         self._end([task for task in missing if not self._is_elsewhere(task)], "miss")
-        for task, record in zip(tasks, found, strict=True):
+        for task in tasks:
+            record = found.pop(0)  # what was put is not kept
             if isinstance(record, Found):
                 self._end([task], self._put(task, record))
             elif record.reason != "absent":

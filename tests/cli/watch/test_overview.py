@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.overview import Look, Overview, Usage, look_closely, overview_of, usage_of
 from mmcached.cli.watch.service_status import Readiness, gather_status
+from mmcached.cli.watch.status_table import show_status
+from mmcached.cli.watch.top_frame import draw
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import (
@@ -21,11 +25,14 @@ from mmcached.wire.stats import (
     FrontendStats,
     KVCacheStats,
     RingStats,
+    RoleName,
+    SecondLevelStats,
     Stats,
     StoreStats,
 )
 from tests.cli.fake_view import ENGINE, FRONTEND, FakeView, a_role, page_of
 
+SECOND_LEVEL = RoleName("second_level")
 MIB = 1 << 20
 RING = RingStats(data_bytes=8 * MIB, used_bytes=2 * MIB, pinned_bytes=MIB, chunks=3, leases=2, evictions=10)
 FIRST = Latency()
@@ -138,3 +145,26 @@ def test_usage_is_of_a_process_that_lives(tmp_path: Path) -> None:
     assert ours is not None
     assert ours.memory_bytes > MIB
     assert usage_of(1, tmp_path) is None
+
+
+def test_a_second_level_has_a_line_once_it_has_had_something_to_do_and_a_note_while_it_is_left_alone(
+    run_dir: Path,
+) -> None:
+    given = [a_role(FRONTEND, os.getpid(), "running"), a_role(SECOND_LEVEL, os.getpid(), "running")]
+    shown = []
+    with page_of(run_dir, FRONTEND, SECOND_LEVEL) as (reader, writers):
+        for stats in (SecondLevelStats(), SecondLevelStats(queries=4, gets_hit=3, circuit_open=1)):
+            writers[SECOND_LEVEL].publish(stats)
+            status = gather_status(FakeView(run_dir, given=given)(), reader.read(), Readiness(True, "it works"))
+            overview = overview_of(look_closely(status), None)
+            page = io.StringIO()
+            console = Console(width=160, file=page)
+            console.print(draw(overview))
+            show_status(status, console)
+            shown.append((lines(overview).get("second_level", {}).get("rate"), overview.note, page.getvalue()))
+    (rate, note, text), (later_rate, later_note, later_text) = shown
+    assert (rate, note, "second level (records)" in text) == (None, "", False)
+    assert later_rate == 0.75
+    assert later_text.count(later_note) == 2
+    assert later_text.count("second level (records)") == 2
+    assert later_text.count("second level ") >= 4, "and a line as a process"
