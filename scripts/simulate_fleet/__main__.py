@@ -1,4 +1,7 @@
-"""Runs the simulation: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json] [--html FILE] [--trace FILE]`."""
+"""Runs the simulation of the page's fleets: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json] [--html FILE]`.
+
+A fleet of one's own: `--hosts 20 --affinity 0.5 …`; a recorded service: `--trace FILE`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from scripts.bench.traces import read_trace
-from scripts.simulate_fleet.cases import BASE, FIRST_LEVELS, HOSTS, Case, cases, rules
+from scripts.simulate_fleet.cases import BASE, FIRST_GIB, FIRST_LEVELS, HOSTS, SECOND_GIB, Case, cases, rules
 from scripts.simulate_fleet.levels import play
 from scripts.simulate_fleet.report import Row, page, rows_of, rule_lines, table_lines
-from scripts.simulate_fleet.requests import recorded
+from scripts.simulate_fleet.requests import Load, recorded
 
 
 def main() -> None:
@@ -26,22 +29,45 @@ def main() -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="instead: of a recorded service, in the Mooncake format"
     )
+    own = parser.add_argument_group("instead: one fleet, the page's but for what is said")
+    for field in fields(Load):
+        own.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), metavar=str(field.default))
+    own.add_argument("--first-gib", type=float, metavar=f"{FIRST_GIB:g}", help="of each host")
+    own.add_argument("--second-gib", type=float, metavar=f"{SECOND_GIB:g}")
     arguments = parser.parse_args()
     seed, encode_s = arguments.seed, arguments.encode_s
+    is_page = False
     if arguments.trace is not None:
         rows = list(of_trace(arguments.trace, seed, encode_s))
     else:
-        every = cases(arguments.max_hosts)
+        try:
+            yours = own_case(arguments)
+        except ValueError as error:
+            parser.error(str(error))
+        is_page = yours is None
+        every = cases(arguments.max_hosts) if yours is None else [yours]
         rows = [row for case in every for row in rows_of(case, case.outcomes(seed), seed, encode_s)]
+    if arguments.html is not None and not is_page:
+        parser.error("--html draws the page's fleets, and no other")
     if arguments.html is not None:
         arguments.html.write_text(page(rows, f"simulated; seed {seed}, {encode_s} s of encoder time a picture"))
     if arguments.json:
         json.dump([asdict(row) for row in rows], sys.stdout, indent=1)
         return
     lines = list(table_lines(rows))
-    if arguments.trace is None:
+    if is_page:
         lines += ["", *rule_lines(rules(FIRST_LEVELS, seed))]
     print(*lines, sep="\n")
+
+
+def own_case(arguments: argparse.Namespace) -> Case | None:
+    """Return the fleet that the command line describes; None: it says nothing of one."""
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    load = {field.name: given[field.name] for field in fields(Load) if field.name in given}
+    if not load and not {"first_gib", "second_gib"} & given.keys():
+        return None
+    second_gib = given.get("second_gib", SECOND_GIB)
+    return Case("own", "yours", replace(BASE.load, **load), given.get("first_gib", FIRST_GIB), (second_gib,))
 
 
 def of_trace(path: Path, seed: int, encode_s: float) -> Iterator[Row]:

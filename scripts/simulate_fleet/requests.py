@@ -58,6 +58,22 @@ class Load:
     turns: float = 4.0
     think_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where nothing can be drawn."""
+        for name, least, most in (
+            ("hosts", 1, 10_000),
+            ("images_per_s", 0.001, 1e6),
+            ("exponent", 0, 10),
+            ("affinity", 0, 1),
+            ("own", 0, 1),
+            ("pictures", 1, 10**8),
+            ("turns", 1, 1000),
+            ("think_s", 0, 1e6),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"{name} is {value}, not {least} … {most}")
+
 
 def draw(load: Load, num_requests: int, seed: int) -> Requests:
     """Draw about so many requests; sessions that began earlier go on in them."""

@@ -34,6 +34,13 @@ def test_the_list_for_programs_names_every_page() -> None:
     assert "\n## Run it\n\n- [Limits](limits.md): " in text
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_heading_stands_alone(page: Path) -> None:
+    """One right behind a table is a row of it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^.+\n(#+ .+)$", text, re.MULTILINE) == []
+
+
 class Links(html.parser.HTMLParser):
     """What a page of the site refers to, and the names in it that can be referred to."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_the_charts_need_nothing_else() -> None:
     assert text.count("<svg") == 3
     assert "made for a &lt;test&gt;" in text
     assert "http" not in text
+
+
+def test_a_fleet_of_ones_own_is_the_pages_but_for_what_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["simulate_fleet", "--json", "--hosts", "1", "--second-gib", "256"])
+    command.main()
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["hosts"], row["first_gib"], row["exponent"]) == (1, 64, BASE.load.exponent)
+    assert f"| 1 host, 256 GiB behind | {row['first']:.1f} % | {row['second']:.1f} % |" in PAGE
+
+
+@pytest.mark.parametrize(("field", "value"), [("hosts", 0), ("affinity", 1.5), ("turns", 0.5)])
+def test_a_fleet_of_which_nothing_can_be_drawn_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(Load(), **{field: value})  # type: ignore[arg-type]  # of either kind
 
 
 def test_a_recorded_service_is_played(
