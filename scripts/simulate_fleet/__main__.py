@@ -1,4 +1,4 @@
-"""Runs the simulation of the page's fleets: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json] [--html FILE]`.
+"""Runs the simulation: `python -m scripts.simulate_fleet [--max-hosts 1000] [--json] [--html FILE]`, the page's fleets.
 
 A fleet of one's own: `--hosts 20 --affinity 0.5 …`; a recorded service: `--trace FILE`.
 """
