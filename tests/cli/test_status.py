@@ -27,7 +27,8 @@ from mmcached.cli.watch.service_status import (
     role_statuses,
     view_of_page,
 )
-from mmcached.cli.watch.status_table import WORK, caches_of, show_status
+from mmcached.cli.watch.shown_figures import WORK, caches_of
+from mmcached.cli.watch.status_table import show_status
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.latency import Latency
 from mmcached.wire.stats import (

@@ -52,6 +52,12 @@ def test_a_client_starts_without_what_only_some_need() -> None:
     assert {"asyncio", "zmq"} <= imported_by("-c", "from mmcached.client import *")
 
 
+def test_the_supervisor_draws_nothing() -> None:
+    """It would keep a library for tables for life."""
+    as_serve_does = "import sys, mmcached.cli.app, mmcached.cli.logs.lines, mmcached.cli.serve.supervisor"
+    assert imported_by("-c", f"{as_serve_does}; sys.exit('rich.console' in sys.modules)")
+
+
 def test_help_leaves_torch_out() -> None:
     imported = imported_by("-m", "mmcached", "--help")
     assert "mmcached" in imported

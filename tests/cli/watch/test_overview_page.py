@@ -20,7 +20,7 @@ from mmcached.cli.watch.overview import Overview
 from mmcached.cli.watch.overview_pages import MIN_INTERVAL_S, OverviewPages
 from mmcached.cli.watch.readiness import ReadinessCheck
 from mmcached.cli.watch.service_status import Readiness, gather_status
-from mmcached.cli.watch.status_table import CACHES, WORK
+from mmcached.cli.watch.shown_figures import CACHES, WORK
 from mmcached.wire.latency import Latency
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import EngineStats, FrontendStats, RingStats, StoreStats, WorkerStats

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mmcached.cli.demo.killing import Survival
 from mmcached.cli.demo.workload import Outcome
-from mmcached.cli.watch.status_table import queries_and_hits
+from mmcached.cli.watch.shown_figures import queries_and_hits
 from mmcached.wire.stats import ServiceStats, WorkerStats
 
 CACHES = {

@@ -2,7 +2,7 @@
 
 service_status    the one record of it             status_table: the same for people
 readiness         asks whether an item goes through the data path       readiness_watch: the same without waiting
-latencies         how long things take
+latencies         how long things take            shown_figures: which figures people see, and under which names
 overview          one screen of it: totals, and what happens now       store_readers: who holds leases
 top               the same live on a terminal       top_frame: as it is drawn
 metrics           the page for Prometheus

@@ -20,7 +20,7 @@ import msgspec
 from mmcached.cli.admin.records import Reader
 from mmcached.cli.watch.latencies import LatencyStatus, histograms_of, latencies_of
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
-from mmcached.cli.watch.status_table import WORK, caches_of, note_of, queries_and_hits
+from mmcached.cli.watch.shown_figures import WORK, caches_of, note_of, queries_and_hits
 from mmcached.wire.figures import samples
 from mmcached.wire.slow_log import SlowCall, SlowLog
 from mmcached.wire.stats import RingStats, ServiceStats

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from rich.console import Console
 from rich.table import Table
 
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.service_status import RoleStatus, ServiceStatus
-from mmcached.wire.figures import samples
-from mmcached.wire.stats import SecondLevelStats, ServiceStats
-
-CACHES = {
-    "processor": "processor (items)",
-    "store": "store (records)",
-    "second_level": "second level (records)",
-    "encoder": "encoder (items)",
-    "kv_prefix": "KV prefix (tokens)",
-    "tensor_prefix": "tensor prefix (rows)",
-}
-"""By the label of the metrics page: what people call it, and what its queries ask for."""
-WORK = {
-    "hit": "hit (one in 64)",
-    "put": "put",
-    "queue": "request, until scheduled",
-    "step": "step",
-    "encode": "encoding of a step",
-    "l2_get": "second level, fetch",
-    "l2_put": "second level, save",
-    "l2_claim": "second level, claim",
-}
-"""By the name in `ServiceStatus.latency`: what people call it."""
+from mmcached.cli.watch.shown_figures import CACHES, WORK, caches_of, note_of, queries_and_hits
+from mmcached.wire.stats import ServiceStats
 
 
 def show_status(status: ServiceStatus, console: Console) -> None:
@@ -90,28 +67,3 @@ def _latencies(latency: dict[str, LatencyStatus]) -> Table:
     for name, found in latency.items():
         table.add_row(WORK[name], f"{found.num:,}", in_words(found.p50_s), in_words(found.p99_s))
     return table
-
-
-def caches_of(stats: ServiceStats) -> list[str]:
-    """Return the names of the caches to show: a second level, and what engines have, only where there is one."""
-    queries, _ = queries_and_hits(stats)
-    has = {"store": True, "second_level": stats.second_level != SecondLevelStats()}
-    return [cache for cache in CACHES if has.get(cache, bool(stats.engines or queries[cache]))]
-
-
-def note_of(stats: ServiceStats) -> str:
-    """Return what is wrong though the service is ready; empty if nothing is."""
-    return (
-        "the second level has failed too often, and is not asked for a while" if stats.second_level.circuit_open else ""
-    )
-
-
-def queries_and_hits(stats: ServiceStats) -> tuple[Counter[str], Counter[str]]:
-    """Return how often each cache was asked and how often it had what was asked for, all roles together."""
-    workers = [worker for engine in stats.engines for worker in engine.workers]
-    sums: dict[str, Counter[str]] = {"cache_queries": Counter(), "cache_hits": Counter()}
-    for record in (stats, *stats.engines, *workers):
-        for metric, _, value in samples(record):
-            if metric.name in sums:
-                sums[metric.name][metric.labels["cache"]] += value
-    return sums["cache_queries"], sums["cache_hits"]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mmcached.cli.watch.latencies import LatencyStatus, in_words
 from mmcached.cli.watch.overview import Overview, RingLine, RoleLine
-from mmcached.cli.watch.status_table import CACHES, WORK
+from mmcached.cli.watch.shown_figures import CACHES, WORK
 
 _NOTHING = "–"
 
