@@ -6,6 +6,7 @@ Imports no typer, and so nothing that comes with it: a role would carry it for l
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     if role == "second-level":
         from mmcached.second_level import process as second_level
 
-        return second_level.main(given.run_dir)
+        _leave(second_level.main(given.run_dir))
     if role == "engine":
         from mmcached.engine.server import server as engine
 
@@ -56,3 +57,10 @@ def _run(role: str, arguments: Sequence[str]) -> int:
     from mmcached.worker import server as worker
 
     return worker.main(given.run_dir, given.index, given.rank)
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process without Python's last steps: a thread that is stuck in a library would abort them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
