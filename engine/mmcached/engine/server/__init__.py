@@ -2,14 +2,18 @@
 
 server                the loop of the process
 frontend_connection   the connection to the frontend, and the engine's entry of its ring
+frontend_messages     takes in what the frontend says
 worker_group          the workers: connected, attached, what goes to all of them
-step_runner           one step: plan, outputs, commit       plan, step_results
+worker_messages       takes in what the workers say
+open_requests         each request from its message to its answer
+step_runner           one step: plan and outputs            plan, step_results
+step_ends             commits a step, or withdraws it
 engine_latency        how long requests wait, and steps take
 leases                leases that requests hold on chunks of the ring
 stored_outputs        leases that requests hold on encoder outputs in the store
 item_frames           items that came inline                frame_cache
 probes                test items that pass through every worker
 poisonous_requests    requests that have killed workers
-held_content          tells the frontend what the caches hold
+cache_news            tells what the caches hold            held_content
 kv_event_publisher    publishes changes of the prefix cache
 """

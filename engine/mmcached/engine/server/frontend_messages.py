@@ -1,0 +1,137 @@
+"""Takes in what the frontend says, its ring, requests, probes and flushes, and tells it when the workers are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.server.cache_news import CacheNews
+from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.leases import HeldLeases
+from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.probes import EngineProbes
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.wire.errors import RemoteProtocolError, error_from_wire
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages import engine as received
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import Barrier
+from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.sockets.frames import Frame
+
+log = structlog.get_logger("mmcached.engine")
+
+
+class FrontendMessages:
+    """What comes from the frontend of one engine.
+
+    Args:
+        publish: shows the engine's figures; called before a flush is answered.
+    """
+
+    def __init__(
+        self,
+        frontend: FrontendConnection,
+        group: WorkerGroup,
+        scheduler: Scheduler,
+        requests: OpenRequests,
+        *,
+        world_size: int,
+        items: ItemFrames,
+        leases: HeldLeases,
+        probes: EngineProbes,
+        news: CacheNews,
+        guard: Guard,
+        publish: Callable[[], object],
+    ) -> None:
+        self._frontend = frontend
+        self._group = group
+        self._scheduler = scheduler
+        self._requests = requests
+        self._world_size = world_size
+        self._items = items
+        self._leases = leases
+        self._probes = probes
+        self._news = news
+        self._guard = guard
+        self._publish = publish
+        self._ready_with: str | None = None  # the fingerprint that the frontend was told
+
+    def serve(self, share: TurnShare) -> None:
+        """Take in the frontend's share of a turn.
+
+        Raises:
+            ConfigError: it was started otherwise.
+        """
+        for _ in share:
+            try:
+                received_now = self._frontend.channel.try_receive()
+            except RemoteProtocolError as error:
+                log.warning("bad message from the frontend", reason=str(error))
+                continue
+            if received_now is None:
+                return
+            message, payload = received_now
+            if isinstance(message, received.Refused):
+                raise error_from_wire(message.error)
+            fault = self._guard.call("message of the frontend", self._handle, message, payload)
+            if fault is not None and isinstance(message, received.AddRequest):
+                self._scheduler.abort(message.request_id)
+                self._requests.end_with(message.request_id, fault)
+
+    def send_ready(self) -> None:
+        """Tell the frontend that the workers are ready, once, and again when they encode otherwise."""
+        fingerprint = self._group.encoder_fingerprint
+        if self._frontend.is_accepted and self._group.are_all_attached and self._ready_with != fingerprint:
+            self._ready_with = fingerprint
+            self._news.is_heard = True
+            self._frontend.send(to_frontend.EngineReady(self._world_size, fingerprint, self._group.encoder))
+            self._news.tell_anew()
+
+    def _handle(self, message: received.FromFrontend, payload: list[Frame]) -> None:
+        match message:
+            case received.Ring():
+                former = self._frontend.entry
+                if self._frontend.on_ring(message):
+                    self._start_over()
+                elif self._frontend.entry is not former:
+                    self._group.attach_all(self._frontend.entry)
+                self._ready_with = None
+                self._news.is_heard = False
+            case received.ReaderAttached():
+                self._frontend.on_reader_attached(message)
+            case Barrier():
+                self._frontend.on_barrier(message)
+            case received.Detached():
+                self._frontend.on_detached(message)
+            case received.AddRequest():
+                self._requests.add(message, payload)
+            case received.AbortRequest():
+                self._requests.abort(message.request_id)
+            case received.ProbeEngine():
+                is_ours = not isinstance(message.payload, Handle) or self._frontend.receive(
+                    message.payload, message.lease
+                )
+                if is_ours and not self._probes.start(message, payload):
+                    self._frontend.send(to_frontend.EngineProbed(message.token, []))
+            case received.FlushEngine():
+                self._items.clear_cache()  # at once: what comes next counts on an empty one
+                self._requests.forget_outputs()
+                self._scheduler.new_epoch()
+                self._publish()
+                if self._news.is_routed_by:
+                    self._news.tell()
+                self._frontend.send(to_frontend.EngineFlushed(message.token))
+
+    def _start_over(self) -> None:
+        """End the requests of a former frontend, and bring the workers to the new one's ring."""
+        if self._requests:
+            log.warning("another frontend: its predecessor's requests end", requests=len(self._requests))
+        self._leases.forget_all()  # first: what ends now must not be given back to the new ring
+        self._requests.abort_all()
+        self._items.clear()
+        self._probes.take_all()
+        self._group.attach_all(self._frontend.entry)

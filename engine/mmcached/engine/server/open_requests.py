@@ -1,0 +1,219 @@
+"""Keeps the engine's open requests: each from the message that brings it to its answer or its error.
+
+What a request holds outside the scheduler is held under its number, and let go of at its end: inline items, leases on
+chunks and on encoder outputs, results. Invariant: every open request has results, and nobody else has.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from mmcached.engine.results.results import Results
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.scheduling.step import ScheduledStep
+from mmcached.engine.server.engine_latency import EngineLatency
+from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.item_frames import ItemFrames
+from mmcached.engine.server.leases import HeldLeases
+from mmcached.engine.server.poisonous_requests import PoisonousRequests
+from mmcached.engine.server.stored_outputs import StoredOutputs
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.engine.steps.request import Request
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import (
+    CacheMiss,
+    InvariantError,
+    MmcachedError,
+    PoisonousRequest,
+    RequestAborted,
+    ServiceUnavailable,
+    error_to_wire,
+)
+from mmcached.wire.handle import Handle
+from mmcached.wire.messages import engine as received
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.sockets.frames import Frame
+
+log = structlog.get_logger("mmcached.engine")
+
+
+class OpenRequests:
+    """The open requests of one engine.
+
+    Args:
+        publish: shows the engine's figures; called before an error is answered.
+    Attributes:
+        results: what is to be answered, by request.
+        num_finished, num_poisonous: how many have ended so.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        scheduler: Scheduler,
+        frontend: FrontendConnection,
+        group: WorkerGroup,
+        *,
+        items: ItemFrames,
+        leases: HeldLeases,
+        outputs: StoredOutputs,
+        latency: EngineLatency,
+        clock: Callable[[], float],
+        publish: Callable[[], object],
+    ) -> None:
+        self.results = Results()
+        self.num_finished = 0
+        self.num_poisonous = 0
+        self._max_num = config.max_num_requests
+        self._scheduler = scheduler
+        self._frontend = frontend
+        self._group = group
+        self._items = items
+        self._leases = leases
+        self._outputs = outputs
+        self._latency = latency
+        self._publish = publish
+        self._poisonous = PoisonousRequests(config.restart_window_s, clock=clock)
+        self._requests: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, message: received.AddRequest, payload: list[Frame]) -> None:
+        """Queue a request with its leases and items, or answer it with an error or the items that are missed."""
+        request_id = message.request_id
+        if request_id in self._requests:
+            log.error("request came twice; the second is dropped", request_id=request_id)
+            return
+        try:
+            missed = self._hold_leases(message)
+            has_outputs = self._outputs.hold(message, self._group.encoder_fingerprint)
+            self._items.add(message, payload)
+            if missed or not has_outputs:
+                raise CacheMiss(missed)
+            self._check_room()
+            request = self._make_request(message)
+            self._poisonous.check(request)
+            self._scheduler.add_request(request)
+        except CacheMiss as miss:
+            self._forget(request_id)
+            self._frontend.send(to_frontend.RequestMissed(request_id, miss.mm_hashes))
+        except MmcachedError as error:
+            self.end_with(request_id, error)
+        else:
+            self._requests[request_id] = request
+            self._latency.arrive(request_id)
+            self.results.open(request, is_streamed=message.is_streamed)
+
+    def abort(self, request_id: int) -> None:
+        """End a request without an answer."""
+        self._scheduler.abort(request_id)
+        self._forget(request_id)
+
+    def abort_all(self) -> None:
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
+    def take_answers(
+        self, finished: Iterable[Request]
+    ) -> list[tuple[to_frontend.RequestGenerated | to_frontend.RequestEncoded, list[Frame]]]:
+        """Return the answers of those that are still open, and forget them."""
+        answers = []
+        for request in finished:
+            if request.request_id in self._requests:
+                self.num_finished += 1
+                answers.append(self.results.take_answer(request))
+                self._forget(request.request_id)
+        return answers
+
+    def fail(self, request: Request, error: MmcachedError) -> None:
+        """Answer a request, which the scheduler has ended, with an error; one that lacks an item is sent again."""
+        if isinstance(error, CacheMiss):
+            self.miss(request)
+            return
+        log.warning("request failed", request_id=request.request_id, code=error.code)
+        if isinstance(error, PoisonousRequest):
+            self.num_poisonous += 1
+            self._poisonous.add(request, error)
+        self.end_with(request.request_id, error)
+
+    def miss(self, request: Request) -> None:
+        """Have a request sent again that lacks an output; if part of it has been answered, its client has to."""
+        if request.num_tokens > request.num_prompt_tokens or request.num_emitted or request.num_rows_delivered:
+            reason = "the encoder's output of an image was lost while it was computed; try again"
+            self.end_with(request.request_id, RequestAborted(reason))
+        else:
+            self._forget(request.request_id)
+            self._frontend.send(to_frontend.RequestMissed(request.request_id, []))
+
+    def end_with(self, request_id: int, error: MmcachedError) -> None:
+        """Answer a request with an error."""
+        self._forget(request_id)
+        self._publish()
+        self._frontend.send(to_frontend.RequestFailed(request_id, error_to_wire(error)))
+
+    def forget_outputs(self) -> None:
+        """Load nothing of the former epoch into the books of the next: who still needs it has it sent anew."""
+        self._outputs.forget_all()
+        for request in self._requests.values():
+            request.outputs.clear()
+
+    def that_load(self, step: ScheduledStep, mm_hashes: Sequence[str]) -> list[tuple[Request, str]]:
+        """Return the open requests of a step that have one of these items from the store, with that item."""
+        lost = {}
+        for request in step.requests():
+            for feature in request.features:
+                if feature.has_output and feature.mm_hash in mm_hashes and request.request_id in self._requests:
+                    lost[request.request_id] = request, feature.mm_hash
+        return list(lost.values())
+
+    def check_integrity(self) -> None:
+        self._leases.check_integrity()
+        if len(self.results) != len(self._requests):
+            raise InvariantError(f"results of {len(self.results)} requests, of which {len(self._requests)} are open")
+
+    def _check_room(self) -> None:
+        limit = self._max_num
+        if len(self._requests) >= limit:
+            reason = f"the engine has {len(self._requests)} requests (max_num_requests = {limit}); try again later"
+            raise ServiceUnavailable(reason, field="max_num_requests", value=len(self._requests), limit=limit)
+
+    def _hold_leases(self, message: received.AddRequest) -> list[str]:
+        """Hold the leases that came; return the items whose descriptor is not for this incarnation."""
+        missed = []
+        for feature in message.features:
+            if not isinstance(feature.payload, Handle):
+                continue
+            if feature.lease is None or not self._frontend.receive(feature.payload, feature.lease):
+                missed.append(feature.mm_hash)
+            else:
+                self._leases.hold(message.request_id, feature.payload, feature.lease)
+        return missed
+
+    def _make_request(self, message: received.AddRequest) -> Request:
+        return Request(
+            request_id=message.request_id,
+            kind=message.kind,
+            prompt_token_ids=message.prompt_token_ids,
+            features=message.features,
+            max_tokens=message.max_tokens,
+            rows=message.rows,
+            tenant=message.tenant,
+            priority=message.priority,
+            outputs=self._outputs.tokens(message.request_id),
+            store_epoch=message.store_epoch,
+            takes_keys=message.takes_keys,
+            rows_name=f"rows/{secrets.token_hex(16)}" if message.takes_keys and message.store_epoch else "",
+        )
+
+    def _forget(self, request_id: int) -> None:
+        """Let go of all that a request held outside the scheduler; of its leases as soon as nobody reads."""
+        self._requests.pop(request_id, None)
+        self._latency.forget(request_id)
+        self._items.forget(request_id)
+        self.results.forget(request_id)
+        self._outputs.forget(request_id)
+        self._leases.end_request(request_id)

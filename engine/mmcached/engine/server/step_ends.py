@@ -1,0 +1,115 @@
+"""Ends a step: commits what all ranks have computed and sends it on, or withdraws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from mmcached.engine.encoder.worker_check import check_encoder_caches
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.scheduling.step import ScheduledStep
+from mmcached.engine.server.cache_news import CacheNews
+from mmcached.engine.server.engine_latency import EngineLatency
+from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.open_requests import OpenRequests
+from mmcached.engine.server.step_results import StepResults
+from mmcached.engine.server.stored_outputs import StoredOutputs
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.wire.errors import CacheMiss, ChannelFull, ErrorInfo, error_from_wire
+from mmcached.wire.messages import engine as received
+from mmcached.wire.process.turns import Guard
+
+log = structlog.get_logger("mmcached.engine")
+
+
+class StepEnds:
+    """How the steps of one engine end.
+
+    Args:
+        checks_workers: compare the books of the encoder cache with what the workers have, after each step.
+        publish: shows the engine's figures; called before anybody is answered.
+    Attributes:
+        num_failed: steps that were withdrawn.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        frontend: FrontendConnection,
+        group: WorkerGroup,
+        requests: OpenRequests,
+        *,
+        outputs: StoredOutputs,
+        latency: EngineLatency,
+        news: CacheNews,
+        guard: Guard,
+        checks_workers: bool,
+        publish: Callable[[], object],
+    ) -> None:
+        self.num_failed = 0
+        self._scheduler = scheduler
+        self._frontend = frontend
+        self._group = group
+        self._requests = requests
+        self._outputs = outputs
+        self._latency = latency
+        self._news = news
+        self._guard = guard
+        self._checks_workers = checks_workers
+        self._publish = publish
+
+    def end(self, results: StepResults) -> None:
+        """Commit a step that all ranks have run, or withdraw it. Raises InvariantError if they disagree."""
+        error = results.failure()
+        if error is not None:
+            self._withdraw(results, error)
+        else:
+            self._commit(results)
+
+    def _commit(self, results: StepResults) -> None:
+        step, (output, payload) = results.step, results.answer()
+        self._requests.results.gather(output, payload)
+        sampled = {entry.request_id: entry.token_id for entry in output.sampled}
+        finished = self._scheduler.commit(step, sampled, results.prefix_report(), output.missing)
+        self._latency.commit(step)
+        if self._checks_workers:
+            table = self._scheduler.encoder_cache_manager
+            check_encoder_caches(table.ready_keys(), table.lingering_keys(), results.encoder_keys(), step=step.step_id)
+        if self._news.is_routed_by:  # first: who is answered may go on with what has just been computed
+            self._guard.call("what the caches hold", self._news.tell)
+        answers = self._requests.take_answers(finished)
+        self._publish()
+        for message, frames in answers:
+            self._frontend.send(message, frames)
+        self._send_streams(step, output)  # those that were just answered are streamed no more
+
+    def _send_streams(self, step: ScheduledStep, output: received.StepOutput) -> None:
+        """Send what a committed step has added to streamed generations."""
+        results = self._requests.results
+        if not results.has_streams:
+            return
+        sampled = (chunk.request for chunk in step.chunks if chunk.sample)
+        message, frames = results.unsent(sampled, dict.fromkeys(made.request_id for made in output.rows))
+        if not message.streams and not message.rows:
+            return
+        try:
+            self._frontend.channel.send(message, frames)
+        except ChannelFull as error:
+            log.warning("tokens and rows wait for the next step", reason=str(error))
+        else:
+            results.mark_sent(message)
+
+    def _withdraw(self, results: StepResults, error: ErrorInfo) -> None:
+        step = results.step
+        log.error("step failed", step=step.step_id, requests=step.request_ids(), reason=error.message)
+        self.num_failed += 1
+        self._scheduler.withdraw(step, results.prefix_report())
+        cause = error_from_wire(error)
+        lost = self._requests.that_load(step, cause.mm_hashes) if isinstance(cause, CacheMiss) else []
+        if not lost:
+            self._scheduler.blame_failure(step, cause)
+        for request, mm_hash in lost:
+            self._outputs.drop(self._group.encoder_fingerprint, mm_hash, request.tenant)
+            self._scheduler.abort(request.request_id)
+            self._requests.miss(request)

@@ -1,0 +1,126 @@
+"""Takes in what the workers say: hellos, attachments, outputs of a step, checksums of probes.
+
+A rank whose process is another has lost its caches, so all caches start over with it.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from mmcached.engine.scheduling.scheduler import Scheduler
+from mmcached.engine.server.frontend_connection import FrontendConnection
+from mmcached.engine.server.leases import HeldLeases
+from mmcached.engine.server.probes import EngineProbes
+from mmcached.engine.server.step_ends import StepEnds
+from mmcached.engine.server.step_runner import StepRunner
+from mmcached.engine.server.worker_group import WorkerGroup
+from mmcached.wire.errors import RemoteProtocolError
+from mmcached.wire.messages import engine as received
+from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages import worker as to_worker
+from mmcached.wire.process.turns import Guard, TurnShare
+from mmcached.wire.sockets.channels import RouterChannel
+
+log = structlog.get_logger("mmcached.engine")
+
+
+class WorkerMessages:
+    """What comes from the workers of one engine.
+
+    Attributes:
+        num_deaths_in_steps: deaths of workers that were computing.
+    """
+
+    def __init__(
+        self,
+        channel: RouterChannel[received.FromWorker],
+        group: WorkerGroup,
+        frontend: FrontendConnection,
+        scheduler: Scheduler,
+        *,
+        incarnation: int,
+        steps: StepRunner,
+        ends: StepEnds,
+        leases: HeldLeases,
+        probes: EngineProbes,
+        guard: Guard,
+    ) -> None:
+        self.num_deaths_in_steps = 0
+        self._channel = channel
+        self._group = group
+        self._frontend = frontend
+        self._scheduler = scheduler
+        self._incarnation = incarnation
+        self._steps = steps
+        self._ends = ends
+        self._leases = leases
+        self._probes = probes
+        self._guard = guard
+
+    def serve(self, share: TurnShare) -> None:
+        """Take in the workers' share of a turn; ZeroMQ takes from each of them in rotation."""
+        for _ in share:
+            raw = self._channel.receive_raw()
+            if raw is None:
+                return
+            peer, frames = raw
+            try:
+                message, payload = self._channel.decode(frames)
+            except RemoteProtocolError as error:
+                log.warning("bad message from a worker", peer=peer.hex(), reason=str(error))
+                continue
+            match message:
+                case received.WorkerHello():
+                    self._guard.call("hello of a worker", self._on_hello, peer, message)
+                case received.WorkerAttached():
+                    self._guard.call("word of a worker", self._on_attached, message)
+                case received.StepOutput() | received.StepFailed():
+                    # Not guarded: a step that is committed by half contradicts the tables.
+                    finished = self._steps.take(message, payload)
+                    if finished is not None:
+                        self._ends.end(finished)
+                case received.WorkerProbed():
+                    self._guard.call("word of a worker", self._on_probed, message)
+
+    def start_over(self) -> None:
+        """Clear all caches, since a rank has lost its own; requests start at token 0."""
+        self._scheduler.reset()
+        self._steps.void()
+        for token in self._probes.take_all():
+            self._frontend.send(to_frontend.EngineProbed(token, []))
+        self._group.send_all(to_worker.ClearCaches(self._incarnation))
+
+    def _on_hello(self, peer: bytes, message: received.WorkerHello) -> None:
+        accepted = self._group.hello(peer, message)
+        if accepted is None:
+            return
+        link, has_replaced = accepted
+        if self._frontend.is_ring_known and not link.is_attached:
+            self._group.attach(link, self._frontend.entry)
+        if has_replaced:
+            fatal = self._steps.computed_by(link.rank)
+            requests = [] if fatal is None else fatal.request_ids()
+            log.warning("rank replaced: all caches start over", rank=link.rank, was_computing=requests)
+            self.start_over()
+            if fatal is not None:
+                self.num_deaths_in_steps += 1
+                self._scheduler.blame_death(fatal)
+
+    def _on_attached(self, message: received.WorkerAttached) -> None:
+        link = self._group.attached(message, self._frontend.entry)
+        if link is None:
+            return
+        log.info("worker attached", rank=link.rank, device=link.device)
+        if link.former_epoch is not None:
+            # It holds the byte of its rank: the former process is certified dead and reads nothing any more.
+            self._leases.worker_died(link.former_epoch)
+            link.former_epoch = None
+        if self._group.are_all_attached:
+            self._frontend.close_former_entries()
+
+    def _on_probed(self, message: received.WorkerProbed) -> None:
+        if message.engine_incarnation != self._incarnation:
+            return
+        checksums = self._probes.answered(message)
+        if checksums is not None:
+            self._frontend.send(to_frontend.EngineProbed(message.token, checksums))
