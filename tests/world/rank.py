@@ -76,7 +76,7 @@ class Rank:
     ) -> None:
         self.rank = rank
         self.worker_epoch = worker_epoch
-        with mock.patch("mmcached.worker.steps.runner.contact", return_value=shelf):
+        with mock.patch("mmcached.worker.steps.item_outputs.contact", return_value=shelf):
             self.runner = ModelRunner(config, rank=rank, device=_CPU, run_dir=_SHELF if shelf is not None else None)
         self.store: TensorPrefixStore | None = None
         if self.runner.prefix_store is not None:
@@ -111,7 +111,7 @@ class Rank:
         model = model_in(self._config.model, epoch)
         self._weights = epoch
         self._model = ReferenceModel(model, max_model_len=self._config.max_model_len, device=_CPU)
-        self.runner._model, self.runner._encoder = self._model, ReferenceEncoder(model, self._model.encoder)
+        self.runner._model, self.runner._items.encoder = self._model, ReferenceEncoder(model, self._model.encoder)
 
     def encoder_keys(self) -> list[str]:
         return self.runner.encoder_cache.keys()

@@ -607,7 +607,7 @@ def test_an_error_that_leaves_no_device_ends_the_process(monkeypatch: pytest.Mon
     monkeypatch.setattr(runner, "_device", torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     monkeypatch.setattr(runner, "_check_chunks", lambda _: None)  # they would need the device
-    monkeypatch.setattr("mmcached.worker.steps.runner.Stopwatch", lambda _: Stopwatch(torch.device("cpu")))
+    monkeypatch.setattr("mmcached.worker.steps.item_outputs.Stopwatch", lambda _: Stopwatch(torch.device("cpu")))
     monkeypatch.setattr(runner._model.encoder, "encode", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         runner.execute(plan(1, encode=[inline_item("k", IMAGES[0])]), inline_frames(IMAGES[0]), INLINE_ONLY)

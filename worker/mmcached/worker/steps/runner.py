@@ -1,4 +1,4 @@
-"""The model runner executes one step plan: it drops what was freed, encodes, emits, runs the chunks and answers.
+"""The model runner executes one step plan: it has items encoded, runs the chunks and answers.
 
 Knows nothing of sockets, processes or scheduling. Keeps the caches of this worker, and no request.
 
@@ -17,57 +17,32 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from mmcached.cache.store_keys import EMBEDDINGS, output_key
-from mmcached.client.saver import SaverCounters
+from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import (
-    CacheMiss,
-    ComputationFailed,
-    ErrorInfo,
-    InvariantError,
-    MmcachedError,
-    error_to_wire,
-)
-from mmcached.wire.handle import Handle
-from mmcached.wire.latency import Latency
-from mmcached.wire.messages.engine import (
-    ItemEmbedding,
-    ItemSaved,
-    ReadDone,
-    RequestSavedRows,
-    Sampled,
-    StepFailed,
-    StepOutput,
-)
-from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredOutput
-from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
+from mmcached.wire.errors import ComputationFailed, ErrorInfo, InvariantError, MmcachedError, error_to_wire
+from mmcached.wire.messages.engine import ReadDone, Sampled, StepFailed, StepOutput
+from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
-from mmcached.worker.encoder_cache import EncoderCache
-from mmcached.worker.encoders.encoder import Measured, Outputs, outputs_in
+from mmcached.worker.encoders.encoder import Measured
 from mmcached.worker.encoders.making import make_encoder, make_remote_encoder
-from mmcached.worker.encoders.remote import RemoteEncoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
 from mmcached.worker.model.batch import PackedBatch, check_chunk, context_slots, pack
 from mmcached.worker.model.kv_pool import KVPool
 from mmcached.worker.model.model import ReferenceModel
-from mmcached.worker.payloads import PayloadReader, Record
+from mmcached.worker.payloads import PayloadReader
+from mmcached.worker.steps.item_outputs import ItemOutputs
 from mmcached.worker.steps.prefix_rows import PrefixRows
 from mmcached.worker.steps.read_ledger import Read, ReadLedger
 from mmcached.worker.steps.step_result import StepResult
-from mmcached.worker.steps.stopwatch import Stopwatch
-from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
 
 _logger = logging.getLogger(__name__)
 
@@ -89,8 +64,8 @@ class ModelRunner(Closeable):
         self._returns_tensors = rank == 0
         self._model = ReferenceModel(model, max_model_len=config.max_model_len, device=device)
         make = make_remote_encoder if config.encoder.ray_address else make_encoder
-        self._encoder = make(config, self._model.encoder, device)
-        self._begun: dict[str, Callable[[], Outputs]] = {}  # what a step has others encode, by key
+        encoder = make(config, self._model.encoder, device)
+        self._items = ItemOutputs(config, encoder, rank=rank, device=device, run_dir=run_dir)
         self._pool = KVPool(
             num_layers=model.num_layers,
             num_blocks=config.num_kv_blocks,
@@ -98,25 +73,12 @@ class ModelRunner(Closeable):
             hidden_size=model.hidden_size,
             device=device,
         )
-        self.encoder_cache = EncoderCache()
+        self.encoder_cache = self._items.cache
         self.prefix_store = make_prefix_store(config) if rank == 0 and config.tensor_prefix_blocks else None
         self._rows = PrefixRows(self.prefix_store)
         self._row_keys = model.row_keys
         self._ledger = ReadLedger()
-        self._outputs: StoredOutputs | None = None
-        if run_dir is not None and config.shares_encoder_outputs:
-            self._outputs = StoredOutputs(config, partial(contact, run_dir), self.encoder_fingerprint)
-        self._unsaved: list[EncodeItem] = []
-        self._items_encoded = 0
-        self._encode_latency = Latency()
-        self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in their order
-        self._items_loaded = 0
-        self._embeds_encoded = 0
         self._tokens_computed = 0
-        self._items_viewed = 0
-        self._bytes_viewed = 0
-        self._items_copied = 0
-        self._bytes_copied = 0
 
     def execute(
         self, plan: StepPlan, frames: Sequence[Frame], payloads: PayloadReader
@@ -153,20 +115,17 @@ class ModelRunner(Closeable):
 
     def save_outputs(self) -> None:
         """Have saved what the last step has encoded; call it when its answer is sent."""
-        unsaved, self._unsaved = self._unsaved, []
-        for item in unsaved:
-            if self._outputs is not None and item.key in self.encoder_cache:
-                self._outputs.save(item, self.encoder_cache.get(item.key))
+        self._items.save()
 
-    @cached_property
+    @property
     def measured(self) -> Measured:
         """What the encoder has shown of itself on a small item, which nobody keeps."""
-        return self._encoder.measure()
+        return self._items.measured
 
     @property
     def encoder_fingerprint(self) -> str:
         """All that an encoder output depends on beside the item, as 32 hex digits."""
-        return self._encoder.fingerprint
+        return self._items.fingerprint
 
     def clear(self) -> None:
         """Forget KV, encoder outputs and prefix rows; counters go on."""
@@ -176,20 +135,20 @@ class ModelRunner(Closeable):
 
     def stats(self) -> WorkerStats:
         rows = self.prefix_store.stats() if self.prefix_store is not None else None
-        saver = SaverCounters() if self._outputs is None else self._outputs.counters
+        items, saver = self._items, self._items.saved
         return WorkerStats(
-            items_encoded=self._items_encoded,
-            encode_latency=self._encode_latency.histogram(),
-            items_loaded=self._items_loaded,
+            items_encoded=items.num_encoded,
+            encode_latency=items.latency.histogram(),
+            items_loaded=items.num_loaded,
             outputs_saved=saver.saved,
             outputs_dropped=saver.dropped,
             outputs_refused=saver.refused + saver.failed,
-            embeds_encoded=self._embeds_encoded,
+            embeds_encoded=items.num_embeds,
             tokens_computed=self._tokens_computed,
-            items_viewed=self._items_viewed,
-            bytes_viewed=self._bytes_viewed,
-            items_copied=self._items_copied,
-            bytes_copied=self._bytes_copied,
+            items_viewed=items.num_viewed,
+            bytes_viewed=items.bytes_viewed,
+            items_copied=items.num_copied,
+            bytes_copied=items.bytes_copied,
             encoder_entries=len(self.encoder_cache),
             encoder_bytes=self.encoder_cache.nbytes,
             prefix_row_queries=rows.read + rows.missing if rows else 0,
@@ -200,10 +159,7 @@ class ModelRunner(Closeable):
 
     def close(self) -> None:
         """Let go of the store and of encoders elsewhere. A second call does nothing."""
-        if self._outputs is not None:
-            self._outputs.close()
-        if isinstance(self._encoder, RemoteEncoder):
-            self._encoder.close()
+        self._items.close()
 
     def check_integrity(self) -> None:
         self._pool.check_integrity()
@@ -222,39 +178,21 @@ class ModelRunner(Closeable):
     ) -> tuple[ErrorInfo | None, bytes]:
         """Execute a plan into `made`; on an error withdraw it and return the error. No view outlives the call."""
         # Whatever becomes of the step: the engine names a freed key once.
-        self.encoder_cache.drop(plan.freed_keys)
+        self._items.begin(plan)
         self._rows.begin(plan)
-        self._unsaved.clear()
-        self._begun.clear()
         slots = torch.empty(0, dtype=torch.int64)
-        watch, num_encoded = Stopwatch(self._device), self._items_encoded
         try:
             batch = self._check_chunks(plan.chunks)
             if batch is not None:
                 slots = batch.slots_cpu
-            own = own_share(plan.encode, self._rank, self._config.world_size, plan.step)
-            if isinstance(self._encoder, RemoteEncoder):
-                for index in own:
-                    self._begin(plan.encode[index], frames, payloads, reads[index], made.viewed)
-            # Its own first: when it comes to the others', their ranks have encoded them.
-            for index in [*own, *(index for index in range(len(plan.encode)) if index not in own)]:
-                self._make(
-                    plan.encode[index], frames, payloads, read=reads[index], viewed=made.viewed, is_own=index in own
-                )
-            for item in plan.encode:
-                made.used += self.encoder_cache.get(item.key).values()
-            watch.stop()
-            if self._items_encoded > num_encoded:
-                self._watches.append((watch, self._encode_latency.add))
-            for emit in plan.emit:
-                made.used += self.encoder_cache.get(emit.key).values()
+            self._items.make_all(plan, frames, payloads, reads, made)
             outputs = self._run(plan.chunks, batch, made) if batch is not None else {}
             digest = made.digest(outputs.values()) if self._config.world_size > 1 else b""  # there is nobody to compare
             for emit in plan.emit if self._returns_tensors else ():
-                self._emit(emit, made)
+                self._items.emit(emit, made)
             for chunk, key, first, rows in made.large_rows:
-                self._emit_rows(chunk, key, first, rows, made)
-            self._tell_times()
+                self._items.emit_rows(chunk, key, first, rows, made)
+            self._items.tell_times()
             return None, digest
         except MmcachedError as error:
             self._withdraw(plan, slots)
@@ -266,12 +204,6 @@ class ModelRunner(Closeable):
             self._withdraw(plan, slots)
             is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps somebody else's, for now
             return error_to_wire(ComputationFailed(type(error).__name__, retryable=is_memory)), b""
-
-    def _tell_times(self) -> None:
-        """Hand on the times of what is over; the rest in a later step."""
-        while self._watches and self._watches[0][0].is_over():
-            watch, tell = self._watches.popleft()
-            tell(watch.seconds())
 
     def _close_reads(self, step: int, reads: Sequence[Read | None], viewed: set[Read]) -> list[ReadDone]:
         """Return the leases that are read no more; what was never viewed is released here."""
@@ -295,8 +227,7 @@ class ModelRunner(Closeable):
         return True
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
-        self._unsaved.clear()
-        self.encoder_cache.drop(item.key for item in plan.encode)
+        self._items.withdraw(plan)
         self._pool.withdraw(slots)
 
     def _check_chunks(self, chunks: Sequence[RunChunk]) -> PackedBatch | None:
@@ -312,136 +243,6 @@ class ModelRunner(Closeable):
                 max_model_len=config.max_model_len,
             )
         return pack(chunks, config.block_size, self._device)
-
-    def _read(
-        self,
-        item: EncodeItem,
-        payload: Handle | Inline,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        *,
-        read: Read | None,
-        viewed: set[Read],
-    ) -> Record:
-        """Return the record of an item, and count it."""
-        on_release = read.release if read is not None else None
-        record = payloads.read(payload, frames, mm_hash=item.mm_hash, on_release=on_release)
-        if isinstance(payload, Handle):
-            if read is not None:
-                viewed.add(read)
-            self._items_viewed += 1
-            self._bytes_viewed += payload.nbytes
-        else:
-            self._items_copied += 1
-            named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
-            self._bytes_copied += sum(len(frame) for frame in named)
-        return record
-
-    def _begin(
-        self, item: EncodeItem, frames: Sequence[Frame], payloads: PayloadReader, read: Read | None, viewed: set[Read]
-    ) -> None:
-        """Have an item encoded elsewhere while the step goes on; what the store has is not."""
-        if isinstance(self._encoder, RemoteEncoder) and not isinstance(item.payload, StoredOutput):
-            record = self._read(item, item.payload, frames, payloads, read=read, viewed=viewed)
-            self._begun[item.key] = self._encoder.begin(record, item.num_embeds)
-
-    def _encode(
-        self,
-        item: EncodeItem,
-        payload: Handle | Inline,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        *,
-        read: Read | None,
-        viewed: set[Read],
-    ) -> Outputs:
-        """Encode one item into the encoder cache and return its outputs; the item's views end with the call.
-
-        With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
-        """
-        finish = self._begun.pop(item.key, None)
-        if finish is None:
-            record = self._read(item, payload, frames, payloads, read=read, viewed=viewed)
-            finish = partial(self._encoder.encode, record, item.num_embeds)
-        watch = Stopwatch(self._device)
-        outputs = finish()
-        watch.stop()
-        self.encoder_cache.put(item.key, outputs)
-        if self._outputs is not None and self._config.world_size > 1:
-            self._watches.append((watch, partial(self._outputs.encoded, item)))
-        self._items_encoded += 1
-        self._embeds_encoded += item.num_embeds
-        return outputs
-
-    def _make(
-        self,
-        item: EncodeItem,
-        frames: Sequence[Frame],
-        payloads: PayloadReader,
-        *,
-        read: Read | None,
-        viewed: set[Read],
-        is_own: bool,
-    ) -> None:
-        """Put the output of one item into the encoder cache, wherever it comes from.
-
-        Args:
-            is_own: this rank encodes and saves it, if the ranks share.
-        """
-        payload = item.payload
-        if isinstance(payload, StoredOutput):
-            self._load(item, payload)
-            return
-        encode = partial(self._encode, item, payload, frames, payloads, read=read, viewed=viewed)
-        if self._outputs is None or not item.store_epoch:
-            encode()
-            return
-        if self._config.world_size == 1 or not self._outputs.is_shared(item):
-            encode()
-            if is_own:
-                self._unsaved.append(item)
-            return
-        record = self._outputs.get_or_encode(item, encode)
-        if item.key not in self.encoder_cache and not self._keep(item, record):
-            encode()  # somebody has put something else under its key
-
-    def _keep(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
-        """Copy a record into the encoder cache, unless it is no output of this encoder; return whether it is."""
-        outputs = outputs_in(record, self.measured.form, item.num_embeds)
-        if outputs is None:
-            return False
-        self.encoder_cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
-        self._items_loaded += 1
-        return True
-
-    def _load(self, item: EncodeItem, stored: StoredOutput) -> None:
-        """Copy an output that is under the engine's lease into the encoder cache.
-
-        Raises:
-            CacheMiss: it is gone, or it is none of this encoder's: whoever may put records has put something else.
-        """
-        record = None if self._outputs is None else self._outputs.load(stored.token)
-        if record is None or not self._keep(item, record):
-            raise CacheMiss([item.mm_hash])
-
-    def _emit(self, emit: EmitEmbedding, made: StepResult) -> None:
-        """Return an output; or its key, if it goes into the store, which begins now that the step has been computed."""
-        output = self.encoder_cache.get(emit.key)
-        if emit.store_epoch and self._outputs is not None and self._outputs.save_large(emit, output):
-            self._unsaved = [item for item in self._unsaved if item.key != emit.key]
-            key = output_key(self.encoder_fingerprint, emit.mm_hash)
-            made.saved.append(ItemSaved(emit.request_id, emit.index, key))
-            return
-        for name, tensor in output.items():
-            made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
-
-    def _emit_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor, made: StepResult) -> None:
-        """As `_emit`, rows of a chunk."""
-        saved = None if self._outputs is None else self._outputs.save_large_rows(chunk, key, first, rows)
-        if saved is not None:
-            made.saved_rows.append(RequestSavedRows(chunk.request_id, saved))
-        else:
-            made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(rows))))
 
     def _run(self, chunks: Sequence[RunChunk], batch: PackedBatch, made: StepResult) -> Mapping[str, torch.Tensor]:
         """Run all chunks as one batch; return of each key the rows, `(num_tokens, hidden_size)` int32 on the CPU."""

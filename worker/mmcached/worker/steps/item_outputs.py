@@ -1,0 +1,282 @@
+"""Puts the outputs of a step's items into the encoder cache, and hands on what is emitted.
+
+    encoded here, or elsewhere ──┐
+    loaded under a lease ────────┼──> encoder cache ──> spans of chunks, emitted embeddings
+    made by another rank ────────┘         └──> saved into the store, behind the step's answer
+
+Knows nothing of chunks, KV and prefix rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmcached.cache.store_keys import output_key
+from mmcached.client.saver import SaverCounters
+from mmcached.wire.closeable import Closeable
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.errors import CacheMiss
+from mmcached.wire.handle import Handle
+from mmcached.wire.latency import Latency
+from mmcached.wire.messages.engine import ItemEmbedding, ItemSaved, RequestSavedRows
+from mmcached.wire.messages.parts import Inline, RequestRows, Rows, StoredOutput
+from mmcached.wire.messages.worker import EmitEmbedding, EncodeItem, RunChunk, StepPlan
+from mmcached.wire.sockets.frames import Frame
+from mmcached.worker.encoder_cache import EncoderCache
+from mmcached.worker.encoders.encoder import Encoder, Measured, Outputs, outputs_in
+from mmcached.worker.encoders.remote import RemoteEncoder
+from mmcached.worker.payloads import PayloadReader, Record
+from mmcached.worker.steps.read_ledger import Read
+from mmcached.worker.steps.step_result import StepResult
+from mmcached.worker.steps.stopwatch import Stopwatch
+from mmcached.worker.stored_outputs import StoredOutputs, contact, own_share
+
+
+class ItemOutputs(Closeable):
+    """Encoder and encoder cache of one worker, and its part in the store.
+
+    Args:
+        run_dir: of the service whose store has outputs; None: nothing is loaded or saved.
+    Attributes:
+        num_encoded, num_loaded, num_embeds: items, and embeddings of those that were encoded.
+        num_viewed, num_copied: items that were read in place, or from frames; with their bytes.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        encoder: Encoder | RemoteEncoder,
+        *,
+        rank: int,
+        device: torch.device,
+        run_dir: Path | None,
+    ) -> None:
+        self.cache = EncoderCache()
+        self.latency = Latency()
+        self.num_encoded = 0
+        self.num_loaded = 0
+        self.num_embeds = 0
+        self.num_viewed = 0
+        self.bytes_viewed = 0
+        self.num_copied = 0
+        self.bytes_copied = 0
+        self.encoder = encoder
+        self._rank = rank
+        self._world_size = config.world_size
+        self._device = device
+        self._outputs: StoredOutputs | None = None
+        if run_dir is not None and config.shares_encoder_outputs:
+            self._outputs = StoredOutputs(config, partial(contact, run_dir), self.fingerprint)
+        self._begun: dict[str, Callable[[], Outputs]] = {}  # what a step has others encode, by key
+        self._unsaved: list[EncodeItem] = []
+        self._watches: deque[tuple[Stopwatch, Callable[[float], None]]] = deque()  # of encodings, in their order
+
+    @cached_property
+    def measured(self) -> Measured:
+        """What the encoder has shown of itself on a small item, which nobody keeps."""
+        return self.encoder.measure()
+
+    @property
+    def fingerprint(self) -> str:
+        """All that an encoder output depends on beside the item, as 32 hex digits."""
+        return self.encoder.fingerprint
+
+    @property
+    def saved(self) -> SaverCounters:
+        return SaverCounters() if self._outputs is None else self._outputs.counters
+
+    def begin(self, plan: StepPlan) -> None:
+        """Drop what was freed, and forget what an earlier step has left undone."""
+        self.cache.drop(plan.freed_keys)
+        self._unsaved.clear()
+        self._begun.clear()
+
+    def make_all(
+        self,
+        plan: StepPlan,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        reads: Sequence[Read | None],
+        made: StepResult,
+    ) -> None:
+        """Put the output of each of a plan's items into the encoder cache.
+
+        Args:
+            reads: of each item, under its lease.
+        """
+        watch, num_encoded = Stopwatch(self._device), self.num_encoded
+        own = own_share(plan.encode, self._rank, self._world_size, plan.step)
+        if isinstance(self.encoder, RemoteEncoder):
+            for index in own:
+                self._begin(plan.encode[index], frames, payloads, reads[index], made.viewed)
+        # Its own first: when it comes to the others', their ranks have encoded them.
+        for index in [*own, *(index for index in range(len(plan.encode)) if index not in own)]:
+            self._make(plan.encode[index], frames, payloads, read=reads[index], viewed=made.viewed, is_own=index in own)
+        for item in plan.encode:
+            made.used += self.cache.get(item.key).values()
+        watch.stop()
+        if self.num_encoded > num_encoded:
+            self._watches.append((watch, self.latency.add))
+        for emit in plan.emit:
+            made.used += self.cache.get(emit.key).values()
+
+    def withdraw(self, plan: StepPlan) -> None:
+        """Keep nothing of a step that has failed."""
+        self._unsaved.clear()
+        self.cache.drop(item.key for item in plan.encode)
+
+    def save(self) -> None:
+        """Have saved what the last step has encoded; call it when its answer is sent."""
+        unsaved, self._unsaved = self._unsaved, []
+        for item in unsaved:
+            if self._outputs is not None and item.key in self.cache:
+                self._outputs.save(item, self.cache.get(item.key))
+
+    def tell_times(self) -> None:
+        """Hand on the times of what is over; the rest in a later step."""
+        while self._watches and self._watches[0][0].is_over():
+            watch, tell = self._watches.popleft()
+            tell(watch.seconds())
+
+    def close(self) -> None:
+        """Let go of the store and of encoders elsewhere. A second call does nothing."""
+        if self._outputs is not None:
+            self._outputs.close()
+        if isinstance(self.encoder, RemoteEncoder):
+            self.encoder.close()
+
+    def emit(self, emit: EmitEmbedding, made: StepResult) -> None:
+        """Return an output; or its key, if it goes into the store, which begins now that the step has been computed."""
+        output = self.cache.get(emit.key)
+        if emit.store_epoch and self._outputs is not None and self._outputs.save_large(emit, output):
+            self._unsaved = [item for item in self._unsaved if item.key != emit.key]
+            key = output_key(self.fingerprint, emit.mm_hash)
+            made.saved.append(ItemSaved(emit.request_id, emit.index, key))
+            return
+        for name, tensor in output.items():
+            made.embeddings.append(ItemEmbedding(emit.request_id, emit.index, name, made.add_frame(tensor)))
+
+    def emit_rows(self, chunk: RunChunk, key: str, first: int, rows: torch.Tensor, made: StepResult) -> None:
+        """As `emit`, rows of a chunk."""
+        saved = None if self._outputs is None else self._outputs.save_large_rows(chunk, key, first, rows)
+        if saved is not None:
+            made.saved_rows.append(RequestSavedRows(chunk.request_id, saved))
+        else:
+            made.rows.append(RequestRows(chunk.request_id, Rows(key, first, made.add_frame(rows))))
+
+    def _read(
+        self,
+        item: EncodeItem,
+        payload: Handle | Inline,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        *,
+        read: Read | None,
+        viewed: set[Read],
+    ) -> Record:
+        """Return the record of an item, and count it."""
+        on_release = read.release if read is not None else None
+        record = payloads.read(payload, frames, mm_hash=item.mm_hash, on_release=on_release)
+        if isinstance(payload, Handle):
+            if read is not None:
+                viewed.add(read)
+            self.num_viewed += 1
+            self.bytes_viewed += payload.nbytes
+        else:
+            self.num_copied += 1
+            named = frames[payload.first_frame : payload.first_frame + payload.num_frames]
+            self.bytes_copied += sum(len(frame) for frame in named)
+        return record
+
+    def _begin(
+        self, item: EncodeItem, frames: Sequence[Frame], payloads: PayloadReader, read: Read | None, viewed: set[Read]
+    ) -> None:
+        """Have an item encoded elsewhere while the step goes on; what the store has is not."""
+        if isinstance(self.encoder, RemoteEncoder) and not isinstance(item.payload, StoredOutput):
+            record = self._read(item, item.payload, frames, payloads, read=read, viewed=viewed)
+            self._begun[item.key] = self.encoder.begin(record, item.num_embeds)
+
+    def _encode(
+        self,
+        item: EncodeItem,
+        payload: Handle | Inline,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        *,
+        read: Read | None,
+        viewed: set[Read],
+    ) -> Outputs:
+        """Encode one item into the encoder cache and return its outputs; the item's views end with the call.
+
+        With CUDA too: the copy to the device is a blocking one, so it is done when `encode` goes on.
+        """
+        finish = self._begun.pop(item.key, None)
+        if finish is None:
+            record = self._read(item, payload, frames, payloads, read=read, viewed=viewed)
+            finish = partial(self.encoder.encode, record, item.num_embeds)
+        watch = Stopwatch(self._device)
+        outputs = finish()
+        watch.stop()
+        self.cache.put(item.key, outputs)
+        if self._outputs is not None and self._world_size > 1:
+            self._watches.append((watch, partial(self._outputs.encoded, item)))
+        self.num_encoded += 1
+        self.num_embeds += item.num_embeds
+        return outputs
+
+    def _make(
+        self,
+        item: EncodeItem,
+        frames: Sequence[Frame],
+        payloads: PayloadReader,
+        *,
+        read: Read | None,
+        viewed: set[Read],
+        is_own: bool,
+    ) -> None:
+        """Put the output of one item into the encoder cache, wherever it comes from.
+
+        Args:
+            is_own: this rank encodes and saves it, if the ranks share.
+        """
+        payload = item.payload
+        if isinstance(payload, StoredOutput):
+            self._load(item, payload)
+            return
+        encode = partial(self._encode, item, payload, frames, payloads, read=read, viewed=viewed)
+        if self._outputs is None or not item.store_epoch:
+            encode()
+            return
+        if self._world_size == 1 or not self._outputs.is_shared(item):
+            encode()
+            if is_own:
+                self._unsaved.append(item)
+            return
+        record = self._outputs.get_or_encode(item, encode)
+        if item.key not in self.cache and not self._keep(item, record):
+            encode()  # somebody has put something else under its key
+
+    def _keep(self, item: EncodeItem, record: Mapping[str, Any]) -> bool:
+        """Copy a record into the encoder cache, unless it is no output of this encoder; return whether it is."""
+        outputs = outputs_in(record, self.measured.form, item.num_embeds)
+        if outputs is None:
+            return False
+        self.cache.put(item.key, {name: tensor.to(self._device) for name, tensor in outputs.items()})
+        self.num_loaded += 1
+        return True
+
+    def _load(self, item: EncodeItem, stored: StoredOutput) -> None:
+        """Copy an output that is under the engine's lease into the encoder cache.
+
+        Raises:
+            CacheMiss: it is gone, or it is none of this encoder's: whoever may put records has put something else.
+        """
+        record = None if self._outputs is None else self._outputs.load(stored.token)
+        if record is None or not self._keep(item, record):
+            raise CacheMiss([item.mm_hash])
