@@ -146,7 +146,7 @@ def test_embeddings_travel_through_the_store(
         said.append(message)
         return results.embeddings_from(message, payload, tensors)
 
-    monkeypatch.setattr("mmcached.client.calls.embeddings_from", embeddings_from)
+    monkeypatch.setattr("mmcached.client.model_verbs.embeddings_from", embeddings_from)
     config = small_config(world_size=world_size, limits=ALL_NAMED)
     with LocalService(run_dir, config, saves_outputs=True) as service, Client(run_dir) as client:
         found = client.encode(OTHERS[:4], view=True) + client.encode(OTHERS[4:])
