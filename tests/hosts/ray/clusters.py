@@ -78,12 +78,23 @@ def placed(config: Path) -> dict[str, dict[str, str]]:
 
 def encoder_processes() -> list[int]:
     """Return the processes of all encoder actors of this test's machine."""
+    return processes("ray::EncoderActor")
+
+
+def processes(*words: str) -> list[int]:
+    """Return the processes whose command line begins with the first of the words, and has the others."""
+    first, *others = (word.encode() for word in words)
     found = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if command.read_bytes().startswith(b"ray::EncoderActor"):
-                found.append(int(command.parent.name))
+            command = file.read_bytes()
+            if command.startswith(first) and all(word in command for word in others):
+                found.append(int(file.parent.name))
     return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def kill(pid: int) -> None:

@@ -5,6 +5,8 @@ One cluster for the whole module, so the order of the tests counts; each leaves 
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +26,17 @@ from mmcached.client import Client
 from mmcached.client.known_outputs import output_keys
 from mmcached.wire.config import ServiceConfig
 from mmcached.wire.errors import MmcachedError
-from tests.hosts.ray.clusters import Nodes, encoder_processes, kill, pictures, placed, ray, wait_until
+from tests.hosts.ray.clusters import (
+    Nodes,
+    encoder_processes,
+    kill,
+    parent_of,
+    pictures,
+    placed,
+    processes,
+    ray,
+    wait_until,
+)
 
 FILE = """
 address: {address}
@@ -37,7 +49,7 @@ serve:
   store_gb: 0.0625
   mm_processor_cache_gb: 0.0625
   tensor_prefix_cache_gb: 0.0078125
-  limits: {{remote_encode_s: 20, max_inline_output_kb: 0}}
+  limits: {{remote_encode_s: 12, max_inline_output_kb: 0}}
 encoders:
   count: 3
   placement: SPREAD
@@ -152,6 +164,44 @@ def test_an_encoder_that_is_killed_is_restarted_and_no_picture_is_lost(
     assert errors == [], "one of three died: another one has encoded it"
     wait_until(lambda: len(set(encoder_processes()) - {victim, *others}) == 1, "it is restarted")
     wait_until(lambda: len(placed(config)) == 5, "all answer")
+
+
+def test_an_encoder_that_hangs_is_late_and_another_one_is_asked(
+    config: Path, run_dirs: list[Path], local: Client
+) -> None:
+    stopped = encoder_processes()[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        files = new_pictures(6)
+        with Client(run_dirs[0], fail_open=False) as client:
+            assert_right(client.encode(files), files, local)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: len(placed(config)) == 5, "it answers again")
+
+
+def test_a_worker_that_is_killed_comes_back_to_the_cluster(run_dirs: list[Path], local: Client) -> None:
+    (worker,) = processes(sys.executable, "mmcached\0worker", str(run_dirs[0]))
+    kill(worker)
+    wait_until(lambda: worker not in processes(sys.executable, "mmcached\0worker", str(run_dirs[0])), "it is dead")
+    wait_until_encoded(run_dirs[0], local)
+
+
+def test_a_service_and_its_actor_end_together_and_are_started_anew(run_dirs: list[Path], local: Client) -> None:
+    def supervisors() -> list[int]:
+        return processes(sys.executable, "mmcached\0serve", str(run_dirs[1]))
+
+    def is_another(pid: int) -> bool:
+        return len(supervisors()) == 1 and supervisors() != [pid]
+
+    (service,) = supervisors()
+    kill(service)
+    wait_until(partial(is_another, service), "the actor has started another service")
+    wait_until_encoded(run_dirs[1], local)
+    (service,) = supervisors()
+    kill(parent_of(service))
+    wait_until(partial(is_another, service), "Ray has started another actor")
+    wait_until_encoded(run_dirs[1], local)
 
 
 def test_a_node_that_is_lost_takes_no_picture_with_it(
