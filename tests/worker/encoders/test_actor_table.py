@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmcached.wire.messages.parts import EncoderForm
-from mmcached.worker.encoders.actor_table import ActorTable, Report, most_common
+from mmcached.worker.encoders.actor_table import ActorTable, Lost, Report, most_common
 from tests.worker.encoders.fake_actors import FakeCall
 
 FORM = EncoderForm("reference", [], [])
@@ -24,8 +26,8 @@ def report(num_open: int = 0, fingerprint: str = "f") -> Report:
     return Report(fingerprint, FORM, 4, num_open)
 
 
-def ask(table: ActorTable, besides: str = "") -> str:
-    name, _ = table.ask("f", lambda actor: FakeCall(lambda: None, is_held=True), besides=besides)
+def ask(table: ActorTable) -> str:
+    name, _ = table.ask("f", lambda actor: FakeCall(lambda: None, is_held=True))
     return name
 
 
@@ -45,12 +47,16 @@ def test_what_others_have_open_there_counts() -> None:
     assert ask(table) == "b"
 
 
-def test_one_that_was_tried_is_tried_again_only_if_there_is_no_other() -> None:
+def test_one_that_is_lost_is_asked_when_it_is_heard_of_again() -> None:
     table = ActorTable()
-    table.looked([(Named("a"), report()), (Named("b"), report(9))])
-    assert ask(table, besides="a") == "b"
-    table.lost("b")
-    assert ask(table, besides="a") == "a"
+    heard = [(Named("a"), report()), (Named("b"), report(9))]
+    table.looked(heard)
+    table.lost("a")
+    assert ask(table) == "b"
+    table.looked(heard)
+    assert ask(table) == "a"
+    with pytest.raises(Lost):
+        table.ask("another", lambda actor: FakeCall(lambda: None))
 
 
 def test_most_agree_or_the_first_in_the_alphabet() -> None:

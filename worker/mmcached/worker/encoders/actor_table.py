@@ -94,14 +94,10 @@ class ActorTable:
         self._known: dict[str, _Known] = {}
         self._turns = count(1)
 
-    def wait_until(self, is_so: Callable[[Mapping[str, Report]], bool], timeout_s: float) -> bool:
-        """Wait until the reports, by name of their actor, are as wished; return whether they are."""
+    def wait_for(self, is_so: Callable[[Mapping[str, Report]], bool], timeout_s: float) -> Mapping[str, Report]:
+        """Wait until the reports, by name of their actor, are as wished, or the time is over; return them."""
         with self._changed:
-            return self._changed.wait_for(lambda: is_so(self._reports()), timeout_s)
-
-    def reports(self) -> Mapping[str, Report]:
-        """Return what each actor has said of itself, by name."""
-        with self._changed:
+            self._changed.wait_for(lambda: is_so(self._reports()), timeout_s)
             return self._reports()
 
     def looked(self, heard: Sequence[tuple[Actor, Report]]) -> None:
@@ -115,12 +111,11 @@ class ActorTable:
                 self._known[actor.name] = known
             self._changed.notify_all()
 
-    def ask(self, fingerprint: str, call: Callable[[Actor], Call], *, besides: str = "") -> tuple[str, Call]:
+    def ask(self, fingerprint: str, call: Callable[[Actor], Call]) -> tuple[str, Call]:
         """Call the actor that has the least to do, of several the one that was asked longest ago; return its name too.
 
         Args:
             fingerprint: of those that may be asked.
-            besides: an actor that is asked only if there is no other.
         Raises:
             Lost: there is none, or it is lost by now.
         """
@@ -130,7 +125,7 @@ class ActorTable:
                 raise Lost(f"no actor that computes alike answers, of {len(self._known)} that do")
             chosen = min(
                 able,
-                key=lambda known: (known.actor.name == besides, known.num_calls() + known.others, known.last_asked),
+                key=lambda known: (known.num_calls() + known.others, known.last_asked),
             )
             chosen.last_asked = next(self._turns)
             made = call(chosen.actor)

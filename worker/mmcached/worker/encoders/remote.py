@@ -24,6 +24,7 @@ import torch
 from mmcached.shm.store import codec
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.errors import ErrorInfo, RemoteProtocolError, ServiceUnavailable, error_from_wire
+from mmcached.wire.process.turns import places
 from mmcached.worker.encoders.actor_table import Actor, ActorTable, Answer, Call, Lost, Report, most_common
 from mmcached.worker.encoders.encoder import Measured, Outputs, outputs_in
 from mmcached.worker.encoders.pieces import Bytes1D
@@ -79,14 +80,12 @@ class RemoteEncoder(Closeable):
         self._is_wanted = threading.Event()
         self._thread = threading.Thread(target=self._look_again_and_again, name="mmcached-actors", daemon=True)
         self._thread.start()
-        if not self._table.wait_until(partial(_has, fingerprint), start_timeout_s):
-            others = sorted({report.fingerprint for report in self._table.reports().values()})
+        reports = self._table.wait_for(partial(_has, fingerprint), start_timeout_s)
+        if not _has(fingerprint, reports):
             self.close()
-            wanted = (
-                "" if fingerprint is None else f" of fingerprint {fingerprint}; there are {others or 'none at all'}"
-            )
+            others = sorted({report.fingerprint for report in reports.values()})
+            wanted = f" of fingerprint {fingerprint}, but {others}" if others else ""
             raise ServiceUnavailable(f"no encoder actor{wanted} within {start_timeout_s} s: `mmcached ray up`")
-        reports = self._table.reports()
         self._fingerprint = fingerprint or most_common(reports)
         report = next(report for report in reports.values() if report.fingerprint == self._fingerprint)
         self._measured = Measured(report.form, report.embedding_bytes)
@@ -126,14 +125,11 @@ class RemoteEncoder(Closeable):
             self._thread.join(REST_S)
             self._cluster.close()
 
-    def _ask(self, packed: Bytes1D, num_embeds: int, besides: str = "") -> tuple[str, Call]:
+    def _ask(self, packed: Bytes1D, num_embeds: int) -> tuple[str, Call]:
         nbytes = num_embeds * self._measured.embedding_bytes
-        return self._table.ask(
-            self._fingerprint, lambda actor: actor.encode(packed, num_embeds, nbytes), besides=besides
-        )
+        return self._table.ask(self._fingerprint, lambda actor: actor.encode(packed, num_embeds, nbytes))
 
     def _finish(self, first: tuple[str, Call] | Lost, packed: Bytes1D, num_embeds: int, began: float) -> Outputs:
-        name = ""
         try:
             if isinstance(first, Lost):
                 raise first
@@ -143,7 +139,7 @@ class RemoteEncoder(Closeable):
             reason = str(lost)
             _logger.warning("an actor has not encoded an image: %s; another one is asked", reason)
         try:
-            name, call = self._ask(packed, num_embeds, besides=name)
+            name, call = self._ask(packed, num_embeds)
             return self._take(name, call, num_embeds, began + self._limit_s)
         except Lost as lost:
             raise ServiceUnavailable(f"no actor has encoded the image: {reason}; then {lost}") from None
@@ -185,6 +181,8 @@ class RemoteEncoder(Closeable):
                 self._look()
             except Lost as lost:
                 _logger.warning("no look at the encoder actors: %s; those that are known are asked", lost)
+            except Exception as error:  # without this thread nobody would be found any more
+                _logger.error("no look at the actors", extra={"error": type(error).__name__, "where": places(error)})
             self._is_closed.wait(LOOK_S)
             self._is_wanted.wait(REST_S)
             self._is_wanted.clear()
