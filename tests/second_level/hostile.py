@@ -111,6 +111,18 @@ def cut_after(num_bytes: int) -> Callable[[socket.socket, bytes], None]:
     return send
 
 
+def stall_after(num_bytes: int) -> Callable[[socket.socket, bytes], None]:
+    """Return what sends no more than so many bytes, then nothing for as long as anybody waits."""
+    left = num_bytes
+
+    def send(connection: socket.socket, answer: bytes) -> None:
+        nonlocal left
+        connection.sendall(answer[:left])
+        left = max(0, left - len(answer))
+
+    return send
+
+
 def trickle(connection: socket.socket, answer: bytes) -> None:
     """Send a byte at a time, as fast as each is waited for."""
     for at in range(len(answer)):
@@ -122,3 +134,4 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while asked := source.recv(1 << 16):
             target.sendall(asked)
+        target.shutdown(socket.SHUT_WR)

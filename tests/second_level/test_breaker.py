@@ -70,6 +70,17 @@ def test_a_call_from_before_does_not_make_the_pause_longer(breaker: Breaker) -> 
     assert _begins(breaker, FIRST_PAUSE_S)
 
 
+def test_a_call_that_had_no_time_opens_nothing(breaker: Breaker) -> None:
+    for _ in range(9):
+        breaker.begin(0.0)
+        breaker.failed(0.0, "late", is_fair=False)
+    assert breaker.state == "closed"
+    opened(breaker, 0.0)
+    assert _begins(breaker, FIRST_PAUSE_S)
+    breaker.failed(FIRST_PAUSE_S, "late", is_fair=False)
+    assert not _begins(breaker, 2 * FIRST_PAUSE_S)
+
+
 @pytest.mark.parametrize(("drawn", "pause"), [(0.0, 0.4), (1.0, 0.6)])
 def test_part_of_a_pause_is_drawn(drawn: float, pause: float) -> None:
     breaker = Breaker(0.0, failures=3, draw=lambda: drawn)

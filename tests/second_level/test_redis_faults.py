@@ -11,10 +11,10 @@ import pytest
 
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
 from mmcached.second_level.breaker import FAILURES, CircuitOpen
-from mmcached.second_level.shared_records import Found, Missed, SharedRecords
+from mmcached.second_level.shared_records import FAIR_S, Found, Missed, SharedRecords
 from mmcached.second_level.urls import make_backend
 from tests.second_level.conftest import MakeRecords, in_time
-from tests.second_level.hostile import Stand, cut_after, passing_on, saying, saying_and_closing, trickle
+from tests.second_level.hostile import Stand, cut_after, passing_on, saying, saying_and_closing, stall_after, trickle
 from tests.second_level.servers import Server, short_folder
 
 NAMES = [f"{number:064x}" for number in range(4)]
@@ -131,11 +131,12 @@ def test_a_server_that_evicts_has_misses(own_server: Server, make_records: MakeR
     records = make_records(own_server.url)
     with own_server.client() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
-        client.config_set("maxmemory", client.info("memory")["used_memory"] + 1_000_000)
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 4_000_000)
         seen: set[str] = set()
-        for _ in range(20):
+        for number in range(25):
             with suppress(BackendRefused):  # what is being sent takes memory, too
                 save_all(records)
+                records.save(f"{1000 + number:064x}", [bytes(200_000)], deadline=in_time())
             seen |= set(outcomes(records, in_time()))
         assert {"right", "absent"} <= seen <= {"right", "absent", "epoch"}
         assert client.info("stats")["evicted_keys"] > 0
@@ -311,16 +312,44 @@ def test_an_answer_too_many_is_nobody_elses(stand_for: Callable[..., Stand]) -> 
             assert backend.get_many([], deadline=in_time()) == (1, [])
 
 
-@pytest.mark.parametrize("num_bytes", [1, 30, 150, 100_000, 300_000])
-def test_a_way_that_breaks_in_a_record_fails_the_call(
-    server: Server, stand_for: Callable[..., Stand], make_records: MakeRecords, num_bytes: int
+@pytest.mark.parametrize(("num_bytes", "num_right"), [(1, 0), (30, 0), (150, 0), (100_000, 0), (300_000, 1)])
+def test_a_way_that_breaks_in_a_record_loses_that_and_what_follows(
+    server: Server, stand_for: Callable[..., Stand], make_records: MakeRecords, num_bytes: int, num_right: int
 ) -> None:
     save_all(make_records(server.url))
     broken = make_records(stand_for(passing_on(server.socket, cut_after(num_bytes))).url)
     for _ in range(2):
-        with pytest.raises(BackendError):
-            outcomes(broken, in_time())
+        if num_right:
+            assert outcomes(broken, in_time()) == ["right"] * num_right + ["failed"] * (4 - num_right)
+        else:
+            with pytest.raises(BackendError):
+                outcomes(broken, in_time())
     assert outcomes(make_records(server.url), in_time()) == ["right"] * 4
+
+
+def test_what_came_before_the_deadline_is_not_lost_with_the_rest(
+    server: Server, stand_for: Callable[..., Stand], make_records: MakeRecords
+) -> None:
+    save_all(make_records(server.url))
+    slow = make_records(stand_for(passing_on(server.socket, stall_after(500_000))).url)
+    assert outcomes(slow, time.monotonic() + 0.5) == ["right", "right", "late", "late"]
+    assert slow.breaker.state == "closed"
+    with pytest.raises(BackendLate):
+        outcomes(slow, time.monotonic() + SHORT_S)
+
+
+def test_calls_with_hardly_any_time_do_not_open_the_circuit(
+    stand_for: Callable[..., Stand], make_records: MakeRecords
+) -> None:
+    records = make_records(stand_for(saying(b"")).url)
+    for _ in range(2 * FAILURES):
+        with pytest.raises(BackendLate):
+            outcomes(records, time.monotonic() + 0.002)
+    for _ in range(FAILURES):
+        with pytest.raises(BackendLate):
+            outcomes(records, time.monotonic() + 2 * FAIR_S)
+    with pytest.raises(CircuitOpen):
+        outcomes(records, in_time())
 
 
 def test_a_server_that_trickles_is_late(

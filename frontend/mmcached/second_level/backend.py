@@ -34,13 +34,19 @@ class BackendRefused(BackendError):
     code = "second_level_refused"
 
 
+Got = Value | BackendError | None
+
+
 class Backend(Protocol):
     """One server, or one cluster. Any number of threads may call, each with a connection of its own."""
 
-    def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
-        """Return the present epoch, 0 if there is none, and each value; what is missing is None."""
+    def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, Sequence[Got]]:
+        """Return the present epoch, 0 if there is none, and each value; what is missing is None.
 
-    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
+        One that was not read in time, while others were, is an error in its place.
+        """
+
+    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, Sequence[Got]]:
         """As `get_many`, but of each value no more than its first bytes."""
 
     def put(self, name: str, pieces: Sequence[Value], *, ttl_s: float, deadline: float) -> None:

@@ -75,11 +75,15 @@ class Breaker:
             if self.state != "closed":
                 self._move("closed", now)
 
-    def failed(self, now: float, reason: str) -> None:
-        """Take note that a call was not answered; one that was begun before the state was left changes nothing."""
+    def failed(self, now: float, reason: str, *, is_fair: bool = True) -> None:
+        """Take note that a call was not answered; one that was begun before the state was left changes nothing.
+
+        Args:
+            is_fair: it had time to be; else it opens nothing, and a probe has failed all the same.
+        """
         with self._lock:
             self.reason = reason
-            self._in_succession += 1
+            self._in_succession += is_fair
             if self.state == "closed" and self._in_succession >= self._failures:
                 self._open(now)
             elif self.state == "probing":

@@ -154,12 +154,18 @@ class Fetching(Closeable):
             self._end(tasks, "late" if isinstance(error, BackendLate) else "failed")
             return
         # First what is not there: its answer need not wait for what is.
-        missing = [task for task, record in zip(tasks, found, strict=True) if isinstance(record, Missed)]
+        missing = [
+            task
+            for task, record in zip(tasks, found, strict=True)
+            if isinstance(record, Missed) and record.reason not in ("late", "failed")
+        ]
         self._end([task for task in missing if not self._is_elsewhere(task)], "miss")
         for task in tasks:
             record = found.pop(0)  # what was put is not kept
             if isinstance(record, Found):
                 self._end([task], self._put(task, record))
+            elif record.reason in ("late", "failed"):
+                self._end([task], record.reason)
             elif record.reason != "absent":
                 log.warning("a record of the second level is of no use: %s", record.reason)
 

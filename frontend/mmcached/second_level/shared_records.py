@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Value
+from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Got, Value
 from mmcached.second_level.breaker import Breaker
 from mmcached.second_level.records import (
     HEAD_BYTES,
@@ -34,6 +34,9 @@ from mmcached.wire.errors import ItemTooLarge
 MAX_FLAWED = 4096
 """Names that are remembered as damaged in the second level: they are saved whatever their heads say."""
 
+FAIR_S = 0.003
+"""A call that had less time says nothing of a server that has not answered it."""
+
 Result = TypeVar("Result")
 
 
@@ -50,9 +53,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """There is no such record; or something lies there which is not it."""
+    """There is no such record; or something lies there which is not it; or it was not read, while others were."""
 
-    reason: Literal["absent"] | Flaw
+    reason: Literal["absent", "late", "failed"] | Flaw
 
 
 class SharedRecords(Closeable):
@@ -80,17 +83,17 @@ class SharedRecords(Closeable):
 
     def get_many(self, names: Sequence[str], *, deadline: float) -> list[Found | Missed]:
         """Return for each name its record, or why there is none."""
-        self.epoch, values = self._ask(lambda: self._backend.get_many(names, deadline=deadline), deadline)
-        epoch = self.epoch
-        return [
-            Missed("absent") if value is None else self._look(name, epoch, value, deadline)
-            for name, value in zip(names, values, strict=True)
-        ]
+        epoch, values = self._values(names, deadline)
+        self.epoch = epoch
+        return [self._look(name, epoch, value, deadline) for name, value in zip(names, values, strict=True)]
 
     def holds(self, names: Sequence[str], *, deadline: float) -> list[bool]:
         """Return for each name whether a record of this epoch lies there, by its head alone."""
         epoch, heads = self._heads(names, deadline)
-        return [head is not None and is_head(name, epoch, head) for name, head in zip(names, heads, strict=True)]
+        return [
+            head is not None and not isinstance(head, BackendError) and is_head(name, epoch, head)
+            for name, head in zip(names, heads, strict=True)
+        ]
 
     def save(
         self, name: str, pieces: Sequence[Value], *, as_of: int = 0, deadline: float
@@ -107,6 +110,8 @@ class SharedRecords(Closeable):
         if nbytes > self._max_bytes:
             raise ItemTooLarge(nbytes, self._max_bytes, "record of the second level")
         epoch, (head,) = self._heads([name], deadline)
+        if isinstance(head, BackendError):
+            raise head
         if not epoch:
             epoch = self.begin_epoch(deadline=deadline)
         elif as_of not in (0, epoch):
@@ -134,7 +139,19 @@ class SharedRecords(Closeable):
     def close(self) -> None:
         self._backend.close()
 
-    def _heads(self, names: Sequence[str], deadline: float) -> tuple[int, list[Value | None]]:
+    def _values(self, names: Sequence[str], deadline: float) -> tuple[int, Sequence[Got]]:
+        """Return the epoch and what lies under the names; if none of them was read, fail."""
+
+        def get() -> tuple[int, Sequence[Got]]:
+            epoch, values = self._backend.get_many(names, deadline=deadline)
+            errors = [value for value in values if isinstance(value, BackendError)]
+            if errors and len(errors) == len(values):
+                raise errors[0]
+            return epoch, values
+
+        return self._ask(get, deadline)
+
+    def _heads(self, names: Sequence[str], deadline: float) -> tuple[int, Sequence[Got]]:
         found = self._ask(lambda: self._backend.get_heads(names, HEAD_BYTES, deadline=deadline), deadline)
         self.epoch = found[0]
         return found
@@ -142,8 +159,12 @@ class SharedRecords(Closeable):
     def _put(self, name: str, pieces: Sequence[Value], deadline: float) -> None:
         self._ask(lambda: self._backend.put(name, pieces, ttl_s=self._ttl_s, deadline=deadline), deadline)
 
-    def _look(self, name: str, epoch: int, value: Value, deadline: float) -> Found | Missed:
+    def _look(self, name: str, epoch: int, value: Got, deadline: float) -> Found | Missed:
+        if value is None:
+            return Missed("absent")
         try:
+            if isinstance(value, BackendError):
+                raise value
             found = unpack(name, epoch, value, max_bytes=self._max_bytes)
             return Found([found] if isinstance(found, memoryview) else self._parts(name, epoch, found, deadline))
         except Unusable as wrong:
@@ -151,24 +172,29 @@ class SharedRecords(Closeable):
                 self._flawed.clear()
             self._flawed.add(name)
             return Missed(wrong.flaw)
+        except BackendError as error:
+            return Missed("late" if isinstance(error, BackendLate) else "failed")
 
     def _parts(self, name: str, epoch: int, manifest: Manifest, deadline: float) -> list[memoryview]:
         names = manifest.part_names(name)
-        present, values = self._ask(lambda: self._backend.get_many(names, deadline=deadline), deadline)
+        present, values = self._values(names, deadline)
         if present != epoch:
             raise Unusable("epoch")
         parts = []
         for number, value in enumerate(values):
             if value is None:  # it was evicted
                 raise Unusable("cut")
+            if isinstance(value, BackendError):
+                raise value
             parts.append(unpack_part(name, epoch, manifest, number, value))
         return parts
 
     def _ask(self, call: Callable[[], Result], deadline: float) -> Result:
         """Make a call that the breaker allows; take note of its end."""
-        if self._clock() >= deadline:
+        began = self._clock()
+        if began >= deadline:
             raise BackendLate("there was no time left to ask the second level")
-        self.breaker.begin(self._clock())
+        self.breaker.begin(began)
         try:
             result = call()
         except BackendRefused:
@@ -176,7 +202,8 @@ class SharedRecords(Closeable):
             raise
         except BaseException as error:
             reason = str(error) if isinstance(error, BackendError) else type(error).__name__
-            self.breaker.failed(self._clock(), reason)
+            is_unfair = isinstance(error, BackendLate) and deadline - began < FAIR_S
+            self.breaker.failed(self._clock(), reason, is_fair=not is_unfair)
             raise
         self.breaker.succeeded(self._clock())
         return result

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused
+from mmcached.second_level.backend import Backend, BackendError, BackendLate, BackendRefused, Value
 from mmcached.second_level.mooncake.backend import EPOCH, MAX_CALLS, MooncakeBackend
 from mmcached.second_level.mooncake.client import SCRATCH_BYTES, Client
 from mmcached.second_level.records import HEAD_BYTES, MAX_VALUE_BYTES
@@ -56,7 +56,7 @@ def put(backend: Backend, name: str, value: bytes) -> None:
 
 def get(backend: Backend, *names: str) -> list[bytes | None]:
     values = backend.get_many(names, deadline=within(LONG_S))[1]
-    return [None if value is None else bytes(value) for value in values]
+    return [bytes(value) if isinstance(value, Value) else None for value in values]
 
 
 def test_what_is_put_is_read_and_replaced(backend: Backend) -> None:

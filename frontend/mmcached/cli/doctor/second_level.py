@@ -72,7 +72,7 @@ def _try(backend: Backend) -> _Trial:
     began = time.perf_counter()
     _, (found,) = backend.get_many([name], deadline=time.monotonic() + CALL_S)
     get_s = time.perf_counter() - began
-    if found is None or bytes(found) != VALUE:
+    if found is None or isinstance(found, BackendError) or bytes(found) != VALUE:
         raise BackendError("a value was put there, and is not found")
     return _Trial(put_s, get_s, _when_full(backend))
 

@@ -23,7 +23,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from mmcached.second_level.backend import BackendError, BackendRefused, Value, new_epoch
+from mmcached.second_level.backend import BackendError, BackendRefused, Got, Value, new_epoch
 from mmcached.second_level.redis.attempts import Connections
 from mmcached.second_level.redis.link import Link
 from mmcached.second_level.redis.nodes import nodes_of
@@ -51,11 +51,11 @@ class RedisBackend(Closeable):
         self._nodes = nodes_of(place)
         self._word = secrets.token_hex(16)
 
-    def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Value | None]]:
+    def get_many(self, names: Sequence[str], *, deadline: float) -> tuple[int, list[Got]]:
         keys = [EPOCH, *(_RECORD + name for name in names)]
         return self._values([_command(key, "GET", key) for key in keys], deadline)
 
-    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Value | None]]:
+    def get_heads(self, names: Sequence[str], num_bytes: int, *, deadline: float) -> tuple[int, list[Got]]:
         keys = [_RECORD + name for name in names]
         heads = [_command(key, "GETRANGE", key, 0, num_bytes - 1) for key in keys]
         epoch, values = self._values([_command(EPOCH, "GET", EPOCH), *heads], deadline)
@@ -87,9 +87,13 @@ class RedisBackend(Closeable):
             BackendError: as of every call, and if this user may not ask.
         """
         (reply,) = self._exchange([_command(EPOCH, "INFO", "memory")], deadline)
-        lines = (line.partition(":") for line in bytes(_value(reply) or b"").decode().splitlines())
+        found = _value(reply)
+        if isinstance(found, BackendError):
+            raise found
+        lines = (line.partition(":") for line in bytes(found or b"").decode(errors="replace").splitlines())
         said = {name: value for name, _, value in lines}
-        return int(said.get("maxmemory", "0")), said.get("maxmemory_policy", "")
+        limit = said.get("maxmemory", "")
+        return int(limit) if limit.isdecimal() else 0, said.get("maxmemory_policy", "")
 
     def close(self) -> None:
         self._nodes.close()
@@ -100,12 +104,10 @@ class RedisBackend(Closeable):
         if answer != b"OK":
             raise BackendError(f"Redis does not confirm what it was told to keep: {str(answer)[:20]}")
 
-    def _values(self, commands: Sequence[_Command], deadline: float) -> tuple[int, list[Value | None]]:
+    def _values(self, commands: Sequence[_Command], deadline: float) -> tuple[int, list[Got]]:
         """Return the epoch that the first command asks for, and what the others do."""
-        epoch, *values = self._exchange(commands, deadline)
-        if isinstance(epoch, BackendError):
-            raise epoch
-        return _epoch(_value(epoch)), [_value(value) for value in values]
+        epoch, *values = (_value(reply) for reply in self._exchange(commands, deadline))
+        return _epoch(epoch), values
 
     def _exchange(self, commands: Sequence[_Command], deadline: float) -> list[Reply]:
         """Return the reply to each command; a key that a server of a cluster disowns is asked for once more."""
@@ -131,9 +133,11 @@ class RedisBackend(Closeable):
                     )
             for _, link, numbers in borrowed:
                 if link.is_owed:
-                    with self._failing(numbers, replies):
-                        for number in numbers:
-                            replies[number] = link.read(deadline)
+                    unread = list(numbers)
+                    with self._failing(unread, replies):
+                        while unread:
+                            replies[unread[0]] = link.read(deadline)
+                            del unread[0]
         finally:
             for connections, link, _ in borrowed:
                 connections.give_back(link)
@@ -149,7 +153,7 @@ class RedisBackend(Closeable):
 
     @contextlib.contextmanager
     def _failing(self, numbers: Sequence[int], replies: list[Reply]) -> Iterator[None]:
-        """Let the replies of one server be the error that happens inside."""
+        """Let the replies that one server still owes be the error that happens inside."""
         try:
             yield
         except BackendError as error:
@@ -173,9 +177,11 @@ def _command(key: str, *words: Value | str | int | list[Value]) -> _Command:
     return _Command(key, [*pieces, b"".join(small)])
 
 
-def _value(reply: Reply) -> Value | None:
-    """Return a value. What lies elsewhere now, is of another type or on a server that is gone, is missing."""
-    if isinstance(reply, BackendError | AskError | TryAgainError):
+def _value(reply: Reply) -> Got:
+    """Return a value, or why it was not read. What lies elsewhere now, or is of another type, is missing."""
+    if isinstance(reply, BackendError):
+        return reply
+    if isinstance(reply, AskError | TryAgainError):
         return None
     if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
         return None
@@ -201,8 +207,10 @@ def _good(reply: Reply) -> Value | int | None:
     return reply
 
 
-def _epoch(value: Value | None) -> int:
+def _epoch(value: Got) -> int:
     """Return the number that was read as the epoch; what is none is 0: no epoch."""
+    if isinstance(value, BackendError):
+        raise value
     text = b"" if value is None else bytes(value[:20])
     return int(text) if text.isdigit() and int(text) < 1 << 63 else 0
 
