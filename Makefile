@@ -7,8 +7,8 @@
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
-PEER_AREAS := ring caches kv scheduler prefix sidecar ray
-AREAS ?= $(PEER_AREAS) encode eviction flood idle second_level
+PEER_AREAS := ring caches kv scheduler prefix sidecar ray second_level
+AREAS ?= $(PEER_AREAS) encode eviction flood idle
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 
 # The tests start hundreds of processes, and one that may keep no bytecode compiles each module anew.

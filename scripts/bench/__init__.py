@@ -10,7 +10,7 @@ prefix          hidden states of prefixes                  prefix_sides
 sidecar         a client's hits beside Redis, its puts, other stores      processes, looks, restart: `sidecar_*`, stores
 encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
 eviction        what the ring keeps and refuses            policies, eviction_costs, traces
-second_level    Redis as a second level, beside redis-py and a bare socket
+second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 ray             an image encoded by an actor on another node

@@ -1,4 +1,4 @@
-"""Measures what a second level takes: values and records in Redis at a unix socket.
+"""Measures what a second level takes: values and records in Redis at a unix socket, and in Mooncake Store.
 
 value        what lies under one name, as the backend hands it on
 record       the same framed, its sum judged; above 32 MiB in parts
@@ -26,9 +26,10 @@ from mmcached.second_level.backend import Backend, BackendError
 from mmcached.second_level.records import PART_BYTES
 from mmcached.second_level.shared_records import Found, SharedRecords
 from mmcached.second_level.urls import make_backend
-from scripts.bench import harness
+from scripts.bench import harness, second_level_mooncake
 from scripts.bench.harness import Bound, Row, Sampler, Section, Unavailable, compare, row, wall_us
 from scripts.bench.peers import connect_redis
+from scripts.bench.second_level_mooncake import MOONCAKE
 
 RAW, REDIS_PY = "bare socket", "redis-py"
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "4.7 MiB": 4_930_000, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
@@ -47,6 +48,7 @@ BOUNDS = [
     Bound("reach", "get, record", "4.7 MiB", RAW, 2.0),
     Bound("reach", "put, value", "4.7 MiB", REDIS_PY, 1.2),
     Bound("try", "put, record", "4.7 MiB", REDIS_PY, 1.3),
+    Bound("reach", "Mooncake get, record", "4.7 MiB", MOONCAKE, 2.0),
     Bound("reach", "late", "1 thread", "its deadline", 1.1),
     Bound("reach", "late", f"{NUM_LATE} threads", "its deadline", 1.1),
 ]
@@ -171,13 +173,14 @@ def _open_sections(undo: contextlib.ExitStack) -> Mapping[str, Section]:
     folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="mmc-l2-"))
     path = str(Path(folder) / "redis")
     undo.enter_context(redis_server(path))
-    return {"get": partial(gets, path), "put": partial(puts, path), "late": partial(late, folder)}
+    own = {"get": partial(gets, path), "put": partial(puts, path), "late": partial(late, folder)}
+    return {**own, "mooncake": second_level_mooncake.measure}
 
 
 def main() -> None:
     harness.main(
         "a second level beside redis-py and a bare socket",
-        ["get", "put", "late"],
+        ["get", "put", "late", "mooncake"],
         _open_sections,
         rounds=(USUAL_ROUNDS, QUICK_ROUNDS),
         bounds=BOUNDS,

@@ -47,21 +47,57 @@ def gets(sizes: Sequence[int]) -> Iterator[dict[str, dict[int, Get]]]:
 
 
 @contextlib.contextmanager
-def _mooncake(sizes: Sequence[int]) -> Iterator[dict[int, Get]]:
+def mooncake_master() -> Iterator[int]:
+    """Run a master of Mooncake Store; yield its port."""
     importlib.import_module("mooncake.store")  # before anything is started for it
-    package = importlib.import_module("mooncake").__path__[0]
-    port, metrics_port = _free_port(), _free_port()
-    with contextlib.ExitStack() as stack:
-        command = [str(Path(package) / "mooncake_master"), f"-rpc_port={port}", f"-metrics_port={metrics_port}"]
-        master = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        stack.callback(_end, master)
+    port = _free_port()
+    with _running(mooncake_program("mooncake_master"), f"-rpc_port={port}", f"-metrics_port={_free_port()}") as master:
         _await_port(port, master)
+        yield port
+
+
+def mooncake_program(name: str) -> str:
+    """Return the path of a program of Mooncake's wheel."""
+    return str(Path(importlib.import_module("mooncake").__path__[0]) / name)
+
+
+@contextlib.contextmanager
+def mooncake_lender(port: int) -> Iterator[None]:
+    """Run a process that lends memory to the store of a master."""
+    own = ("-metadata_server=P2PHANDSHAKE", "-host=127.0.0.1", f"-port={_free_port()}", "-protocol=tcp")
+    master, lent = f"-master_server_address=127.0.0.1:{port}", f"-global_segment_size={LENT_BYTES >> 20}MB"
+    with _running(mooncake_program("mooncake_client"), master, lent, *own):
+        store = mooncake_store(port, 0)
+        try:
+            give_up = time.monotonic() + STARTS_WITHIN_S
+            while store.put("is there memory?", b"?"):
+                if time.monotonic() > give_up:
+                    raise RuntimeError("the process that lends memory has not started")
+                time.sleep(0.1)
+        finally:
+            store.close()
+        yield
+
+
+@contextlib.contextmanager
+def _running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def _mooncake(sizes: Sequence[int]) -> Iterator[dict[int, Get]]:
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(mooncake_master())
         command = [sys.executable, "-m", "scripts.bench.stores", str(port), *map(str, sizes)]
         holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         stack.callback(_end, holder)
         if holder.stdout is None or b"ready\n" not in iter(holder.stdout.readline, b""):
             raise RuntimeError("the process that puts has not started")
-        store = _mooncake_store(port, 0)
+        store = mooncake_store(port, 0)
         stack.callback(store.close)
         target = np.zeros(max(sizes), np.uint8)
         store.register_buffer(target.ctypes.data, target.nbytes)
@@ -74,7 +110,8 @@ def _mooncake(sizes: Sequence[int]) -> Iterator[dict[int, Get]]:
         yield {size: partial(get, size) for size in sizes}
 
 
-def _mooncake_store(port: int, lent_bytes: int) -> Any:
+def mooncake_store(port: int, lent_bytes: int) -> Any:
+    """Return Mooncake's own client."""
     store = importlib.import_module("mooncake.store").MooncakeDistributedStore()
     status = store.setup("127.0.0.1", "P2PHANDSHAKE", lent_bytes, BUFFER_BYTES, "tcp", "", f"127.0.0.1:{port}")
     if status:
@@ -84,7 +121,7 @@ def _mooncake_store(port: int, lent_bytes: int) -> Any:
 
 def _hold(port: int, sizes: Sequence[int]) -> None:
     """Put tensors into Mooncake, and live until the input ends."""
-    store = _mooncake_store(port, LENT_BYTES)
+    store = mooncake_store(port, LENT_BYTES)
     source = np.random.default_rng(0).integers(0, 256, max(sizes), np.uint8)
     store.register_buffer(source.ctypes.data, source.nbytes)
     for size in sizes:

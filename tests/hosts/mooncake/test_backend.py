@@ -8,14 +8,19 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from mmcached.cli.doctor.finding import Host
+from mmcached.cli.doctor.second_level import second_level
 from mmcached.second_level.backend import BackendError, BackendLate, BackendRefused
 from mmcached.second_level.mooncake.backend import MAX_CALLS, MooncakeBackend
 from mmcached.second_level.mooncake.place import read_place
 from mmcached.second_level.mooncake.start import start
 from mmcached.second_level.records import MAX_VALUE_BYTES
+from mmcached.wire.config import ServiceConfig
+from mmcached.wire.limits import LimitsConfig
 from tests.hosts.mooncake.conftest import LONG_S, MakeBackend, await_rest, await_room, within
 from tests.hosts.mooncake.stores import Lender, Master
 
@@ -220,6 +225,13 @@ def test_a_master_that_died_is_an_error_and_its_successor_knows_nothing(
     assert values == [None]
     put(backend, key, b"again")
     assert get(backend, key) == [b"again"]
+
+
+def test_doctor_tries_it(master: Master, run_dir: Path) -> None:
+    for lent, level, what in ((64, "ok", "128 KiB put in"), (0, "warning", "no room: see segment_mb")):
+        url = master.url.replace("segment_mb=0", f"segment_mb={lent}")
+        found = second_level(Host(run_dir, ServiceConfig(store_l2=url, limits=LimitsConfig(l2_timeout_ms=20_000))))
+        assert (found.level, what in found.what) == (level, True)
 
 
 def test_nothing_that_lends_memory_is_a_refusal(master: Master, make_backend: MakeBackend) -> None:

@@ -17,7 +17,7 @@ from tests.second_level.mooncake.memory_store import MemoryStore
 
 NAME, OTHER = "ab" * 32, "cd" * 32
 TTL_S, LONG_S, SOON_S = 10.0, 30.0, 0.05
-NO_ROOM, NOT_BROUGHT, UNREACHED, SILENT = -200, -800, -900, -901
+NO_ROOM, OTHER_WRITES, NOT_BROUGHT, UNREACHED, SILENT = -200, -601, -800, -900, -901
 
 
 @pytest.fixture
@@ -78,12 +78,18 @@ def test_of_many_values_the_heads_are_read_and_of_a_short_one_none(backend: Back
     assert heads == [None, *((b"%d" % number * HEAD_BYTES)[:HEAD_BYTES] for number in range(len(names)))]
 
 
-def test_without_an_epoch_there_is_no_record(backend: Backend, store: MemoryStore) -> None:
-    backend.begin_epoch(deadline=within(LONG_S))
-    put(backend, NAME, b"value")
+def test_without_an_epoch_there_are_values_and_no_records(
+    make_backend: Callable[..., MooncakeBackend], store: MemoryStore
+) -> None:
+    backend = make_backend()
+    records = SharedRecords(backend, max_bytes=1 << 20, ttl_s=TTL_S)
+    records.save(NAME, [b"record"], deadline=within(LONG_S))
     del store.values[EPOCH]
-    assert backend.get_many([NAME], deadline=within(LONG_S)) == (0, [None])
-    assert backend.get_heads([NAME], 4, deadline=within(LONG_S)) == (0, [None])
+    epoch, (value,) = backend.get_many([NAME], deadline=within(LONG_S))
+    assert (epoch, value is None) == (0, False)
+    epoch, (head,) = backend.get_heads([NAME], 4, deadline=within(LONG_S))
+    assert (epoch, head is None) == (0, False)
+    assert records.get_many([NAME], deadline=within(LONG_S)) == [Missed("epoch")]
 
 
 def test_the_epoch_is_pinned_and_never_one_that_was(backend: Backend, store: MemoryStore) -> None:
@@ -111,9 +117,12 @@ def test_a_value_that_is_lost_or_too_large_is_missing(backend: Backend, store: M
     assert get(backend, NAME, OTHER) == [None, None]
 
 
-def test_a_full_store_refuses_and_every_host_may_compute(backend: Backend, store: MemoryStore) -> None:
-    store.status = NO_ROOM
-    with pytest.raises(BackendRefused, match="no room"):
+@pytest.mark.parametrize(("status", "why"), [(NO_ROOM, "no room"), (OTHER_WRITES, "another client")])
+def test_where_nothing_can_be_written_every_host_may_compute(
+    backend: Backend, store: MemoryStore, status: int, why: str
+) -> None:
+    store.status = status
+    with pytest.raises(BackendRefused, match=why):
         put(backend, NAME, b"value")
     assert backend.claim(NAME, ttl_s=TTL_S, deadline=within(LONG_S))
 

@@ -30,7 +30,7 @@ _EPOCH_VALUE = struct.Struct("<QQ")
 _CLAIM_VALUE = struct.Struct("<16sQ")
 MAX_CALLS = 8
 _LOOKS_AFTER_S = 0.002
-_MAX_LOOKS = 10
+_MAX_LOOKS = 20
 """At a claim that another host is just writing."""
 
 Result = TypeVar("Result")
@@ -135,17 +135,20 @@ class MooncakeBackend(Closeable):
 
 
 def _look(client: Client, keys: Sequence[str]) -> tuple[int, dict[str, None]]:
-    """Return the epoch, and those keys under which something lies; without an epoch there are none."""
+    """Return the epoch, and those keys under which something lies."""
     has_epoch, *found = client.look([EPOCH, *keys])
-    if not has_epoch:
-        return 0, {}
+    epoch = _read_epoch(client) if has_epoch else 0
+    return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
+
+
+def _read_epoch(client: Client) -> int:
     value = client.read(EPOCH)
     if value is None or len(value) != _EPOCH_VALUE.size:
         raise BackendError("Mooncake has lost the epoch, or it is being written")
     epoch, same = _EPOCH_VALUE.unpack(value)
     if epoch != same:
         raise BackendError("a new epoch is being written")
-    return epoch, dict.fromkeys(key for key, is_there in zip(keys, found, strict=True) if is_there)
+    return int(epoch)
 
 
 def _read_in_time(client: Client, key: str, deadline: float) -> Value | None:

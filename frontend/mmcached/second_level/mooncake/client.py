@@ -21,6 +21,7 @@ _REFUSALS = {
     -10: "a buffer is too small: see buffer_mb",
     -200: "there is no room: see segment_mb",
     -600: "it is larger than a buffer or a segment has room for",
+    -601: "another client has begun to write it since",
     -705: "it is being written",
     -706: "it is being read",
 }
