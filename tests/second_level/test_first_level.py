@@ -144,6 +144,17 @@ def test_without_a_frontend_nothing_is_put_or_taken(run_dir: Path) -> None:
             first.take_orders(0.05)
 
 
+def test_who_takes_orders_is_a_reader_before_they_come(
+    service: StoreService, first: FirstLevel, client: Client
+) -> None:
+    client.put("k", numbers(3))
+    with pytest.raises(RemoteProtocolError, match="store_l2"):
+        first.take_orders(1.0)
+    num_messages = len(service.received)
+    assert first.lend(place_of(service, "k")) is not None
+    assert len(service.received) == num_messages
+
+
 def test_orders_come_to_who_waits_for_them(run_dir: Path) -> None:
     def reply(message: object) -> list[Orders]:
         return [Orders(message.request_id, [], [], 7)] if isinstance(message, TakeOrders) else []
@@ -172,7 +183,7 @@ def test_the_end_ends_a_wait(run_dir: Path) -> None:
     with fake_service(run_dir, lambda message: []) as received:
         thread = threading.Thread(target=wait)
         thread.start()
-        eventually(lambda: len(received), lambda count: count == 2, "a greeting, and a poll")
+        eventually(lambda: sum(isinstance(each, TakeOrders) for each in received), lambda count: count == 1, "a poll")
         first.close()
         thread.join(DEADLINE_S)
     assert ended == ["request_aborted"]

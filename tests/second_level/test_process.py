@@ -70,6 +70,12 @@ def test_a_flush_reaches_the_second_level_and_fails_where_it_does_not(fleet: Fle
     assert (stats.flushes_done, stats.flushes_failed >= 1) == (0, True)
 
 
+def test_a_new_server_has_an_epoch_before_anything_is_ordered_and_only_one(fleet: Fleet) -> None:
+    (_, of_ann), _ = fleet.host("a"), fleet.host("b")
+    assert fleet.server.epoch == 1
+    assert of_ann.stats().queries == 0
+
+
 def test_the_next_frontend_has_orders_for_the_same_process(run_dir: Path, fleet: Fleet) -> None:
     fleet.server.released.set()
     first = FrontendThread(run_dir / "a", config_of())

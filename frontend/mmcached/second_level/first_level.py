@@ -15,6 +15,7 @@ from mmcached.client.contact import Contact
 from mmcached.client.links.thread_link import ThreadLink
 from mmcached.client.results import expect
 from mmcached.client.store.fail_open import FailOpen
+from mmcached.client.store.hits import Reading
 from mmcached.client.store.sessions import StoreSessions
 from mmcached.client.store.verbs import StoreVerbs
 from mmcached.client.verb import Verb, drive
@@ -28,6 +29,7 @@ from mmcached.wire.messages.parts import FetchEnd
 from mmcached.wire.paths import RunDir
 
 NAME = "second-level"
+_READING = Reading("bytes", view=True)
 CALL_S = 10.0
 SLACK_S = 5.0
 """How much longer than it was told to take the frontend is waited for."""
@@ -96,6 +98,7 @@ class FirstLevel(Closeable):
         contact = self._contact
         deadline = contact.deadline(timeout_s + SLACK_S)
         yield from contact.connect(deadline)
+        yield from self._verbs.look([], _READING, deadline)  # before orders come it is known as a reader of the store
         ask = TakeOrders(contact.client_id, contact.next_id(), timeout_s)
         message, _ = yield from contact.exchange(ask, deadline)
         return expect(message, Orders)

@@ -45,6 +45,8 @@ POLL_S = 30.0
 """How long the frontend is asked to wait before it says that there is nothing to do."""
 AGAIN_S = 0.2
 """The pause after a failed contact."""
+PREPARE_S = 2.0
+"""How long the server is looked for before the first orders."""
 FLUSH_S = 5.0
 DRAIN_S = 2.0
 """How long saves may go on at the end."""
@@ -121,7 +123,18 @@ class SecondLevel(Closeable):
             if thread.is_alive():
                 thread.join(max(0.0, give_up - time.monotonic()))
 
+    def _prepare(self) -> None:
+        """Have a connection, and an epoch: else who asks first waits for both, and savers would each begin one."""
+        deadline = time.monotonic() + PREPARE_S
+        try:
+            self._records.holds([], deadline=deadline)
+            if not self._records.epoch:
+                self._records.begin_epoch(deadline=deadline)
+        except BackendError as error:
+            log.warning("the second level is not there: %s", error)
+
     def _take_orders(self) -> None:
+        self._prepare()
         was_there = True
         while not self._is_over.is_set():
             try:
