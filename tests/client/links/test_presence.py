@@ -87,3 +87,24 @@ def test_a_call_keeps_the_lock(run_dir: Path, make: Make, monkeypatch: pytest.Mo
         lock.unlink()
         client.stats()
         assert lock.exists()
+
+
+def test_a_presence_that_ends_while_it_is_renewed_leaves_nothing(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client is closed while the thread that reads for all has just found the connection lost."""
+    RunDir(run_dir).create()
+    presence = Presence(RunDir(run_dir), "0" * 32)
+    path = RunDir(run_dir).client_lock("0" * 32)
+    path.unlink()
+    check = RunDir.check
+
+    def end_meanwhile(directory: RunDir) -> None:
+        check(directory)
+        presence.close()
+
+    monkeypatch.setattr(RunDir, "check", end_meanwhile)
+    presence.renew()
+    assert not path.exists()
+    presence.renew()
+    assert not path.exists(), "it is over"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -47,6 +48,8 @@ class Presence:
         self._next_look = clock() + KEEP_INTERVAL_S
         self._path = directory.client_lock(client_id)
         self._name = name
+        self._turn = threading.RLock()
+        self._is_over = False
         self._lock = self._take()
 
     def keep(self) -> None:
@@ -64,17 +67,24 @@ class Presence:
             ServiceUnavailable: the run directory is gone.
             ConfigError: it is not this user's alone.
         """
-        if not self._lock.is_named():
+        with self._turn:
+            if self._is_over or self._lock.is_named():
+                return
             former, self._lock = self._lock, self._take()
             former.forget()
+            if self._is_over:  # a finalizer or signal handler has closed it meanwhile
+                self._lock.close()
 
     def abandon(self) -> None:
         """Let go of a parent's presence in a forked child; the parent keeps it."""
+        self._turn = threading.RLock()  # the thread that held it may not exist here
         self._lock.forget()
 
     def close(self) -> None:
-        """End the presence. A second call does nothing."""
-        self._lock.close()
+        """End the presence. A second call does nothing, nor does `renew` after it."""
+        with self._turn:
+            self._is_over = True
+            self._lock.close()
 
     def _take(self) -> _OwnLock:
         self._directory.check()
