@@ -185,8 +185,9 @@ def test_those_that_compute_otherwise_are_not_asked(make: Make) -> None:
     assert make(cluster).fingerprint != LOCAL.fingerprint, "what most of them have"
 
 
-def test_without_an_actor_it_is_not_made(make: Make) -> None:
+def test_without_an_actor_it_is_not_made(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     for cluster in (FakeCluster(), FakeCluster(FakeActor("a", OTHER_MODEL))):
         with pytest.raises(ServiceUnavailable, match="mmcached ray up"):
             make(cluster, start_timeout_s=0.01, fingerprint=LOCAL.fingerprint)
         assert cluster.num_closed == 1
+    assert "another model?" in caplog.text

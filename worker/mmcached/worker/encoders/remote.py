@@ -80,12 +80,15 @@ class RemoteEncoder(Closeable):
         self._is_wanted = threading.Event()
         self._thread = threading.Thread(target=self._look_again_and_again, name="mmcached-actors", daemon=True)
         self._thread.start()
-        reports = self._table.wait_for(partial(_has, fingerprint), start_timeout_s)
+        reports = self._table.wait_for(bool, start_timeout_s)
+        if reports and not _has(fingerprint, reports):
+            # Said now: they may be replaced, but most likely this service has other settings than they.
+            others = sorted({report.fingerprint for report in reports.values()})
+            _logger.warning("no encoder actor has fingerprint %s, they have %s: another model?", fingerprint, others)
+            reports = self._table.wait_for(partial(_has, fingerprint), start_timeout_s)
         if not _has(fingerprint, reports):
             self.close()
-            others = sorted({report.fingerprint for report in reports.values()})
-            wanted = f" of fingerprint {fingerprint}, but {others}" if others else ""
-            raise ServiceUnavailable(f"no encoder actor{wanted} within {start_timeout_s} s: `mmcached ray up`")
+            raise ServiceUnavailable(f"no encoder actor of this model within {start_timeout_s} s: `mmcached ray up`")
         self._fingerprint = fingerprint or most_common(reports)
         report = next(report for report in reports.values() if report.fingerprint == self._fingerprint)
         self._measured = Measured(report.form, report.embedding_bytes)
