@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mmcached.cache.store_keys import store_key
+from mmcached.second_level import breaker
 from mmcached.second_level.fetching import encoded_of
 from mmcached.second_level.records import pack
 from mmcached.second_level.shared_records import Found
@@ -143,17 +144,21 @@ def test_without_time_for_other_hosts_nothing_is_claimed(run_dir: Path, server: 
     assert server.claims == {}
 
 
-def test_a_server_that_does_not_answer_is_late_until_it_is_left_alone(host: Host, server: PlainServer) -> None:
+def test_a_server_that_does_not_answer_is_late_until_it_is_left_alone(
+    run_dir: Path, server: PlainServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", 3600.0)
     server.is_stuck.set()
-    for number in range(5):
-        order(host, host.fetch(number, timeout_ms=5))
-        host.await_stats(lambda stats: stats.queries == number + 1, "an end")  # noqa: B023 (it is called at once)
-    num_calls = server.num_calls
-    order(host, host.fetch(5))
-    stats = host.await_stats(lambda stats: stats.queries == 6, "an end")
-    assert (stats.gets_late, stats.gets_failed, stats.circuit_open) == (5, 1, 1)
-    assert server.num_calls == num_calls
-    host.await_ends(*((number, "late") for number in range(5)), (5, "failed"))
+    with a_host(run_dir, server) as host:
+        for number in range(5):
+            order(host, host.fetch(number, timeout_ms=5))
+            host.await_stats(lambda stats: stats.queries == number + 1, "an end")  # noqa: B023 (it is called at once)
+        num_calls = server.num_calls
+        order(host, host.fetch(5))
+        stats = host.await_stats(lambda stats: stats.queries == 6, "an end")
+        assert (stats.gets_late, stats.gets_failed, stats.circuit_open) == (5, 1, 1)
+        assert server.num_calls == num_calls
+        host.await_ends(*((number, "late") for number in range(5)), (5, "failed"))
 
 
 def test_a_server_that_fails_is_a_miss_that_is_said_at_once(host: Host, server: PlainServer) -> None:
