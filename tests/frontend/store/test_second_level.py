@@ -222,8 +222,10 @@ def test_one_that_waits_for_another_host_gets_its_record(bench: Bench, level: Fa
     bob = bench.connect_client()
     assert bob.get("a").records == [None], "who would not compute does not wait"
     assert bob.claim_many("a").found == [None], "pending"
+    bob.ask("a")
+    assert not is_answered(bench, bob)
     level.put(fetch, record_of(6))
-    assert value_of(ann, ann.answer(to_client.Records)) == 6
+    assert [value_of(client, client.answer(to_client.Records)) for client in (ann, bob)] == [6, 6]
     assert fetches(bench) == FetchStats(hits=1)
 
 

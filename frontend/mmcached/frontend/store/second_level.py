@@ -40,7 +40,7 @@ MAX_ORDERED_SAVES = 32
 """Of one answer."""
 SAVES_INTERVAL_S = 0.01
 """Between two answers that order saves: nobody waits for them."""
-FLUSH_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 8.0
 """How long a flush waits to be confirmed before who asks for it is told that it is not."""
 FLUSH_AGAIN_S = 1.0
 
