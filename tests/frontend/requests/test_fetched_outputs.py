@@ -142,3 +142,15 @@ def test_without_a_second_level_nobody_waits(run_dir: Path, clock: Clock) -> Non
         host = Host(bench)
         assert not host.asked(png(1))[2].has_output
         assert not parked(host)
+
+
+def test_where_other_hosts_are_not_waited_for_it_is_asked_for_once(run_dir: Path, clock: Clock) -> None:
+    config = msgspec.structs.replace(CONFIG, limits=LimitsConfig(l2_claim_wait_ms=0))
+    with Bench(run_dir, config, clock) as bench:
+        host = Host(bench)
+        level = FakeSecondLevel(bench)
+        host.ask(png(1))
+        level.end(level.fetch(), "elsewhere")
+        assert not host.sent()[2].has_output
+        assert bench.frontend.stats().store.fetches.late == 1
+        bench.frontend.check_integrity()

@@ -15,7 +15,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.stats import FetchStats, StoreStats
-from tests.clock import Clock
+from tests.clock import Clock, Sleeper
 from tests.frontend.fake_peers import DEADLINE_S, Bench, FakeClient
 from tests.frontend.second_levels import FakeSecondLevel
 from tests.frontend.store.test_store_service import record_of, value_of
@@ -112,11 +112,16 @@ def test_a_wait_ends_by_its_deadline_and_nobody_waits_until_the_process_says_som
     assert level.fetch().number != orders.fetches[0].number
 
 
-def test_the_loop_wakes_for_a_deadline(bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock) -> None:
-    assert bench.frontend.store.second_level.next_deadline == clock.now + 60.0
+def test_the_loop_wakes_for_a_deadline(
+    bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ask_for(ann, "a")
     level.orders()
-    assert bench.frontend.store.second_level.next_deadline == clock.now + TIMEOUT_S
+    before = clock.now
+    monkeypatch.setattr(bench.frontend, "_poller", Sleeper(clock))
+    bench.frontend.poll(10.0)
+    assert clock.now == pytest.approx(before + TIMEOUT_S, abs=0.0011)
+    assert fetches(bench).late == 1
 
 
 def test_however_many_want_a_record_it_is_fetched_once(bench: Bench, level: FakeSecondLevel, ann: FakeClient) -> None:

@@ -235,6 +235,10 @@ class EncoderOutputs:
         ready, self._ready = self._ready, {}
         return list(ready)
 
+    def numbers(self) -> set[int]:
+        """Return the requests of which something is noted that only an open one needs."""
+        return {*self._waiting, *self._give_up_at, *self._ready, *self._number_to_fetch}
+
     def check_integrity(self) -> None:
         """Raise `InvariantError` if somebody waits for what nobody owns."""
         if lost := {name for name in self._waiting.values() if name not in self._owners}:

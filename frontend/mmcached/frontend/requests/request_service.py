@@ -139,8 +139,8 @@ class RequestService:
         self._preprocessing.check_integrity()
         self.streams.check_integrity()
         self.outputs.check_integrity()
-        if left := self.streams.numbers() - {request.number for request in self._requests}:
-            raise InvariantError(f"streams of requests that are over: {left}")
+        if left := (self.streams.numbers() | self.outputs.numbers()) - {request.number for request in self._requests}:
+            raise InvariantError(f"streams, or waits, of requests that are over: {left}")
 
     def close(self) -> None:
         for request in self._requests:
