@@ -7,7 +7,7 @@
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
-PEER_AREAS := ring caches kv scheduler prefix sidecar ray second_level
+PEER_AREAS := ring caches kv scheduler prefix sidecar ray second_level second_level_hosts
 AREAS ?= $(PEER_AREAS) encode eviction flood idle
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 

@@ -11,6 +11,7 @@ sidecar         a client's hits beside Redis, its puts, other stores      proces
 encode          how often an image is encoded, how its embedding travels, what one-use images cost     encode_travel
 eviction        what the ring keeps and refuses            policies, eviction_costs, traces
 second_level    Redis as a second level, beside redis-py and a bare socket; Mooncake Store, beside its own client
+second_level_hosts      two services with a Redis between them, beside one without
 adapters        vLLM's servers with and without the adapter, and its connector     adapters_steps
 adapters_transformers   a model of Transformers, and an image processor, with and without the adapter
 ray             an image encoded by an actor on another node

@@ -180,7 +180,10 @@ class RingStats(Stats, frozen=True):
 
 
 class FetchStats(Stats, frozen=True):
-    """What the store has wanted from the second level: fetches by their end, and how many requests wait for one."""
+    """What the store has wanted from the second level: fetches by their end, and how many requests wait for one.
+
+    `saves_dropped` waited in vain for its process to take them.
+    """
 
     parked: Annotated[Gauge, Metric("l2_parked")] = 0
     hits: Annotated[int, Metric("l2_fetches", outcome="hit")] = 0
@@ -188,6 +191,7 @@ class FetchStats(Stats, frozen=True):
     late: Annotated[int, Metric("l2_fetches", outcome="late")] = 0
     failed: Annotated[int, Metric("l2_fetches", outcome="failed")] = 0
     overtaken: Annotated[int, Metric("l2_fetches", outcome="overtaken")] = 0
+    saves_dropped: Annotated[int, Metric("l2_requests", op="put", outcome="dropped")] = 0
 
 
 class StoreStats(Stats, frozen=True):

@@ -211,6 +211,7 @@ class SecondLevel:
             late=ended["late"],
             failed=ended["failed"],
             overtaken=ended["overtaken"],
+            saves_dropped=self.saves.num_dropped,
         )
 
     # ---- how
