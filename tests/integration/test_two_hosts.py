@@ -32,6 +32,7 @@ from tests.integration.processes import DEADLINE_S, descendants, eventually, sma
 from tests.integration.test_encode_once import encoded
 from tests.integration.workloads import assert_same, photo
 from tests.second_level.frontends import FrontendThread
+from tests.second_level.hostile import Stand, cut_after, passing_on
 from tests.second_level.servers import Server, find_program, short_folder
 
 PATIENT = LimitsConfig(l2_timeout_ms=20_000, l2_claim_wait_ms=60_000, min_shared_encode_ms=0)
@@ -110,8 +111,8 @@ class Pair:
 
     def __init__(self, clients: list[Client]) -> None:
         self.clients = clients
-        self._num_probes = 0
         self.computed: list[str] = []
+        self._num_probes = 0
 
     def compute(self, key: str) -> Callable[[], dict[str, Any]]:
         def run() -> dict[str, Any]:
@@ -136,17 +137,28 @@ class Pair:
 class Hosts(Pair):
     """Two stores as `mmcached serve` runs them."""
 
-    def __init__(self, folder: Path, url: str, stack: ExitStack) -> None:
-        config = small_config(world_size=0, store_l2=url, limits=SHORT, restart_backoff_s=0.05)
+    def __init__(self, folder: Path, url: str, stack: ExitStack, limits: LimitsConfig = SHORT) -> None:
+        config = small_config(
+            world_size=0,
+            store_l2=url,
+            limits=limits,
+            restart_backoff_s=0.05,
+            restart_backoff_max_s=0.5,
+            max_restarts=1000,
+        )
         self.services = [
             stack.enter_context(ChildService(folder / name, config, folder / f"{name}.json")) for name in "ab"
         ]
         super().__init__([stack.enter_context(Client(service.run_dir)) for service in self.services])
 
-    def check(self) -> None:
-        """See that both services are ready, and come together again."""
+    def are_ready(self) -> None:
+        """See that both services are ready."""
         for service in self.services:
             assert fetch(service.run_dir, "/readyz", DEADLINE_S).startswith(b"ready")
+
+    def check(self) -> None:
+        """See that both services are ready, and come together again."""
+        self.are_ready()
         eventually(self.are_together, bool, "one host finds what the other has put")
 
 
@@ -270,6 +282,25 @@ def test_a_server_that_is_killed_is_found_again(run_dir: Path, program: str) -> 
         for index in range(3):
             hosts.ask(f"killed {index}")
         own.start()
+        eventually(hosts.are_together, bool, "one host finds what the other has put")
+
+
+def test_a_connection_that_breaks_in_the_middle_of_a_record_is_a_miss(run_dir: Path, server: Server) -> None:
+    with (
+        short_folder() as folder,
+        Stand(folder / "proxy", passing_on(server.socket, cut_after(250_000))) as proxy,
+        store_host(run_dir / "a", server.url) as ann,
+        store_host(run_dir / "b", proxy.url) as bob,
+    ):
+        hosts = Pair([ann, bob])
+        eventually(hosts.are_together, bool, "both hosts")
+        keys = [f"cut {index}" for index in range(10)]
+        for key in keys:
+            ann.put(key, record(key))
+        eventually(hosts.are_together, bool, "both hosts")
+        for key in keys:
+            hosts.ask(key)
+        assert 0 < len(hosts.computed) < len(keys), "some came whole, some did not"
         eventually(hosts.are_together, bool, "one host finds what the other has put")
 
 

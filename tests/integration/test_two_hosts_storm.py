@@ -1,0 +1,80 @@
+"""`make soak`: 32 clients on two hosts, and a server between them to which everything happens; each byte is judged."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mmcached.wire.limits import LimitsConfig
+from tests.integration.processes import DEADLINE_S
+from tests.integration.test_sidecar import Child
+from tests.integration.test_two_hosts import FAULTS, Hosts, second_level_pid
+from tests.second_level.servers import Server, find_program, short_folder
+
+pytestmark = pytest.mark.soak
+
+NUM_CLIENTS = 32
+STORM_S = 60.0
+AS_USUAL = LimitsConfig(flush_interval_s=0.0)
+
+
+def kill(server: Server) -> None:
+    server.kill()
+    server.start()
+
+
+def test_a_storm(run_dir: Path, draw_seeds: Callable[[int], range]) -> None:
+    program = find_program("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not on this machine: a package of Debian")
+    rng = random.Random(draw_seeds(1)[0])
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        server = stack.enter_context(Server(program, folder, "--maxmemory-policy", "noeviction"))
+        hosts = Hosts(run_dir, server.url, stack, AS_USUAL)
+        children = [Child("traffic", hosts.services[n % 2].run_dir, n) for n in range(NUM_CLIENTS)]
+        for child in children:
+            stack.callback(child.kill)
+            assert "ready" in child.hear()
+        until, num_faults = time.monotonic() + STORM_S, 0
+        while time.monotonic() < until:
+            num_faults += 1
+            strike(hosts, server, rng)
+            assert all(child.process.poll() is None for child in children)
+        for child in children:
+            assert child.process.stdin is not None
+            child.process.stdin.close()
+        for child in children:
+            heard = child.hear()
+            assert "wrong" not in heard, heard
+            assert child.process.wait(DEADLINE_S) == 0
+            assert heard["failures"] == 0, heard
+        assert num_faults > 10
+        hosts.check()
+
+
+def strike(hosts: Hosts, server: Server, rng: random.Random) -> None:
+    """Do something to the server, to a process beside it, or to what both have; see that the services go on."""
+    fault = rng.choice([*FAULTS, "killed", "process killed", "flush", "nothing"])
+    if fault == "killed":
+        kill(server)
+    elif fault == "process killed":
+        if (pid := second_level_pid(rng.choice(hosts.services))) is not None:
+            os.kill(pid, signal.SIGKILL)
+    elif fault == "flush":
+        rng.choice(hosts.clients).flush()
+    elif fault in FAULTS:
+        begin, end = FAULTS[fault]
+        begin(server)
+        for client in hosts.clients:
+            client.get("nobody's")
+        time.sleep(rng.uniform(0.0, 1.0))  # the length of a fault
+        end(server)
+    hosts.are_ready()
