@@ -488,6 +488,15 @@ def test_a_flush_that_the_second_level_refuses_says_so_and_is_ordered_until_it_i
     assert level.fetch().key == "a"
 
 
+def test_a_flush_of_which_no_word_has_come_is_ordered_again(bench: Bench, level: FakeSecondLevel, clock: Clock) -> None:
+    flush(bench)
+    token = level.orders().flush
+    clock.now += FLUSH_AGAIN_S
+    assert level.orders().flush == token
+    level.client.channel.send(to_frontend.SecondLevelFlushed(level.client.client_id, token))
+    bench.answer(to_client.Flushed)
+
+
 def test_a_flush_without_the_process_or_without_its_answer_says_so(
     bench: Bench, ann: FakeClient, level: FakeSecondLevel, clock: Clock
 ) -> None:

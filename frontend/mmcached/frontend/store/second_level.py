@@ -135,6 +135,8 @@ class SecondLevel:
             self._lose()
             log.info("second level connected", client_id=message.client_id)
         self._client_id, self._peer, self._is_silent = message.client_id, peer, False
+        if self._flush_from == inf:  # ordered, and no word of it before this one: it was lost
+            self._flush_from = self._clock() + FLUSH_AGAIN_S
         if self._poll is not None:
             self._channel.try_send(peer, Orders(self._poll.request_id, [], []))
         self._poll = _Poll(message.request_id, self._clock() + message.timeout_s)
