@@ -134,6 +134,10 @@ class Pair:
         return ann.put(key, record(key, 10)) and any(bob.get(key, timeout_s=1.0) is not None for _ in range(10))
 
 
+def _says_ready(page: bytes) -> bool:
+    return page.startswith(b"ready")
+
+
 class Hosts(Pair):
     """Two stores as `mmcached serve` runs them."""
 
@@ -154,7 +158,7 @@ class Hosts(Pair):
     def are_ready(self) -> None:
         """See that both services are ready."""
         for service in self.services:
-            assert fetch(service.run_dir, "/readyz", DEADLINE_S).startswith(b"ready")
+            eventually(lambda: fetch(service.run_dir, "/readyz", DEADLINE_S), _says_ready, "ready")  # noqa: B023
 
     def check(self) -> None:
         """See that both services are ready, and come together again."""
