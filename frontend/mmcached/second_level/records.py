@@ -32,11 +32,12 @@ from mmcached.wire.errors import MmcachedError
 MAGIC = b"mmcL2\r\n\0"
 VERSION = 1
 """Of the framing, and of how a record is encoded: rises when either changes."""
-PART_BYTES = 32 << 20
 _FIELDS = struct.Struct("<8sHHIQ32sQQ16s")
 _SUM_BYTES = 16
 HEAD_BYTES = _FIELDS.size + _SUM_BYTES
-MAX_VALUE_BYTES = HEAD_BYTES + PART_BYTES
+MAX_VALUE_BYTES = 32 << 20
+"""A power of two, head included: allocators of servers would round anything above it up to the next size."""
+PART_BYTES = MAX_VALUE_BYTES - HEAD_BYTES
 _WHOLE, _MANIFEST, _PART = range(3)
 _KINDS = (_WHOLE, _MANIFEST, _PART)
 

@@ -31,7 +31,7 @@ def make_backend(url: str) -> Backend:
     try:
         return make(url)
     except ImportError as error:
-        raise ConfigError(FIELD, shown_url(url), f"needs `pip install mmcached[{extra}]`: {error}") from None
+        raise ConfigError(FIELD, shown_url(url), f"needs `pip install 'mmcached[{extra}]'`: {error}") from None
 
 
 def check_installed(url: str) -> None:
@@ -39,7 +39,7 @@ def check_installed(url: str) -> None:
     check_url(url)
     module = extra = "mooncake" if _scheme(url) == mooncake.SCHEME else "redis"
     if find_spec(module) is None:
-        raise ConfigError(FIELD, shown_url(url), f"needs `pip install mmcached[{extra}]`")
+        raise ConfigError(FIELD, shown_url(url), f"needs `pip install 'mmcached[{extra}]'`")
 
 
 def check_url(url: str) -> None:
