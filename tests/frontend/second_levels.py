@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import count
 from typing import Literal
 
+from mmcached.frontend.store.second_level import SAVES_WAIT_S
 from mmcached.shm import encode
 from mmcached.shm.store.codec import Record
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import frontend as to_frontend
 from mmcached.wire.messages.parts import Fetch, FetchEnd, Save
+from tests.clock import Clock
 from tests.frontend.fake_peers import Bench, FakeClient
 
 Outcome = Literal["hit", "miss", "elsewhere", "late", "failed"]
@@ -42,7 +44,10 @@ class FakeSecondLevel:
         (fetch,) = fetches
         return fetch
 
-    def saves(self) -> list[Save]:
+    def saves(self, clock: Clock) -> list[Save]:
+        """Return what is to be saved, when that is due."""
+        self._bench.stats(after=object)
+        clock.now += SAVES_WAIT_S
         return self.orders().saves
 
     def put(self, fetch: Fetch, record: Record) -> to_client.Stored:

@@ -124,12 +124,12 @@ def test_an_embedding_that_another_host_has_needs_no_engine(host: Host, level: F
     assert bench.answer(to_client.Encoded).outputs == [fetch.key]
 
 
-def test_what_is_encoded_here_is_saved_for_other_hosts(host: Host, level: FakeSecondLevel) -> None:
+def test_what_is_encoded_here_is_saved_for_other_hosts(host: Host, level: FakeSecondLevel, clock: Clock) -> None:
     host.ask(png(1))
     level.end(level.fetch(), "miss")
     _, _, feature = host.sent()
     host.save(feature)
-    assert [save.key for save in level.saves()] == [output_key(FINGERPRINT, feature.mm_hash)]
+    assert [save.key for save in level.saves(clock)] == [output_key(FINGERPRINT, feature.mm_hash)]
 
 
 def test_a_named_image_is_not_asked_for(host: Host, level: FakeSecondLevel) -> None:

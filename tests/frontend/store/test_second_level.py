@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmcached.frontend.store.second_level import FLUSH_AGAIN_S, FLUSH_TIMEOUT_S, SAVES_INTERVAL_S
+from mmcached.frontend.store.second_level import FLUSH_AGAIN_S, FLUSH_TIMEOUT_S
 from mmcached.wire.config import GIB, KIB, ServiceConfig
 from mmcached.wire.errors import MmcachedError, SecondLevelNotFlushed, error_from_wire
 from mmcached.wire.limits import LimitsConfig
@@ -376,13 +376,13 @@ def test_each_key_is_counted_once(
 
 
 def test_what_is_put_here_is_saved_and_what_was_fetched_is_not(
-    bench: Bench, level: FakeSecondLevel, ann: FakeClient
+    bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock
 ) -> None:
     ask_for(ann, "fetched")
     level.put(level.fetch(), record_of(1))
     ann.answer(to_client.Records)
     ann.put("a", record_of(2), tenant="t")
-    (save,) = level.saves()
+    (save,) = level.saves(clock)
     assert (save.tenant, save.key) == ("t", "a")
     assert save.place == bench.frontend.store.records.find("t", "a")
 
@@ -391,25 +391,23 @@ def test_a_record_that_was_there_is_not_saved_again_and_rows_of_one_client_never
     bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock
 ) -> None:
     ann.put("a", record_of(1))
-    level.saves()
+    level.saves(clock)
     ann.put("a", record_of(1))
     ann.put(f"rows/{'0' * 32}/0/0-7", record_of(1))
     ann.put("rows/of mine", record_of(1))
-    clock.now += SAVES_INTERVAL_S
-    assert [save.key for save in level.saves()] == ["rows/of mine"]
+    assert [save.key for save in level.saves(clock)] == ["rows/of mine"]
 
 
 def test_a_record_that_is_dropped_is_not_saved(
     bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock
 ) -> None:
     ann.put("a", record_of(1))
-    level.saves()
+    level.saves(clock)
     ann.put("b", record_of(1))
     ann.put("c", record_of(1))
     ann.channel.send(to_frontend.DropRecord(9, "b"))
     ann.answer(to_client.Stored)
-    clock.now += SAVES_INTERVAL_S
-    assert [save.key for save in level.saves()] == ["c"]
+    assert [save.key for save in level.saves(clock)] == ["c"]
 
 
 def test_without_the_process_the_latest_wait_to_be_saved(bench: Bench, clock: Clock) -> None:
@@ -422,7 +420,7 @@ def test_without_the_process_the_latest_wait_to_be_saved(bench: Bench, clock: Cl
     ann.put("late", record_of(1))
     clock.now += 20.0
     level = FakeSecondLevel(bench)
-    assert [save.key for save in level.saves()] == ["late"]
+    assert [save.key for save in level.saves(clock)] == ["late"]
     assert (saves.num_dropped, fetches(bench).saves_dropped) == (5, 5)
 
 
@@ -435,10 +433,10 @@ def flush(bench: Bench, *, new_epoch: bool = False) -> None:
 
 @pytest.mark.parametrize("new_epoch", [False, True])
 def test_a_flush_is_answered_when_the_second_level_has_confirmed_it(
-    bench: Bench, level: FakeSecondLevel, ann: FakeClient, new_epoch: bool
+    bench: Bench, level: FakeSecondLevel, ann: FakeClient, new_epoch: bool, clock: Clock
 ) -> None:
     ann.put("saved", record_of(1))
-    level.saves()
+    level.saves(clock)
     ann.put("not yet saved", record_of(1))
     ask_for(ann, "a")
     orders = level.orders()
@@ -473,7 +471,7 @@ def test_a_flush_that_the_second_level_refuses_says_so_and_is_ordered_until_it_i
     bench: Bench, level: FakeSecondLevel, ann: FakeClient, clock: Clock
 ) -> None:
     ann.put("a", record_of(1))
-    level.saves()
+    level.saves(clock)
     flush(bench)
     token = level.orders().flush
     level.client.channel.send(to_frontend.SecondLevelFlushed(level.client.client_id, token, "no answer"))

@@ -38,8 +38,8 @@ log = structlog.get_logger("mmcached.frontend")
 MAX_ORDERED_FETCHES = 1024
 MAX_ORDERED_SAVES = 32
 """Of one answer."""
-SAVES_INTERVAL_S = 0.01
-"""Between two answers that order saves: nobody waits for them."""
+SAVES_WAIT_S = 0.01
+"""How long the first of some saves waits for others: nobody waits for it, and puts that follow each other go first."""
 FLUSH_TIMEOUT_S = 8.0
 """How long a flush waits to be confirmed before who asks for it is told that it is not."""
 FLUSH_AGAIN_S = 1.0
@@ -110,6 +110,8 @@ class SecondLevel:
             self._is_silent = False
         self.fetches.arrived(wanted.name, "hit" if is_fetched else "overtaken")
         if self.is_on and not is_fetched and place is not None and not is_on_its_way(wanted.key):
+            if not self.saves:
+                self._saves_from = self._clock() + SAVES_WAIT_S
             self.saves.add(wanted.name, wanted.tenant, wanted.key, place)
 
     def leave(self, client_id: str, *, but_over: bytes | None = None) -> None:
@@ -225,8 +227,6 @@ class SecondLevel:
             return
         fetches = self.fetches.take_orders(self._store_epoch(), MAX_ORDERED_FETCHES)
         saves = self.saves.take(MAX_ORDERED_SAVES) if are_saves_due else []
-        if are_saves_due:
-            self._saves_from = now + SAVES_INTERVAL_S
         if is_flush_due:
             self._flush_from = inf  # until it has said what became of it
         self._poll = None
