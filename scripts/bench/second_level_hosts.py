@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import redis
 
+from mmcached.cache.store_keys import store_key
 from mmcached.cli.bench.redis import RawRedis, has_redis_server
 from mmcached.cli.serve.child_service import ChildService
 from mmcached.client import Client
@@ -116,29 +117,23 @@ class Hosts:
             elif state == "dead":
                 self.start_server()
 
-    def wait_for_saves(self) -> None:
-        """Wait until the second level of the first host has nothing to do."""
+    def wait_for(self, key: str) -> None:
+        """Wait until the server has a record that the first host has put, and all is quiet."""
         with contextlib.closing(connect_redis(self.path)) as server:
-            while True:
-                before = server.info("commandstats")
-                time.sleep(0.05)
-                if server.info("commandstats").keys() and _num_sets(server.info("commandstats")) == _num_sets(before):
-                    return
+            while not server.exists(f"mmcached:record:{store_key('', key)}"):
+                time.sleep(0.005)
+        time.sleep(0.02)
 
     def _limit(self, num_bytes: int) -> None:
         with contextlib.closing(connect_redis(self.path)) as server:
             server.config_set("maxmemory", num_bytes)
 
 
-def _num_sets(stats: Mapping[str, Mapping[str, int]]) -> int:
-    return sum(each["calls"] for name, each in stats.items() if "set" in name)
-
-
 def gets(hosts: Hosts, num_rounds: int) -> list[Row]:
     a, b = hosts.clients["a"], hosts.clients["b"]
     key = hosts.new_key()
     a.put(key, hosts.record)
-    hosts.wait_for_saves()
+    hosts.wait_for(key)
     with contextlib.ExitStack() as undo:
         python = undo.enter_context(contextlib.closing(connect_redis(hosts.path)))
         raw = RawRedis(hosts.path, NUM_BYTES)
@@ -170,8 +165,10 @@ def puts(hosts: Hosts, num_rounds: int) -> Iterator[Row]:
 
         def put(name: str, num_puts: int = num_puts) -> float:
             keys = [hosts.new_key() for _ in range(num_puts)]
-            hosts.wait_for_saves()
-            return timed(lambda: [hosts.clients[name].put(key, hosts.record) for key in keys]) / num_puts
+            taken = timed(lambda: [hosts.clients[name].put(key, hosts.record) for key in keys]) / num_puts
+            for key in keys if name == "a" else ():
+                hosts.wait_for(key)
+            return taken
 
         figures = compare({"ours": partial(put, "a"), WITHOUT: partial(put, "c")}, num_rounds)
         yield row("put", params, figures["ours"], "us", peer=WITHOUT, peer_value=figures[WITHOUT])
