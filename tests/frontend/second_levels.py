@@ -24,18 +24,26 @@ class FakeSecondLevel:
         self.client: FakeClient = bench.connect_client(is_reader=False)
         self._bench = bench
         self._polls = count(1000)
+        self._came: list[to_client.Orders] = []
         self.poll()
 
     def poll(self, timeout_s: float = 60.0) -> None:
         """Ask for orders, and see that the frontend has heard it."""
         self.client.channel.send(to_frontend.TakeOrders(self.client.client_id, next(self._polls), timeout_s))
-        self._bench.stats(after=object)
+        self._is_heard()
 
     def orders(self) -> to_client.Orders:
         """Return the next orders, and ask for more."""
-        orders = self.client.answer(to_client.Orders)
+        orders = self._came.pop(0) if self._came else self.client.answer(to_client.Orders)
         self.poll()
         return orders
+
+    def _is_heard(self) -> None:
+        """Wait until the frontend has had all that was said so far: this is its last word."""
+        self.client.channel.send(to_frontend.HaveRecords(0, ["?"]))
+        while not isinstance(answer := self.client.answer(object), to_client.Present):
+            assert isinstance(answer, to_client.Orders)
+            self._came.append(answer)
 
     def fetch(self) -> Fetch:
         """Return the next order to fetch; it must be one."""
@@ -62,11 +70,11 @@ class FakeSecondLevel:
         """Say what became of a fetch, and see that the frontend has heard it."""
         ended = to_frontend.FetchesEnded(self.client.client_id, [FetchEnd(fetch.number, outcome)])
         self.client.channel.send(ended)
-        self._bench.stats(after=object)
+        self._is_heard()
 
     def flushed(self, token: int, error: str = "") -> None:
         self.client.channel.send(to_frontend.SecondLevelFlushed(self.client.client_id, token, error))
-        self._bench.stats(after=object)
+        self._is_heard()
 
     def die(self) -> None:
         """End as a process does, and see that the frontend knows."""

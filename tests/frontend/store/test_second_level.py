@@ -290,7 +290,7 @@ def test_one_who_comes_later_and_would_compute_makes_an_unordered_fetch_a_claim(
     level.client.answer(to_client.Orders)  # no poll is held now
     ask_for(ann, "a")
     bob.ask("a")
-    bench.stats(after=object)
+    bench.pump(lambda: fetches(bench).parked == 3)
     level.poll()
     (fetch,) = level.orders().fetches
     assert (fetch.key, fetch.claims) == ("a", True)
@@ -367,7 +367,7 @@ def test_each_key_is_counted_once(
         claim_many(ann, "a")
     fetch = level.fetch()
     level.put(fetch, record_of(1)) if outcome == "hit" else level.end(fetch, "miss")
-    assert is_answered(bench, ann)
+    bench.pump(lambda: ann.channel.wait(0))
     stats = store_stats(bench)
     assert (stats.queries, stats.hits) == (1, int(outcome == "hit"))
 
