@@ -16,6 +16,7 @@ from mmcached.wire.limits import LimitsConfig
 from mmcached.wire.messages import client as to_client
 from mmcached.wire.messages import engine as to_engine
 from mmcached.wire.messages import frontend as to_frontend
+from mmcached.wire.messages.parts import FetchEnd
 from mmcached.wire.sockets.frames import encode_frames
 from mmcached.wire.sockets.zmtp import pack
 from tests.clock import Clock
@@ -93,6 +94,9 @@ FLOODS: dict[str, bytes] = {
     "claims": words(to_frontend.ClaimRecords(STRANGER, 1, KEYS)),
     "drop claim": words(to_frontend.DropClaim(STRANGER, 5)),
     "drop": words(to_frontend.DropRecord(1, "key")),
+    "orders": words(to_frontend.TakeOrders(STRANGER, 1, 30.0)),
+    "fetches": words(to_frontend.FetchesEnded(STRANGER, [FetchEnd(1, "hit")])),
+    "flushed": words(to_frontend.SecondLevelFlushed(STRANGER, 1)),
     "bye": words(to_frontend.ClientBye(STRANGER)),
     "no message": words(["Nonsense"]),
     "one frame": b"\0\1x",

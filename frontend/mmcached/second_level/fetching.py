@@ -166,7 +166,7 @@ class Fetching(Closeable):
                 self._end([task], self._put(task, record))
             elif record.reason in ("late", "failed"):
                 self._end([task], record.reason)
-            elif record.reason != "absent":
+            elif record.reason not in ("absent", "epoch"):  # after a flush every record is of another epoch
                 log.warning("a record of the second level is of no use: %s", record.reason)
 
     def _put(self, task: Task, found: Found) -> Outcome:
