@@ -2,6 +2,8 @@
 
 hit rate   ring of 10 % of the working set, mean of 8 seeds, in percent of requests and of bytes; the points in `params`
            are the difference to the peer; the requests: `traces`. With `--trace FILE` only that file is replayed
+sessions   the same for pictures of one size that are shown at four turns on average, a minute apart, half of them in
+           one session alone: in a ring for a half, all, twice and four times as many sessions as are open at a time
 one use    the same for these requests, with objects in between that are asked for once: so many for each of them
 refused    inserts that found no room, in percent, while a share of the chunks stays leased for half a turn of the ring
            on average, some for far longer. The peer, a strict FIFO ring, takes back in order: one leased chunk stops it
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcached.shm.ring.allocator import RingAllocator
+from mmcached.shm.ring.departed import Departed
 from scripts.bench import harness
 from scripts.bench.eviction_costs import adoptions, places, sizes
 from scripts.bench.harness import Row, Section, row
 from scripts.bench.policies import PEERS, Policy, furthest
 from scripts.bench.traces import MIB, Trace, draw_sizes, hot_scan_loop, prefix_blocks, with_one_use, zipf
+from scripts.simulate_fleet.levels import RECORD_BYTES
+from scripts.simulate_fleet.requests import Load
+from scripts.simulate_fleet.requests import draw as draw_turns
 
 NUM_SEEDS = 8
 QUICK_SEEDS = 2
@@ -36,17 +42,20 @@ NUM_SLOTS = 1 << 15
 NUM_INSERTS = 6000
 REPLAYED_REQUESTS = 40_000
 ONE_USE = (1, 4)
+OPEN_SESSIONS = (0.5, 1, 2, 4)
+NUM_TURNS = 12_000
 
 
 class RingCache:
-    """The allocator as a cache: a key is a chunk."""
+    """The allocator as a cache, as a store uses it: a key is a chunk."""
 
     def __init__(self, capacity: int) -> None:
         self._allocator = RingAllocator(capacity, NUM_SLOTS)
-        self._key_to_slot: dict[object, int] = {}
-        self._slot_to_key: dict[int, object] = {}
+        self._departed = Departed(capacity, NUM_SLOTS)
+        self._key_to_slot: dict[Hashable, int] = {}
+        self._slot_to_key: dict[int, Hashable] = {}
 
-    def request(self, key: object, size: int) -> bool:
+    def request(self, key: Hashable, size: int) -> bool:
         slot = self._key_to_slot.get(key)
         if slot is not None:
             self._allocator.hit(slot)
@@ -55,8 +64,12 @@ class RingCache:
         if plan is None:
             return False
         for victim in plan.evicted:
-            del self._key_to_slot[self._slot_to_key.pop(victim.slot)]
+            gone = self._slot_to_key.pop(victim.slot)
+            del self._key_to_slot[gone]
+            self._departed.add(gone, victim.size)
         self._allocator.apply(plan)
+        if self._departed.take(key):
+            self._allocator.come_back(plan.extent.slot)
         self._key_to_slot[key] = plan.extent.slot
         self._slot_to_key[plan.extent.slot] = key
         return False
@@ -77,6 +90,23 @@ def one_use_rates(num_seeds: int) -> list[Row]:
             traces = [with_one_use(draw(seed), num_others, seed) for seed in range(num_seeds)]
             rows += hit_rates(f"{name}, {num_others} one-use for each", traces, ("LRU", "S3-FIFO"))
     return rows
+
+
+def session_rates(num_seeds: int) -> list[Row]:
+    rows = []
+    for share in OPEN_SESSIONS:
+        traces = [sessions(seed, share) for seed in range(num_seeds)]
+        rows += hit_rates(f"sessions, a ring for {share:g} × the open ones", traces, ("LRU", "S3-FIFO"))
+    return rows
+
+
+def sessions(seed: int, share: float) -> Trace:
+    """Draw the turns of one host's sessions, with a ring for a share of the pictures that are open at a time."""
+    load = Load(hosts=1)
+    pictures, keys = np.unique(draw_turns(load, NUM_TURNS, seed).keys, return_inverse=True)
+    num_open = load.images_per_s / load.turns * (load.turns - 1) * load.think_s
+    sizes = np.full(len(pictures), RECORD_BYTES)
+    return Trace(keys.astype(np.int64), sizes, len(pictures), ring_share=share * num_open / len(pictures))
 
 
 def recorded_rates(path: Path, _: int) -> list[Row]:
@@ -156,6 +186,7 @@ def count_refused(share: float, seed: int, capacity: int = 4096 * MIB) -> tuple[
 SECTIONS: dict[str, Section] = {
     "zipf": zipf_rates,
     "mixed": mixed_rates,
+    "sessions": session_rates,
     "one use": one_use_rates,
     "refused": refusals,
     "place": places,

@@ -52,16 +52,17 @@ class Trace:
         keys: `(num_requests,)`, each an index into `sizes`.
         sizes: `(num_objects,)` bytes, multiples of the alignment.
         num_reused: objects that may be asked for again, the first ones; the others are asked for once each.
+        ring_share: of the bytes of the former, that fits into the ring.
     """
 
     keys: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     num_reused: int
+    ring_share: float = 0.1
 
     @property
     def ring_bytes(self) -> int:
-        """A tenth of all objects that may be asked for again."""
-        return int(self.sizes[: self.num_reused].sum()) // 10 // ALIGNMENT * ALIGNMENT
+        return int(self.ring_share * self.sizes[: self.num_reused].sum()) // ALIGNMENT * ALIGNMENT
 
     @property
     def is_counted(self) -> npt.NDArray[np.bool_]:
@@ -115,7 +116,7 @@ def with_one_use(trace: Trace, num_others: int, seed: int) -> Trace:
     first, num_new = len(trace.sizes), num_others * len(trace.keys)
     others = np.arange(first, first + num_new).reshape(-1, num_others)
     keys = np.concatenate([trace.keys[:, None], others], axis=1).ravel()
-    return Trace(keys, np.concatenate([trace.sizes, draw_sizes(rng, num_new)]), trace.num_reused)
+    return Trace(keys, np.concatenate([trace.sizes, draw_sizes(rng, num_new)]), trace.num_reused, trace.ring_share)
 
 
 BLOCK_TOKENS = 512  # of the Mooncake format

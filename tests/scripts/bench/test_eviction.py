@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scripts.bench import policies, traces
-from scripts.bench.eviction import RingCache
+from scripts.bench.eviction import RingCache, mean_rates, sessions
+from scripts.bench.eviction import replay as replay_trace
 from scripts.bench.policies import Fifo, Lru, Policy, S3Fifo, Sieve, furthest
 
 
@@ -61,6 +63,13 @@ def test_what_fits_is_held_and_no_more(policy: Callable[[int], Policy]) -> None:
     for _ in range(50):
         hits = [cache.request(key, sizes[key]) for key in "abcd"]
         assert not all(hits)
+
+
+@pytest.mark.parametrize("share", [0.5, 1])
+def test_sessions_that_do_not_all_fit_are_found_nearly_as_often_as_by_lru(share: float) -> None:
+    trace = [sessions(1, share)]
+    ring, lru = (mean_rates(trace, partial(replay_trace, policy))[0] for policy in (RingCache, Lru))
+    assert ring > 0.8 * lru
 
 
 @pytest.mark.parametrize("make", [traces.zipf, traces.hot_scan_loop])

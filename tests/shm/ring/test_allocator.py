@@ -17,6 +17,8 @@ from mmcached.shm.ring.allocator import (
     MAX_HEAT,
     NEW_HEAT,
     NEWCOMERS_SHARE,
+    RETURN_AGE,
+    RETURN_HEAT,
     Extent,
     Plan,
     RingAllocator,
@@ -154,6 +156,18 @@ def test_what_is_asked_for_once_leaves_what_is_used() -> None:
             allocator.hit(chunk.slot)
         evicted.update(*(place(allocator, 10).evicted for _ in range(6 * len(chunks))))
     assert not evicted & used
+
+
+def test_what_comes_back_is_warm_and_what_nobody_uses_cools() -> None:
+    allocator, chunks = full_ring(20)
+    allocator.hit(chunks[0].slot)
+    back = place(allocator, 10).extent
+    allocator.come_back(back.slot)
+    assert heats(allocator)[back.slot] == RETURN_HEAT
+    assert all(back not in place(allocator, 10).evicted for _ in range(25))  # the others have gone
+    for _ in range(2 * COOLER_SPEED * 20 // RETURN_AGE):  # far fewer than newcomers that nobody knows
+        allocator.come_back(place(allocator, 10).extent.slot)
+    assert chunks[0] not in map(allocator.extent, allocator.slots())
 
 
 def test_hits_on_what_was_idle_for_long_shield_the_idle() -> None:
@@ -383,8 +397,8 @@ class AllocatorModel(RuleBasedStateMachine):
         costs = [self.worth(chunks) for chunks in windows if not self.pinned & {chunk.slot for chunk in chunks}]
         return min(costs, default=None)
 
-    @rule(size=st.integers(1, 30))
-    def place(self, size: int) -> None:
+    @rule(size=st.integers(1, 30), comes_back=st.booleans())
+    def place(self, size: int, comes_back: bool) -> None:
         least = self.least_worth(size)
         plan = self.allocator.plan(size, self.pinned.__contains__)
         assert plan == self.twin.plan(size, self.pinned.__contains__)
@@ -406,6 +420,12 @@ class AllocatorModel(RuleBasedStateMachine):
         self.heats[plan.extent.slot] = NEW_HEAT
         self.was_hit.discard(plan.extent.slot)
         self.grow_older(size // NEWCOMERS_SHARE)
+        if comes_back:
+            self.allocator.come_back(plan.extent.slot)
+            self.twin.come_back(plan.extent.slot)
+            self.was_hit.add(plan.extent.slot)
+            self.grow_older(RETURN_AGE * size - size // NEWCOMERS_SHARE)
+            self.heats[plan.extent.slot] = RETURN_HEAT
         self.uses[plan.extent.slot] = self.age
 
     def check_idle(self, plan: Plan) -> None:

@@ -112,6 +112,26 @@ def test_eviction_takes_the_key_and_tells() -> None:
         store.check_integrity()
 
 
+def test_what_comes_back_outlives_what_nobody_knows(store: ObjectStoreWriter) -> None:
+    for index in range(11):
+        store.put(f"key {index}", record_of(index))
+    assert not store.is_cached("key 0")
+    store.put("key 0", record_of(0))
+    for index in range(11, 40):
+        store.put(f"key {index}", record_of(index))
+    assert store.is_cached("key 0")
+    assert not store.is_cached("key 1")  # it went when that came back
+
+
+def test_what_was_dropped_comes_as_a_newcomer(store: ObjectStoreWriter) -> None:
+    store.put("dropped", record_of(0))
+    store.discard("dropped")
+    store.put("dropped", record_of(0))
+    for index in range(10):
+        store.put(f"key {index}", record_of(index))
+    assert not store.is_cached("dropped")
+
+
 def test_touch_pins_until_released(store: ObjectStoreWriter) -> None:
     store.put("kept", record_of(0))
     store.touch("kept")

@@ -4,6 +4,7 @@ ring            the writer's end                     leases: what is under lease
 reader          a reader's mapping                   reader_entry, received: its leases
 adoption        what a dead writer has left
 chunks          the state of each chunk              allocator: where the next one goes; places, chain
+departed        what was evicted a short time ago
 lookup          from a key to what lies there        key_index, slot_table: the words for that
 onlooker        a look from outside, for people
 self_lease      leases that readers take without asking    touch_logs: what they have found so

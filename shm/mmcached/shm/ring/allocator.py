@@ -17,6 +17,9 @@ keeps what is large. So what is cold is worth little, but more than a hole.
 **Age.** The ring ages by an eighth of each chunk that is placed, and by the rest when that is hit for the first time:
 what is asked for once only, however much of it there is, does not make old what is used.
 
+**Return.** What comes back a short time after it was evicted should have stayed, in place of what is not used any more.
+So its heat is 4, and the ring ages by five times its size: newcomers last longer then, until they are hit.
+
 **Choice.** Of the next 64 places the one whose victims are worth least; sooner, if one is as cheap as the last chunk's
 was, per root of the size. The hand passes over pinned chunks until it has been once around: heat never refuses.
 
@@ -74,6 +77,8 @@ HIT_HEAT = 5
 MAX_HEAT = 15
 NEWCOMERS_SHARE = 8  # bytes of a chunk per byte by which the ring ages when it is placed
 COOLER_SPEED = 2  # bytes by which the ring ages per byte that the cooler moves
+RETURN_HEAT = 4
+RETURN_AGE = 5  # bytes by which the ring ages for each of what has come back
 IDLE_RINGS = 2  # what was not hit while the ring aged by so many times its size goes
 IDLE_AT_ONCE = 256
 
@@ -174,6 +179,15 @@ class RingAllocator:
         self._slot_to_chunk[extent.slot] = chunk
         self._used_bytes += extent.size
         chunk.used_at = self._age
+
+    def come_back(self, slot: int) -> None:
+        """Count a chunk that was just placed as asked for before: its content was evicted a short time ago."""
+        chunk = self._slot_to_chunk[slot]
+        chunk.was_hit = True
+        size = chunk.extent.size
+        self._grow_older(RETURN_AGE * size - size // NEWCOMERS_SHARE)
+        self._use(chunk)
+        chunk.set_heat(RETURN_HEAT)
 
     def hit(self, slot: int) -> None:
         """Make a chunk young: it was asked for."""

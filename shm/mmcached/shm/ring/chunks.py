@@ -106,9 +106,11 @@ class ChunkTable:
         if self._claimed.get(slot) != generation:
             raise LocalProtocolError(f"claim of slot {slot}, generation {generation} is not open")
 
-    def publish(self, handle: Handle) -> None:
+    def publish(self, handle: Handle, *, came_back: bool = False) -> None:
         del self._claimed[handle.slot]
         self._slot_to_handle[handle.slot] = handle
+        if came_back:
+            self._allocator.come_back(handle.slot)
 
     def abort(self, slot: int) -> None:
         del self._claimed[slot]

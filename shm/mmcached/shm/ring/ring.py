@@ -223,11 +223,12 @@ class RingWriter(Closeable):
         buffer = np.frombuffer(self._data, np.uint8, nbytes, offset)
         return Claim(plan.extent.slot, generation, offset, nbytes, buffer, note)
 
-    def commit(self, claim: Claim, key: KeyDigest = NO_KEY) -> Handle:
+    def commit(self, claim: Claim, key: KeyDigest = NO_KEY, *, came_back: bool = False) -> Handle:
         """Publish a filled claim. From here on its buffer must not be written.
 
         Args:
             key: by which readers may find it.
+            came_back: whether its content was evicted a short time ago.
         """
         self._chunks.check_claimed(claim.slot, claim.generation)
         generation = claim.generation
@@ -245,7 +246,7 @@ class RingWriter(Closeable):
         self._slots.publish(claim.slot, generation)
         crash_point("put.after_commit")
         handle = self._handle(claim.slot, record)
-        self._chunks.publish(handle)
+        self._chunks.publish(handle, came_back=came_back)
         self._num_puts += 1
         self._put_bytes += claim.nbytes
         return handle

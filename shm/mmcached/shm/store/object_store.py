@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 
 from mmcached.shm.crash_points import crash_point
+from mmcached.shm.ring.departed import Departed
 from mmcached.shm.ring.key_index import key_digest
 from mmcached.shm.ring.reader import RingReader
 from mmcached.shm.ring.ring import RingWriter
@@ -62,6 +63,7 @@ class ObjectStoreWriter(Closeable):
         self._key_to_handle: dict[str, Handle] = {}
         self._slot_to_key: dict[int, str] = {}
         self._touched: set[str] = set()
+        self._departed = Departed(ring.announcement.data_bytes, ring.announcement.num_slots)
         self.adopted: dict[str, tuple[int, bytes]] = {}
         for handle, note in ring:
             self._adopt(handle, note)
@@ -92,7 +94,7 @@ class ObjectStoreWriter(Closeable):
             raise
         index = self.ring.index
         digest = NO_KEY if index is None else key_digest(key)
-        handle = self.ring.commit(claim, digest)
+        handle = self.ring.commit(claim, digest, came_back=self._departed.take(key))
         self._key_to_handle[key] = handle
         self._slot_to_key[handle.slot] = key
         if index is not None:
@@ -193,6 +195,7 @@ class ObjectStoreWriter(Closeable):
         del self._key_to_handle[key]
         if self.ring.index is not None:
             self.ring.index.discard(key_digest(key), handle.slot)
+        self._departed.add(key, chunk_bytes(handle.nbytes))
         if self._on_evict_handle is not None:
             self._on_evict_handle(handle)
         if self._on_evict_key is not None:
