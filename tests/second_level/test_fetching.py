@@ -151,7 +151,7 @@ def test_a_server_that_does_not_answer_is_late_until_it_is_left_alone(
     server.is_stuck.set()
     with a_host(run_dir, server) as host:
         for number in range(5):
-            order(host, host.fetch(number, timeout_ms=5))
+            order(host, host.fetch(number, timeout_ms=100))
             host.await_stats(lambda stats: stats.queries == number + 1, "an end")  # noqa: B023 (it is called at once)
         num_calls = server.num_calls
         order(host, host.fetch(5))
