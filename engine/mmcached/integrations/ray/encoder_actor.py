@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from mmcached.shm.store import codec
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ComputationFailed, MmcachedError, error_to_wire
-from mmcached.worker.devices import choose_device
+from mmcached.wire.errors import MmcachedError, error_to_wire
+from mmcached.worker.devices import choose_device, failure_of, is_alive
 from mmcached.worker.encoders.actor_table import Report
 from mmcached.worker.encoders.making import make_encoder
 from mmcached.worker.encoders.pieces import Bytes1D, cut, join
@@ -82,18 +81,9 @@ class EncoderActor:
         except MmcachedError as failed:
             return _error(failed), NOTHING
         except Exception as failed:
-            self._end_if_the_device_is_dead()
-            is_memory = isinstance(failed, (MemoryError, torch.OutOfMemoryError))
-            return _error(ComputationFailed(type(failed).__name__, retryable=is_memory)), NOTHING
-
-    def _end_if_the_device_is_dead(self) -> None:
-        """End the process, for Ray to start it anew, if nothing can be computed in it any more."""
-        if self._device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self._device)
-        except RuntimeError:
-            os._exit(1)
+            if not is_alive(self._device):
+                os._exit(1)  # Ray starts the process anew
+            return _error(failure_of(failed)), NOTHING
 
 
 def _error(error: MmcachedError) -> bytes:

@@ -25,13 +25,14 @@ import torch
 from mmcached.cache.store_keys import EMBEDDINGS
 from mmcached.wire.closeable import Closeable
 from mmcached.wire.config import ServiceConfig
-from mmcached.wire.errors import ComputationFailed, ErrorInfo, InvariantError, MmcachedError, error_to_wire
+from mmcached.wire.errors import ErrorInfo, InvariantError, MmcachedError, error_to_wire
 from mmcached.wire.messages.engine import ReadDone, Sampled, StepFailed, StepOutput
 from mmcached.wire.messages.worker import RunChunk, StepPlan
 from mmcached.wire.process.turns import places
 from mmcached.wire.sockets.frames import Frame
 from mmcached.wire.stats import WorkerStats
 from mmcached.wire.vocabulary import VOCABULARY_SIZE
+from mmcached.worker.devices import failure_of, is_alive
 from mmcached.worker.encoders.encoder import Measured
 from mmcached.worker.encoders.making import make_encoder, make_remote_encoder
 from mmcached.worker.hidden_states import KeySpec, TensorPrefixStore
@@ -198,12 +199,11 @@ class ModelRunner(Closeable):
             self._withdraw(plan, slots)
             return error_to_wire(error), b""
         except Exception as error:
-            if not self._is_device_alive():
+            if not is_alive(self._device):
                 raise  # it computes nothing any more; a new process may
             _logger.error("a step failed", extra={"error": type(error).__name__, "where": places(error)})
             self._withdraw(plan, slots)
-            is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # perhaps somebody else's, for now
-            return error_to_wire(ComputationFailed(type(error).__name__, retryable=is_memory)), b""
+            return error_to_wire(failure_of(error)), b""
 
     def _close_reads(self, step: int, reads: Sequence[Read | None], viewed: set[Read]) -> list[ReadDone]:
         """Return the leases that are read no more; what was never viewed is released here."""
@@ -215,16 +215,6 @@ class ModelRunner(Closeable):
             gc.collect()  # the views' holders are gone, so only a cycle, as of an exception, can keep one
             read_done += self._ledger.take_done()
         return read_done
-
-    def _is_device_alive(self) -> bool:
-        """Whether the device still computes: some errors of CUDA leave none that does in this process."""
-        if self._device.type != "cuda":
-            return True
-        try:
-            torch.cuda.synchronize(self._device)
-        except RuntimeError:
-            return False
-        return True
 
     def _withdraw(self, plan: StepPlan, slots: torch.Tensor) -> None:
         self._items.withdraw(plan)
