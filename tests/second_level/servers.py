@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,8 +13,8 @@ from pathlib import Path
 import redis
 from redis.exceptions import RedisError
 
-from mmcached.wire.closeable import Closeable
 from tests.house import REPOSITORY
+from tests.second_level.programs import Program
 
 VALKEY = REPOSITORY / ".valkey"
 """Where `make test-valkey` lays Debian's valkey-server."""
@@ -31,14 +28,13 @@ def find_program(name: str) -> str | None:
     return str(own) if own.exists() else shutil.which(name)
 
 
-class Server(Closeable):
+class Server(Program):
     """One server, killed and started again as a test needs it; it keeps nothing on disk."""
 
     def __init__(self, program: str, folder: Path, *options: str) -> None:
         self.socket = folder / f"socket{len(list(folder.iterdir()))}"
-        self._command = [program, "--port", "0", "--unixsocket", str(self.socket), "--save", "", *options]
-        self._folder = folder
-        self.start()
+        command = [program, "--port", "0", "--unixsocket", str(self.socket), "--save", "", *options]
+        super().__init__(command, folder=folder)
 
     @property
     def url(self) -> str:
@@ -47,28 +43,13 @@ class Server(Closeable):
     def start(self) -> None:
         """Start it, and wait until it answers."""
         self.socket.unlink(missing_ok=True)
-        self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        super().start()
         with self.client() as client:
             await_answer(client)
 
     def client(self) -> redis.Redis:
         """Return plain redis-py: what a test does to a server behind our back."""
         return redis.Redis(unix_socket_path=str(self.socket))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.go_on()
-        self.kill()
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +9,8 @@ from pathlib import Path
 from mmcached.second_level.backend import BackendError
 from mmcached.second_level.mooncake.master import reach
 from mmcached.second_level.mooncake.place import Place
-from mmcached.wire.closeable import Closeable
+from tests.second_level.programs import Program
+from tests.second_level.servers import free_ports
 
 STARTS_WITHIN_S = 30.0
 LENT_MB = 256
@@ -21,48 +18,29 @@ LEASE_MS, CLIENT_TTL_S = 200, 2
 """How long what was read is not evicted, and until a process that lent memory is taken for dead."""
 
 
-class Process(Closeable):
-    """A program of Mooncake's wheel, with a port of 127.0.0.1 that stays the same."""
-
-    def __init__(self, program: str, *options: str) -> None:
-        spec = find_spec("mooncake")
-        assert spec is not None
-        assert spec.submodule_search_locations is not None
-        self._command = [str(Path(spec.submodule_search_locations[0]) / program), *options]
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.kill()
+def _command(program: str, *options: str) -> list[str]:
+    """Return the command of a program of Mooncake's wheel."""
+    spec = find_spec("mooncake")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return [str(Path(spec.submodule_search_locations[0]) / program), *options]
 
 
-class Master(Process):
+class Master(Program):
     """A master, which knows where what lies; it has no memory of its own."""
 
     def __init__(self) -> None:
-        self.port = free_port()
-        super().__init__(
+        self.port = free_ports(1)[0]
+        command = _command(
             "mooncake_master",
             f"-rpc_port={self.port}",
             "-rpc_address=127.0.0.1",
-            f"-metrics_port={free_port()}",
+            f"-metrics_port={free_ports(1)[0]}",
             "-metrics_host=127.0.0.1",
             f"-default_kv_lease_ttl={LEASE_MS}",
             f"-client_ttl={CLIENT_TTL_S}",
         )
+        super().__init__(command)
 
     @property
     def url(self) -> str:
@@ -83,23 +61,17 @@ class Master(Process):
                 time.sleep(0.01)
 
 
-class Lender(Process):
+class Lender(Program):
     """A process of Mooncake's own that lends memory, as an operator starts one on each host."""
 
     def __init__(self, master: Master) -> None:
-        super().__init__(
+        command = _command(
             "mooncake_client",
             f"-master_server_address=127.0.0.1:{master.port}",
             "-metadata_server=P2PHANDSHAKE",
             "-host=127.0.0.1",
-            f"-port={free_port()}",
+            f"-port={free_ports(1)[0]}",
             f"-global_segment_size={LENT_MB}MB",
             "-protocol=tcp",
         )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        super().__init__(command)
